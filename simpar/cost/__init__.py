@@ -1,0 +1,1 @@
+"""Costs of a program's op classes on a cluster."""

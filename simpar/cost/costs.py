@@ -1,0 +1,54 @@
+"""Costs: what a cluster makes of a program's op classes. The engine sees a program and its costs, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+GRADES = ('measured', 'vendor', 'literature', 'estimate')
+"""How a number of a profile is known, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Isolated cost of one collective (or send and recv pair) in one group: it lasts ``alpha`` + ``transfer``.
+
+    Arguments: ``alpha`` in seconds uses no link and is not stretched; while it transfers (``transfer`` seconds alone) it
+    demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, a multiple of 2⁻¹⁰.
+    """
+
+    alpha: float
+    transfer: float
+    links: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Costs:
+    """Isolated seconds of every op class, and what slows what.
+
+    Arguments (C op classes, indexed as in the program; times in seconds on the grid of 2⁻⁴⁰):
+        compute: shape [C], isolated seconds on a device of nominal speed; 0 for communication.
+        host: shape [C], seconds that the host takes to issue the op.
+        beside_communication: shape [C], speed of a compute op while a collective runs on its device, 0 < speed ≤ 1.
+        beside_compute: shape [C], highest speed of a collective while any of its devices computes, 0 < speed ≤ 1.
+        communication: op class index → one ``Communication`` for each group of the op's partition.
+        links: names of the links that ``Communication.links`` indexes.
+        rank_speed: shape [world], 1 for a nominal device; compute lasts ``compute / rank_speed``.
+        waiting_slows: whether a collective that waits for its peers already slows compute (NCCL: yes).
+        why: op class index → how its seconds came about, in words.
+        grades: grade → seconds of one step's isolated work (a rank's) that rest on numbers of this grade.
+    """
+
+    compute: Array
+    host: Array
+    beside_communication: Array
+    beside_compute: Array
+    communication: dict[int, tuple[Communication, ...]]
+    links: tuple[str, ...]
+    rank_speed: Array
+    waiting_slows: bool = False
+    why: dict[int, str] = field(default_factory=dict)
+    grades: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,84 @@
+"""Every way in which simpar says no, with the exit code that the command line gives it.
+
+    SimparError
+    ├── ScheduleError     2  the user's file is wrong: a list of problems, each with file:line
+    │   └── ProfileError  2  a hardware profile is wrong
+    ├── Infeasible        3  the plan cannot be on this cluster
+    ├── Deadlock          3  the program cannot finish; draws what every stream waits for
+    ├── OutsideTolerance  4  prediction and measurement differ by more than asked
+    ├── RunFailed         5  a real run broke: rank, op and peer named
+    └── NumericsWrong     6  losses, gradients or parameters differ from the reference
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SimparError(Exception):
+    """Root of all errors that a user can cause or meet."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a file: where, what, and what to write instead."""
+
+    where: str
+    what: str
+    instead: str = ''
+
+    def __str__(self) -> str:
+        tail = f'; {self.instead}' if self.instead else ''
+        return f'{self.where}: {self.what}{tail}'
+
+
+class ScheduleError(SimparError):
+    """A file of the user's is wrong; carries every problem found in it."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem] | Problem) -> None:
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__('\n'.join(str(problem) for problem in self.problems))
+
+
+class ProfileError(ScheduleError):
+    """A hardware profile is wrong; carries every problem found in it."""
+
+
+class Infeasible(SimparError):
+    """The plan cannot be on this cluster."""
+
+    exit_code = 3
+
+
+class Deadlock(SimparError):
+    """A program that cannot finish; the message draws each stream's stuck head."""
+
+    exit_code = 3
+
+
+class ProgramError(SimparError):
+    """A program breaks a rule that all machines rely on, e.g. two ranks of a group in different orders."""
+
+    exit_code = 3
+
+
+class OutsideTolerance(SimparError):
+    """A measurement and its prediction differ by more than the tolerance."""
+
+    exit_code = 4
+
+
+class RunFailed(SimparError):
+    """A real run stopped; the message names rank, op and peer."""
+
+    exit_code = 5
+
+
+class NumericsWrong(SimparError):
+    """Losses, gradients or parameters differ from the reference."""
+
+    exit_code = 6

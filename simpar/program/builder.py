@@ -1,0 +1,84 @@
+"""Builds a Program: append slots in issue order by the names of their op classes; needs come from dataflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from simpar.errors import ProgramError
+from simpar.program.needs import Slot, derive
+from simpar.program.op import OpClass
+from simpar.program.partition import Partition
+from simpar.program.program import Program
+from simpar.program.role import NONE, Role
+from simpar.program.tensor import Tensor
+
+
+class ProgramBuilder:
+    """Collects tables and roles; ``build`` returns the frozen Program."""
+
+    def __init__(self, world: int, partitions: Iterable[Partition] = ()) -> None:
+        self._world = world
+        self._partitions = {partition.name: partition for partition in partitions}
+        self._op_classes: dict[str, OpClass] = {}
+        self._index: dict[str, int] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._roles: list[tuple[str, tuple[str, ...], list[Slot], Sequence[int]]] = []
+
+    def add_tensor(self, tensor: Tensor) -> Tensor:
+        """Put a tensor into its table."""
+        if tensor.name in self._tensors:
+            raise ProgramError(f'two tensors are named {tensor.name!r}')
+        self._tensors[tensor.name] = tensor
+        return tensor
+
+    def add_op_class(self, op: OpClass) -> OpClass:
+        """Put an op class into its table."""
+        if op.name in self._op_classes:
+            raise ProgramError(f'two op classes are named {op.name!r}')
+        self._index[op.name] = len(self._op_classes)
+        self._op_classes[op.name] = op
+        return op
+
+    def add_role(
+        self, name: str, ranks: Sequence[int], slots: Iterable[tuple[str, str, int, int]], streams: tuple[str, ...]
+    ) -> None:
+        """Add a role of these ranks.
+
+        Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy).
+        """
+        stream = {stream: index for index, stream in enumerate(streams)}
+        rows = [Slot(self._index[op], stream[on], micro_batch, copy) for op, on, micro_batch, copy in slots]
+        self._roles.append((name, streams, rows, ranks))
+
+    def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
+        """The frozen Program, its needs derived."""
+        role_of_rank = np.zeros(self._world, dtype=np.int32)
+        for index, (*_, ranks) in enumerate(self._roles):
+            role_of_rank[list(ranks)] = index
+        return Program(
+            roles=tuple(self._role(name, streams, slots) for name, streams, slots, _ in self._roles),
+            role_of_rank=role_of_rank,
+            partitions=dict(self._partitions),
+            op_classes=tuple(self._op_classes.values()),
+            tensors=tuple(self._tensors.values()),
+            micro_batches=micro_batches,
+            copies=copies,
+            notes=notes,
+        )
+
+    def _role(self, name: str, streams: tuple[str, ...], slots: list[Slot]) -> Role:
+        needs, carry = derive(slots, tuple(self._op_classes.values()), self._tensors, len(streams))
+        more = [(slot, need) for slot, all_needs in enumerate(needs) for need in all_needs[1:]]
+        return Role(
+            name=name,
+            streams=streams,
+            op_class=np.array([slot.op_class for slot in slots], dtype=np.uint32),
+            micro_batch=np.array([slot.micro_batch for slot in slots], dtype=np.uint16),
+            copy=np.array([slot.copy for slot in slots], dtype=np.uint16),
+            stream=np.array([slot.stream for slot in slots], dtype=np.uint16),
+            need=np.array([all_needs[0] if all_needs else NONE for all_needs in needs], dtype=np.int32),
+            more=np.array(more, dtype=np.int32).reshape(-1, 2),
+            carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
+        )

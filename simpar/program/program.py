@@ -1,0 +1,92 @@
+"""Program, the keystone: what every rank does, in what order, on which stream, after what. It holds no seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.op import OpClass
+from simpar.program.partition import Partition
+from simpar.program.role import Role
+from simpar.program.tensor import BYTES, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Roles × (rank → role) × partitions, and the tables of op classes and tensors that the roles index.
+
+    Arguments:
+        roles: see ``Role``.
+        role_of_rank: shape [world], index into ``roles``.
+        partitions: by name; an op names a partition, never a list of ranks.
+        op_classes, tensors: the tables; a tensor is found by its name.
+        micro_batches, copies: how often the batch is cut; a copy is a slice of a micro-batch.
+        notes: choices that the plan asked for and lowering could not keep, in words.
+    """
+
+    roles: tuple[Role, ...]
+    role_of_rank: NDArray[np.int32]
+    partitions: dict[str, Partition]
+    op_classes: tuple[OpClass, ...]
+    tensors: tuple[Tensor, ...]
+    micro_batches: int = 1
+    copies: int = 1
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.role_of_rank)
+
+    @cached_property
+    def tensor(self) -> dict[str, Tensor]:
+        """Tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the text form: equal hashes, equal programs."""
+        from simpar.program.text import digest
+
+        return digest(self)
+
+    def role(self, rank: int) -> Role:
+        """The role of a rank."""
+        return self.roles[int(self.role_of_rank[rank])]
+
+    def op(self, role: Role, slot: int) -> OpClass:
+        """The op class of a slot."""
+        return self.op_classes[int(role.op_class[slot])]
+
+    def action(self, role: Role, slot: int) -> str:
+        """A slot as readers name it: ``layer0.qkv.F`` and, where there are several, ``.mb1`` and ``.c0``."""
+        name = self.op(role, slot).name
+        if self.micro_batches > 1:
+            name += f'.mb{role.micro_batch[slot]}'
+        return f'{name}.c{role.copy[slot]}' if self.copies > 1 else name
+
+    def local_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Shape of the piece that one rank holds (of one copy, where copies cut it)."""
+        shape = list(tensor.shape)
+        for cut in tensor.cuts:
+            shape[cut.dim] //= self.partitions[cut.partition].size
+        if tensor.batch_dim is not None:
+            shape[tensor.batch_dim] //= self.copies
+        return tuple(shape)
+
+    def local_bytes(self, tensor: Tensor) -> int:
+        """Bytes of the piece that one rank holds."""
+        return int(np.prod(self.local_shape(tensor), dtype=np.int64)) * BYTES[tensor.dtype]
+
+    def replace(self, **changes: object) -> Program:
+        """The same program with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def unfold(self) -> Program:
+        """The same program with one role per rank, for machines that tell ranks apart."""
+        roles = tuple(dataclasses.replace(self.role(r), name=f'rank{r}') for r in range(self.world))
+        return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))

@@ -1,0 +1,43 @@
+"""A tensor of a program: its logical shape, how a rank's piece is cut out of it, and how long it lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+TensorKind = Literal['parameter', 'gradient', 'state', 'input', 'activation']
+KINDS: Final[tuple[TensorKind, ...]] = ('parameter', 'gradient', 'state', 'input', 'activation')
+PER_RANK: Final = frozenset({'parameter', 'gradient', 'state'})
+"""Kinds of which a rank holds one; of the others it holds one per micro-batch and copy."""
+
+BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'int64': 8, 'int32': 4, 'bool': 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rank at position i of its group of ``partition`` holds the i-th of equal slices along ``dim``."""
+
+    dim: int
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One logical tensor.
+
+    Arguments: ``shape``, the logical shape over all ranks and copies of one micro-batch; ``cuts``, applied in order;
+    ``partial``, the partitions over which the true value is still to be summed; inputs and activations are also cut
+    along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole).
+    ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
+    ``like`` names the parameter that a gradient or state belongs to.
+    """
+
+    name: str
+    kind: TensorKind
+    shape: tuple[int, ...]
+    dtype: str
+    cuts: tuple[Cut, ...] = ()
+    partial: tuple[str, ...] = ()
+    batch_dim: int | None = None
+    initial: str = ''
+    like: str = ''

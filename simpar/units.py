@@ -1,0 +1,83 @@
+"""Quantities: text with a unit becomes an SI float once, at the door; inside, all is seconds, bytes, bytes/s and FLOP/s.
+
+A lower-case b is a bit, an upper-case B a byte; K M G T are powers of 1000, Ki Mi Gi Ti of 1024.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+GRID: Final = 2.0**40
+"""Ticks in a second: every time in a program's trace is a multiple of 1 / GRID."""
+
+_PREFIXES: Final = {'': 1.0, 'K': 1e3, 'k': 1e3, 'M': 1e6, 'G': 1e9, 'T': 1e12, 'P': 1e15}
+_BINARY: Final = {'Ki': 2.0**10, 'Mi': 2.0**20, 'Gi': 2.0**30, 'Ti': 2.0**40}
+
+
+def _sizes() -> dict[str, float]:
+    table: dict[str, float] = {}
+    for prefix, factor in {**_PREFIXES, **_BINARY}.items():
+        table[f'{prefix}B'] = factor
+        table[f'{prefix}b'] = table[f'{prefix}bit'] = factor / 8
+    return table
+
+
+_SIZES: Final = _sizes()
+UNITS: Final[dict[str, dict[str, float]]] = {
+    'time': {'s': 1.0, 'ms': 1e-3, 'us': 1e-6, 'µs': 1e-6, 'ns': 1e-9},
+    'size': _SIZES,
+    'rate': {
+        **{f'{unit}/s': factor for unit, factor in _SIZES.items()},
+        **{f'{unit}ps': factor for unit, factor in _SIZES.items() if unit.endswith('bit')},
+    },
+    'flops': {f'{prefix}FLOP/s': factor for prefix, factor in _PREFIXES.items()},
+}
+EXAMPLES: Final = {'time': '"50 us"', 'size': '"32 GB"', 'rate': '"200 GB/s"', 'flops': '"256 TFLOP/s"'}
+_QUANTITY: Final = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(\S+)\s*')
+
+
+def parse(text: object, kind: str) -> float:
+    """Read a quantity such as ``"200 GB/s"``.
+
+    Arguments: ``text`` as it stands in the file; ``kind``, one of time, size, rate, flops.
+    Raises ``ValueError`` for a bare number, an unknown unit or anything else, saying what to write.
+    """
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f'not a quantity of {kind}; write a number and a unit, e.g. {EXAMPLES[kind]}')
+    factor = UNITS[kind].get(match[2])
+    if factor is None:
+        raise ValueError(f'unknown unit {match[2]!r} of {kind}; write e.g. {EXAMPLES[kind]}')
+    value = float(match[1]) * factor
+    if value == float('inf'):
+        raise ValueError(f'too large a quantity of {kind}; write e.g. {EXAMPLES[kind]}')
+    return value
+
+
+def quantise(seconds: float) -> float:
+    """Round a time to the grid of 2⁻⁴⁰ s, so that sums of times are exact whatever their order."""
+    return round(seconds * GRID) / GRID
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for factor, unit in steps:
+        if abs(value) >= factor:
+            return f'{value / factor:.4g} {unit}'
+    factor, unit = steps[-1]
+    return f'{value / factor:.4g} {unit}'
+
+
+def format_time(seconds: float) -> str:
+    """Seconds as a person reads them, e.g. ``12.5 ms``."""
+    return _scaled(seconds, ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'us'), (1e-9, 'ns')))
+
+
+def format_size(size: float) -> str:
+    """Bytes as a person reads them, e.g. ``1.5 MB``."""
+    return _scaled(size, ((1e12, 'TB'), (1e9, 'GB'), (1e6, 'MB'), (1e3, 'KB'), (1.0, 'B')))
+
+
+def format_rate(rate: float) -> str:
+    """Bytes per second as a person reads them, e.g. ``200 GB/s``."""
+    return f'{format_size(rate)}/s'
