@@ -61,7 +61,7 @@ class Trace:
     @property
     def step_ends(self) -> Times:
         """Shape [steps]: when the last op of each step ended, over all ranks."""
-        return np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0)
+        return np.asarray(np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0), dtype=np.float64)
 
     @property
     def step_times(self) -> Times:
@@ -90,7 +90,9 @@ class Trace:
         """The spans of a rank in one step, in issue order."""
         lane = self.lane(rank)
         role = self.role(lane)
-        times = zip(lane.arrive_KS[step].tolist(), lane.start_KS[step].tolist(), lane.end_KS[step].tolist(), strict=True)
+        times = zip(
+            lane.arrive_KS[step].tolist(), lane.start_KS[step].tolist(), lane.end_KS[step].tolist(), strict=True
+        )
         for slot, (arrive, start, end) in enumerate(times):
             yield Span(
                 slot=slot,

@@ -1,4 +1,5 @@
-"""Quantities: text with a unit becomes an SI float once, at the door; inside, all is seconds, bytes, bytes/s and FLOP/s.
+"""Quantities: text with a unit becomes an SI float once, at the door; inside, all is seconds, bytes, bytes/s and
+FLOP/s.
 
 A lower-case b is a bit, an upper-case B a byte; K M G T are powers of 1000, Ki Mi Gi Ti of 1024.
 """

@@ -1,8 +1,8 @@
 """Needs from dataflow: which slots must have finished before a slot may start, and no more of them than necessary.
 
 A slot must come after the last writer of what it reads, and after the readers and the last writer of what it writes or
-frees. Streams are in order, so a need that stream order or another need implies is left out (vector clocks over streams).
-The list is walked twice: what the second step needs of the first are the carry needs.
+frees. Streams are in order, so a need that stream order or another need implies is left out (vector clocks over
+streams). The list is walked twice: what the second step needs of the first are the carry needs.
 """
 
 from __future__ import annotations

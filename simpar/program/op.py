@@ -22,9 +22,9 @@ class OpClass:
         kind: compute, collective, send or recv.
         operator: the kernel (``matmul``, ``attention``, ...) or the collective (``all_reduce``, ...).
         phase: F forward, I gradient of the input, W gradient of the weight, U update, as in the pipeline papers.
-        dims: the local dims that cost tables are keyed by (m, n, k; batch, sequence, heads, ...), on one rank for one copy.
-        flops: floating-point operations on one rank.
-        bytes: compute: bytes moved to and from device memory on one rank. Communication: the full vector, i.e. the
+        dims: the local dims that cost tables are keyed by (m, n, k; batch, sequence, heads, ...), on one rank for one
+        copy. flops: floating-point operations on one rank. bytes: compute: bytes moved to and from device memory on
+        one rank. Communication: the full vector, i.e. the
             input of an all-reduce or reduce-scatter, the output of an all-gather, the message of a send.
         dtype: of the computation or the message.
         partition: the partition whose groups communicate; for compute, empty.
@@ -56,4 +56,14 @@ class OpClass:
     def cost_key(self) -> tuple[object, ...]:
         """What decides its isolated seconds: op classes with equal keys cost the same."""
         dims = tuple(sorted(self.dims.items()))
-        return (self.kind, self.operator, self.phase, dims, self.flops, self.bytes, self.dtype, self.partition, self.peer)
+        return (
+            self.kind,
+            self.operator,
+            self.phase,
+            dims,
+            self.flops,
+            self.bytes,
+            self.dtype,
+            self.partition,
+            self.peer,
+        )

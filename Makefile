@@ -1,0 +1,33 @@
+# make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
+# make test   install into .venv-test (with torch) and run the whole suite
+# make lab    prediction against measurement over shaped links (needs root or user namespaces)
+PYTHON ?= python3
+
+.PHONY: demo test check lab clean
+
+demo: .venv/installed
+	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
+
+test: .venv-test/installed check
+	.venv-test/bin/python -m pytest
+
+check: .venv-test/installed
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+
+lab: .venv-test/installed
+	.venv-test/bin/python -m executor.evidence --net lab:500mbit
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet .
+	touch $@
+
+.venv-test/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,test]'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-test out build dist

@@ -1,0 +1,52 @@
+"""Arithmetic of sets of time intervals, exact for times on the grid of 2⁻⁴⁰ s; arrays of shape [n, 2], (begin, end)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.float64]
+
+
+def union(intervals: Intervals) -> Intervals:
+    """Disjoint intervals, in order, that cover the same points; shape [n, 2] → [m, 2]."""
+    kept = intervals[intervals[:, 1] > intervals[:, 0]]
+    if not len(kept):
+        return kept
+    kept = kept[np.argsort(kept[:, 0], kind='stable')]
+    reach = np.maximum.accumulate(kept[:, 1])
+    first = np.flatnonzero(np.concatenate(([True], kept[1:, 0] > reach[:-1])))
+    last = np.concatenate((first[1:] - 1, [len(kept) - 1]))
+    return np.column_stack((kept[first, 0], reach[last]))
+
+
+def length(intervals: Intervals) -> float:
+    """Seconds that a union of intervals covers."""
+    merged = union(intervals)
+    return float((merged[:, 1] - merged[:, 0]).sum())
+
+
+def minus(intervals: Intervals, others: Intervals) -> Intervals:
+    """What of ``intervals`` no other covers, as disjoint intervals in order."""
+    mine, holes = union(intervals), union(others)
+    if not len(mine) or not len(holes):
+        return mine
+    edges = np.unique(np.concatenate((mine.ravel(), holes.ravel())))
+    pieces = np.column_stack((edges[:-1], edges[1:]))
+    return union(pieces[_covered(pieces, mine) & ~_covered(pieces, holes)])
+
+
+def _covered(pieces: Intervals, merged: Intervals) -> NDArray[np.bool_]:
+    """Which pieces, cut at all edges, lie in a union."""
+    index = np.searchsorted(merged[:, 0], pieces[:, 0], side='right') - 1
+    return np.asarray((index >= 0) & (merged[np.maximum(index, 0), 1] > pieces[:, 0]))
+
+
+def fold(intervals: Intervals, begin: float, end: float) -> Intervals:
+    """Intervals moved into a window of the steady state: what lies before it appears one step later, at its end."""
+    inside = np.clip(intervals, begin, end)
+    early = np.minimum(intervals, begin)
+    early = early[early[:, 1] > early[:, 0]]
+    if not len(early) or end <= begin:
+        return inside
+    return np.concatenate((inside, fold(early + (end - begin), begin, end)))

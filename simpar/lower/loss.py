@@ -1,0 +1,70 @@
+"""Losses: a mean over the samples of a copy, scaled so that losses of all copies and data ranks simply add up."""
+
+from __future__ import annotations
+
+from math import prod
+
+from simpar.lower.mesh import DATA, TENSOR
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+from simpar.program import Cut, Tensor
+from simpar.program.op import Attribute
+
+
+def scale(tape: Tape, samples: int, *, summed: bool) -> float:
+    """Factor of one sample's loss.
+
+    Arguments: ``samples`` of the whole batch; ``summed``: MindSpore's sum over copies, each the mean of its own
+    samples.
+    """
+    return (tape.mesh.copies if summed else 1) / samples
+
+
+def _loss(tape: Tape) -> Value:
+    """The tensor ``loss``: one number for each data rank and copy."""
+    value = Value('loss', (tape.mesh.data * tape.mesh.copies,))
+    cuts = (Cut(0, DATA),) if tape.mesh.data > 1 else ()
+    tape.tensors['loss'] = Tensor('loss', 'activation', value.shape, 'fp32', cuts=cuts, batch_dim=0)
+    return value
+
+
+def cross_entropy(tape: Tape, logits: Value, labels: Value, *, summed: bool) -> None:
+    """Softmax cross-entropy with class labels; over cut classes by a maximum and two sums over the tensor ranks."""
+    factor = scale(tape, prod(labels.shape), summed=summed)
+    elements = tape.elements(logits)
+    cut = logits.cut is not None
+    partition: dict[str, Attribute] = {'partition': TENSOR} if cut else {}
+    scaled: dict[str, Attribute] = {'scale': factor}
+    loss, lse = _loss(tape), Value('loss.lse', labels.shape)
+    tape.activation(lse)
+    if cut:
+        maximum = tape.activation(Value('loss.maximum.partial', (*labels.shape, 1), partial=True))
+        tape.compute('loss.maximum', 'ce_max', 'F', [logits], [maximum], flops=elements)
+        top = tape.collective('all_reduce', 'F', maximum, Value('loss.maximum', maximum.shape), reduce='max')
+        parts = tape.activation(Value('loss.parts.partial', (*labels.shape, 2), partial=True))
+        tape.compute('loss.sum', 'ce_sum', 'F', [logits, labels, top], [parts], flops=4 * elements,
+                     attributes=partition)  # fmt: skip
+        total = tape.collective('all_reduce', 'F', parts, Value('loss.parts', parts.shape))
+        tape.compute('loss', 'ce_loss', 'F', [total, top], [loss, lse], attributes=scaled)
+    else:
+        tape.compute('loss', 'cross_entropy', 'F', [logits, labels], [loss, lse], flops=5 * elements,
+                     attributes=scaled)  # fmt: skip
+    late = tape.late and not cut
+    dlogits = tape.activation(logits.like(f'd:{logits.name}@loss', partial=late))
+    share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if late else {}
+    tape.compute('loss', 'cross_entropy', 'I', [logits, labels, lse], [dlogits], flops=4 * elements,
+                 attributes={**scaled, **partition, **share})  # fmt: skip
+    tape.contribute(logits, dlogits)
+
+
+def mse(tape: Tape, y: Value, target: Value, *, summed: bool) -> None:
+    """Mean of the squared differences over all elements."""
+    factor = scale(tape, prod(target.shape), summed=summed)
+    loss = _loss(tape)
+    scaled: dict[str, Attribute] = {'scale': factor}
+    tape.compute('loss', 'mse', 'F', [y, target], [loss], flops=3 * tape.elements(y), attributes=scaled)
+    dy = tape.activation(y.like(f'd:{y.name}@loss', partial=tape.late))
+    share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if tape.late else {}
+    tape.compute('loss', 'mse', 'I', [y, target], [dy], flops=2 * tape.elements(y),
+                 attributes={**scaled, **share})  # fmt: skip
+    tape.contribute(y, dy)

@@ -1,0 +1,53 @@
+"""A ``network:`` on the tape: dense layers alternate column and row cuts; a cut that does not divide stays whole,
+with a note."""
+
+from __future__ import annotations
+
+from simpar.lower import loss, rules
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+from simpar.workload import Dense, Network, Relu, Workload
+
+
+def network(tape: Tape, workload: Workload, model: Network, *, summed: bool) -> None:
+    """Emit forward, loss and backward of one copy."""
+    dense = [layer for layer in model.layers if isinstance(layer, Dense)]
+    drawn = 'mnist' if workload.data == 'mnist' else ''
+    x = tape.input('x', (workload.batch, dense[0].inputs), tape.dtype, drawn or 'normal:1')
+    x = _layers(tape, model, x)
+    classes = dense[-1].outputs
+    if workload.loss == 'mse':
+        target = tape.input('target', (workload.batch, classes), tape.dtype, 'normal:1')
+        loss.mse(tape, tape.whole(x), target, summed=summed)
+    else:
+        labels = tape.input('labels', (workload.batch,), 'int64', drawn or f'classes:{classes}')
+        logits = tape.whole(x) if x.partial else x
+        loss.cross_entropy(tape, logits, labels, summed=summed)
+    tape.backpropagate()
+
+
+def _layers(tape: Tape, model: Network, x: Value) -> Value:
+    counts = {Dense: 0, Relu: 0}
+    for layer in model.layers:
+        if isinstance(layer, Dense):
+            x = _dense(tape, layer, layer.name or f'dense{counts[Dense]}', x, model.weight_deviation)
+            counts[Dense] += 1
+        elif isinstance(layer, Relu):
+            x = rules.relu(tape, layer.name or f'relu{counts[Relu]}', tape.whole(x) if x.partial else x)
+            counts[Relu] += 1
+    return x
+
+
+def _dense(tape: Tape, layer: Dense, name: str, x: Value, deviation: float) -> Value:
+    degree = tape.mesh.tensor
+    cut = 'whole' if degree == 1 else 'row' if x.cut is not None else 'column'
+    if cut == 'column' and layer.outputs % degree:
+        cut = 'whole'
+        tape.notes.append(
+            f'{name} stays whole on every tensor rank: its {layer.outputs} outputs are not divisible by tensor {degree}'
+        )
+    y = rules.matmul(tape, name, x, (layer.outputs,), (layer.inputs,), deviation=deviation, bias=layer.bias, cut=cut)
+    if cut != 'row':
+        return y
+    y = tape.whole(y)
+    return rules.bias(tape, name, y, (layer.outputs,)) if layer.bias else y

@@ -1,0 +1,257 @@
+"""What a trace says in seconds: busy, exposed communication, overlap, idle and bubble, per rank and stream.
+
+Everything is the length of a union of intervals. Times are multiples of 2⁻⁴⁰ s, so lengths are exact and
+compute + exposed + idle = step holds to the bit. Definitions, with a picture, are in docs/answers.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.intervals import Intervals, fold, length
+from simpar.program import OpClass, Role
+from simpar.trace import Lane, Times, Trace
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMetrics:
+    """One stream of one rank: seconds that add up to the window.
+
+    Arguments: ``busy``, ops run ([start, end]); ``waiting``, its head has arrived and waits for its peers ([arrive,
+    start]); ``idle``, the rest; ``ops``, how many ops it ran.
+    """
+
+    stream: str
+    busy: float
+    waiting: float
+    idle: float
+    ops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMetrics:
+    """One rank: ``compute`` + ``exposed`` + ``idle`` = the window.
+
+    Arguments:
+        rank: the (first) rank; ``ranks``, how many behave like it.
+        compute: seconds in which any stream computes.
+        communication: seconds in which it communicates, a participant's wait for its peers included ([arrive, end]).
+        exposed: seconds in which it communicates and computes nothing.
+        idle: seconds in which it does neither.
+        bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits for its peers.
+        phases: seconds of computing by phase.
+        exposed_by: seconds exposed by communicator; where two communicate at once, both count them.
+        streams: one for each stream of the rank's role.
+    """
+
+    rank: int
+    ranks: int
+    compute: float
+    communication: float
+    exposed: float
+    idle: float
+    bubble: float
+    phases: dict[str, float]
+    exposed_by: dict[str, float]
+    streams: tuple[StreamMetrics, ...]
+
+    @property
+    def overlap(self) -> float:
+        """1 − exposed / communication, the share of its communication under which it computes; NaN without any."""
+        return 1 - self.exposed / self.communication if self.communication else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """Metrics of a window of ``step`` seconds; the properties are means over all ranks."""
+
+    step: float
+    ranks: tuple[RankMetrics, ...]
+
+    def mean(self, seconds: Callable[[RankMetrics], float]) -> float:
+        """The mean over ranks, each distinct rank counted as often as it occurs."""
+        return sum(seconds(rank) * rank.ranks for rank in self.ranks) / sum(rank.ranks for rank in self.ranks)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of computing."""
+        return self.mean(lambda rank: rank.compute)
+
+    @property
+    def communication(self) -> float:
+        """Seconds of communication."""
+        return self.mean(lambda rank: rank.communication)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of exposed communication."""
+        return self.mean(lambda rank: rank.exposed)
+
+    @property
+    def idle(self) -> float:
+        """Seconds idle."""
+        return self.mean(lambda rank: rank.idle)
+
+    @property
+    def bubble(self) -> float:
+        """Seconds in which a rank neither computes nor transfers."""
+        return self.mean(lambda rank: rank.bubble)
+
+    @property
+    def overlap(self) -> float:
+        """1 − exposed / communication, both summed over the ranks; NaN without communication."""
+        return 1 - self.exposed / self.communication if self.communication else math.nan
+
+    def rank(self, rank: int) -> RankMetrics:
+        """The metrics of a rank that stands for others, by its number."""
+        return next(metrics for metrics in self.ranks if metrics.rank == rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Metrics of a trace over three windows.
+
+    Arguments: ``steady``, the last step, [end(k−1), end(k)]; ``cold``, the first; ``whole``, all steps, which is what
+    readers of the exported trace see.
+    """
+
+    steady: StepMetrics
+    cold: StepMetrics
+    whole: StepMetrics
+
+
+def metrics(trace: Trace) -> Metrics:
+    """Metrics of a trace.
+
+    Ops of the last step that ran before its window, under the end of the step before, are counted at the window's end,
+    where in the steady state those of the next step run. Not modelled: a last step that is not yet like its follower.
+    """
+    ends = np.concatenate(([0.0], trace.step_ends))
+    last = trace.steps - 1
+    return Metrics(
+        steady=_step(trace, _Window(slice(last, None), float(ends[last]), float(ends[last + 1]))),
+        cold=_step(trace, _Window(slice(0, 1), 0.0, float(ends[1]))),
+        whole=_step(trace, _Window(slice(None), 0.0, float(ends[-1]))),
+    )
+
+
+def is_communication(op: OpClass) -> bool:
+    """Whether an op uses links rather than the device's arithmetic."""
+    return op.kind != 'compute'
+
+
+def communicator(op: OpClass, stream: str) -> str:
+    """A communicator as readers name it: its partition, and its stream where that has another name."""
+    return op.partition if op.partition == stream else f'{op.partition} on {stream}'
+
+
+class _Window(NamedTuple):
+    """Which steps' ops are looked at, and between which times."""
+
+    steps: slice
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ops:
+    """A lane's ops in a window: columns over steps × slots."""
+
+    role: Role
+    op_classes: tuple[OpClass, ...]
+    arrive: Times
+    start: Times
+    end: Times
+    window: _Window
+
+    def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
+        """The intervals [since, until] of the slots in the mask."""
+        return fold(
+            np.column_stack((since[:, mask].ravel(), until[:, mask].ravel())), self.window.begin, self.window.end
+        )
+
+    def where(self, test: Callable[[OpClass], bool]) -> Mask:
+        """The slots whose op class passes a test."""
+        passes = np.array([test(op) for op in self.op_classes], dtype=bool)
+        return passes[self.role.op_class]
+
+
+def _step(trace: Trace, window: _Window) -> StepMetrics:
+    """Metrics over some steps' ops in a window."""
+    counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
+    lanes = zip(trace.lanes, counts, strict=True)
+    ranks = tuple(_rank(trace, lane, count, window) for lane, count in lanes if count)
+    return StepMetrics(step=window.end - window.begin, ranks=ranks)
+
+
+def _rank(trace: Trace, lane: Lane, ranks: int, window: _Window) -> RankMetrics:
+    """Metrics of one lane."""
+    times = (lane.arrive_KS[window.steps], lane.start_KS[window.steps], lane.end_KS[window.steps])
+    ops = _Ops(trace.role(lane), trace.program.op_classes, *times, window)
+    communicates = ops.where(is_communication)
+    computing = ops.between(ops.start, ops.end, ~communicates)
+    communication = ops.between(ops.arrive, ops.end, communicates)
+    transferring = ops.between(ops.start, ops.end, communicates)
+    step = window.end - window.begin
+    compute = length(computing)
+    occupied = length(np.concatenate((computing, communication)))
+    return RankMetrics(
+        rank=lane.rank,
+        ranks=ranks,
+        compute=compute,
+        communication=length(communication),
+        exposed=occupied - compute,
+        idle=step - occupied,
+        bubble=step - length(np.concatenate((computing, transferring))),
+        phases=_phases(ops),
+        exposed_by=_exposed_by(ops, computing, compute),
+        streams=tuple(_stream(ops, index, name) for index, name in enumerate(ops.role.streams)),
+    )
+
+
+def _phases(ops: _Ops) -> dict[str, float]:
+    """Seconds of computing by phase, in the order of first use."""
+    used = dict.fromkeys(ops.op_classes[index].phase for index in ops.role.op_class.tolist())
+    seconds = {}
+    for phase in used:
+        mask = ops.where(lambda op, phase=phase: op.phase == phase and not is_communication(op))  # type: ignore[misc]
+        seconds[str(phase)] = length(ops.between(ops.start, ops.end, mask))
+    return {phase: value for phase, value in seconds.items() if value}
+
+
+def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, float]:
+    """Seconds exposed by communicator, in the order of first use."""
+    partition = np.array([op.partition for op in ops.op_classes])[ops.role.op_class]
+    communicates = ops.where(is_communication)
+    seconds: dict[str, float] = {}
+    for slot in np.flatnonzero(communicates).tolist():
+        stream = ops.role.streams[int(ops.role.stream[slot])]
+        name = communicator(ops.op_classes[int(ops.role.op_class[slot])], stream)
+        if name not in seconds:
+            mask = communicates & (ops.role.stream == ops.role.stream[slot]) & (partition == partition[slot])
+            mine = ops.between(ops.arrive, ops.end, mask)
+            seconds[name] = length(np.concatenate((computing, mine))) - compute
+    return seconds
+
+
+def _stream(ops: _Ops, index: int, name: str) -> StreamMetrics:
+    """Metrics of one stream."""
+    mask = np.asarray(ops.role.stream == index)
+    running = ops.between(ops.start, ops.end, mask)
+    occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))
+    busy = length(running)
+    return StreamMetrics(
+        stream=name,
+        busy=busy,
+        waiting=occupied - busy,
+        idle=ops.window.end - ops.window.begin - occupied,
+        ops=int(mask.sum()) * len(ops.end),
+    )

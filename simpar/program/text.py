@@ -1,0 +1,196 @@
+"""Text form of a program: one line a fact, a keyword and then JSON; what the hash is taken of, and a file to read or
+keep.
+
+    simpar-program 1
+    program {"world": 2, "micro_batches": 1, "copies": 2, "notes": []}
+    partition {"name": "tensor", "groups": [[0, 1]]}
+    tensor {"name": "dense0.weight", "kind": "parameter", "shape": [512, 784], "dtype": "fp32", ...}
+    op {"name": "dense0.F", "kind": "compute", "operator": "matmul", ...}
+    role {"name": "all", "streams": ["compute", "tensor"], "ranks": [0, 1]}
+    slot ["dense0.F", "compute", micro-batch, copy, [needs], [needs of the step before]]
+
+Fields that hold their default are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import Problem, ScheduleError
+from simpar.program.op import OpClass
+from simpar.program.partition import Partition
+from simpar.program.program import Program
+from simpar.program.role import NONE, Role
+from simpar.program.tensor import Cut, Tensor
+
+HEADER = 'simpar-program 1'
+Row = TypeVar('Row', OpClass, Tensor)
+
+
+def format_program(program: Program) -> str:
+    """The text form."""
+    return '\n'.join(_lines(program)) + '\n'
+
+
+def digest(program: Program) -> str:
+    """SHA-256 of the text form, in hex."""
+    return hashlib.sha256(format_program(program).encode()).hexdigest()
+
+
+def _line(keyword: str, value: object) -> str:
+    return f'{keyword} {json.dumps(value, ensure_ascii=False, allow_nan=False)}'
+
+
+def _lines(program: Program) -> Iterator[str]:
+    yield HEADER
+    yield _line(
+        'program',
+        {
+            'world': program.world,
+            'micro_batches': program.micro_batches,
+            'copies': program.copies,
+            'notes': list(program.notes),
+        },
+    )
+    for partition in program.partitions.values():
+        yield _line('partition', {'name': partition.name, 'groups': partition.groups_GP.tolist()})
+    for tensor in program.tensors:
+        yield _line('tensor', _fields(tensor))
+    for op in program.op_classes:
+        yield _line('op', _fields(op))
+    for index, role in enumerate(program.roles):
+        ranks = np.flatnonzero(program.role_of_rank == index).tolist()
+        yield _line('role', {'name': role.name, 'streams': list(role.streams), 'ranks': ranks})
+        yield from _slots(program, role)
+
+
+def _slots(program: Program, role: Role) -> Iterator[str]:
+    names = [op.name for op in program.op_classes]
+    columns = zip(
+        role.op_class.tolist(), role.stream.tolist(), role.micro_batch.tolist(), role.copy.tolist(), strict=True
+    )
+    for (op, stream, micro_batch, copy), needs, carry in zip(columns, role.needs(), role.carried(), strict=True):
+        yield _line('slot', [names[op], role.streams[stream], micro_batch, copy, list(needs), list(carry)])
+
+
+def _fields(row: OpClass | Tensor) -> dict[str, Any]:
+    """The fields of a row that differ from their defaults."""
+    shown: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if value != default:
+            shown[field.name] = [[cut.dim, cut.partition] for cut in value] if field.name == 'cuts' else value
+    return shown
+
+
+def parse_program(text: str, where: str = 'program') -> Program:
+    """Read a text form back; raises ``ScheduleError`` with the line that is wrong."""
+    lines = text.splitlines()
+    if not lines or lines[0] != HEADER:
+        raise ScheduleError(Problem(f'{where}:1', 'not a program of simpar', f'the first line is "{HEADER}"'))
+    parts = _Parts()
+    for number, line in enumerate(lines[1:], start=2):
+        keyword, _, rest = line.partition(' ')
+        try:
+            parts.take(keyword, json.loads(rest))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            what = f'cannot be read ({type(error).__name__}: {error})'
+            raise ScheduleError(Problem(f'{where}:{number}', f'{keyword or "line"}: {what}')) from error
+    return parts.build(where)
+
+
+class _Parts:
+    """What has been read so far."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.partitions: dict[str, Partition] = {}
+        self.tensors: list[Tensor] = []
+        self.ops: dict[str, OpClass] = {}
+        self.roles: list[tuple[dict[str, Any], list[list[Any]]]] = []
+
+    def take(self, keyword: str, value: Any) -> None:
+        if keyword == 'program':
+            self.head = value
+        elif keyword == 'partition':
+            groups = np.array(value['groups'], dtype=np.int32)
+            if groups.ndim != 2:
+                raise ValueError('groups must be lists of ranks of equal length')
+            self.partitions[value['name']] = Partition(value['name'], groups)
+        elif keyword == 'tensor':
+            cuts = tuple(Cut(int(dim), str(partition)) for dim, partition in value.pop('cuts', ()))
+            self.tensors.append(_row(Tensor, {**value, 'cuts': cuts}))
+        elif keyword == 'op':
+            self.ops[value['name']] = _row(OpClass, value)
+        elif keyword == 'role':
+            self.roles.append((value, []))
+        elif keyword == 'slot':
+            self._check(value)
+            self.roles[-1][1].append(value)
+        else:
+            raise ValueError('unknown keyword; one of program, partition, tensor, op, role, slot')
+
+    def _check(self, slot: list[Any]) -> None:
+        op, stream, micro_batch, copy, needs, carry = slot
+        if op not in self.ops or stream not in self.roles[-1][0]['streams']:
+            raise ValueError(f'op {op!r} or stream {stream!r} is not declared above')
+        if not all(type(number) is int and number >= 0 for number in (micro_batch, copy, *needs, *carry)):
+            raise ValueError('micro-batch, copy and needs are whole numbers from 0')
+
+    def build(self, where: str) -> Program:
+        try:
+            return Program(
+                roles=tuple(self._role(role, slots) for role, slots in self.roles),
+                role_of_rank=self._role_of_rank(),
+                partitions=self.partitions,
+                op_classes=tuple(self.ops.values()),
+                tensors=tuple(self.tensors),
+                micro_batches=int(self.head['micro_batches']),
+                copies=int(self.head['copies']),
+                notes=tuple(self.head['notes']),
+            )
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+            raise ScheduleError(Problem(where, f'not a whole program ({type(error).__name__}: {error})')) from error
+
+    def _role_of_rank(self) -> NDArray[np.int32]:
+        role_of_rank = np.full(int(self.head['world']), -1, dtype=np.int32)
+        for index, (role, _) in enumerate(self.roles):
+            role_of_rank[role['ranks']] = index
+        if (role_of_rank < 0).any():
+            raise ValueError('every rank needs a role')
+        return role_of_rank
+
+    def _role(self, role: dict[str, Any], slots: list[list[Any]]) -> Role:
+        index = {name: position for position, name in enumerate(self.ops)}
+        stream = {name: position for position, name in enumerate(role['streams'])}
+        pairs = [(slot, need) for slot, row in enumerate(slots) for need in row[4][1:]]
+        carry = [(slot, need) for slot, row in enumerate(slots) for need in row[5]]
+        if any(need >= slot for slot, row in enumerate(slots) for need in row[4]) or any(
+            need >= len(slots) for _, need in carry
+        ):
+            raise ValueError(f'role {role["name"]}: a need must stand before its slot')
+        return Role(
+            name=role['name'],
+            streams=tuple(role['streams']),
+            op_class=np.array([index[row[0]] for row in slots], dtype=np.uint32),
+            stream=np.array([stream[row[1]] for row in slots], dtype=np.uint16),
+            micro_batch=np.array([row[2] for row in slots], dtype=np.uint16),
+            copy=np.array([row[3] for row in slots], dtype=np.uint16),
+            need=np.array([row[4][0] if row[4] else NONE for row in slots], dtype=np.int32),
+            more=np.array(pairs, dtype=np.int32).reshape(-1, 2),
+            carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
+        )
+
+
+def _row(kind: type[Row], fields: dict[str, Any]) -> Row:
+    """A row of a table; lists become tuples."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return kind(**values)

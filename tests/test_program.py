@@ -1,0 +1,183 @@
+"""The Program: partitions, needs from dataflow, text form and hash."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.errors import ScheduleError
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.program import Cut, OpClass, ProgramBuilder, Tensor, grid
+from simpar.program.text import format_program, parse_program
+from simpar.workload import Dense, Network, Relu, Transformer, Workload
+
+PLANS = [Plan(), Plan(tensor=2), Plan(tensor=4, copies=2, sequence_parallel=True), Plan(tensor=8, reduce='late')]
+GPT = Workload(model=Transformer(layers=1, hidden=32, heads=8, vocab=64, sequence=8), batch=16)
+
+
+def build(ops, streams=('compute', 'wire')):
+    """A program of one rank from ops (name, stream, reads, writes); every name read or written is an activation."""
+    builder = ProgramBuilder(1)
+    for name in sorted({name for *_, reads, writes in ops for name in (*reads, *writes)}):
+        builder.add_tensor(Tensor(name, 'activation', (4,), 'fp32', batch_dim=0))
+    for name, _, reads, writes in ops:
+        builder.add_op_class(OpClass(name, 'compute', name, 'F', reads=tuple(reads), writes=tuple(writes)))
+    builder.add_role('all', [0], [(name, stream, 0, 0) for name, stream, *_ in ops], streams)
+    return builder.build()
+
+
+def test_a_reader_needs_the_writer_on_another_stream():
+    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], ['y']), ('C', 'compute', ['y'], ['z'])])
+    assert program.roles[0].needs() == [(), (0,), (1,)]
+
+
+def test_stream_order_needs_no_need():
+    program = build([('A', 'compute', [], ['x']), ('B', 'compute', ['x'], ['y'])])
+    assert program.roles[0].needs() == [(), ()]
+
+
+def test_a_need_that_another_implies_is_left_out():
+    """C needs B, and B came after A: a need of A would say nothing new."""
+    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], ['y']), ('C', 'compute', ['x', 'y'], ['z'])])
+    assert program.roles[0].needs()[2] == (1,)
+
+
+def test_a_writer_waits_for_readers_of_the_old_value():
+    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], []), ('C', 'compute', [], ['x'])])
+    assert program.roles[0].needs()[2] == (1,)
+
+
+def test_the_next_step_waits_for_what_it_reads_and_overwrites():
+    """B of step k reads x late; A of step k + 1 overwrites it, so a carry need binds them."""
+    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], [])])
+    assert program.roles[0].carry.tolist() == [[0, 1]]
+
+
+@st.composite
+def random_ops(draw):
+    count = draw(st.integers(1, 12))
+    name = st.sampled_from('abcd')
+    return [
+        (
+            f'op{i}',
+            draw(st.sampled_from(['compute', 'wire'])),
+            draw(st.sets(name, max_size=2)),
+            draw(st.sets(name, max_size=2)),
+        )
+        for i in range(count)
+    ]
+
+
+@given(random_ops())
+def test_needs_and_streams_imply_every_hazard(ops):
+    """Over two steps, any two ops of which one writes what the other touches are ordered by streams and needs alone."""
+    program = build(ops)
+    role, count = program.roles[0], len(ops)
+    before = {}
+    last = {}
+    for position in range(2 * count):
+        slot, step = position % count, position // count
+        reached = set()
+        sources = [step * count + need for need in role.needs()[slot]]
+        sources += role.carried()[slot] if step else ()
+        stream = ops[slot][1]
+        sources += [last[stream]] if stream in last else []
+        for source in sources:
+            reached |= before[source] | {source}
+        before[position] = reached
+        last[stream] = position
+    for late in range(2 * count):
+        for early in range(late):
+            _, _, reads_a, writes_a = ops[early % count]
+            _, _, reads_b, writes_b = ops[late % count]
+            if writes_a & (reads_b | writes_b) or reads_a & writes_b:
+                assert early in before[late], (ops[early % count], ops[late % count])
+
+
+@pytest.mark.parametrize('plan', PLANS, ids=str)
+def test_text_form_round_trips(plan):
+    program = lower(GPT, plan, 8)
+    again = parse_program(format_program(program))
+    assert again.hash == program.hash
+    assert again.roles[0].needs() == program.roles[0].needs()
+    assert again.roles[0].carried() == program.roles[0].carried()
+    assert again.tensors == program.tensors
+    assert again.op_classes == program.op_classes
+
+
+def test_equal_plans_have_equal_hashes_and_others_not():
+    hashes = {lower(GPT, plan, 8).hash for plan in PLANS}
+    assert len(hashes) == len(PLANS)
+    assert lower(GPT, PLANS[1], 8).hash == lower(GPT, PLANS[1], 8).hash
+
+
+BROKEN = {
+    '': 1,
+    'hello': 1,
+    'simpar-program 1\nfrobnicate {}': 2,
+    'simpar-program 1\nop {"name": 3': 2,
+    'simpar-program 1\nop {"nme": "x"}': 2,
+    'simpar-program 1\nslot ["x", "compute", 0, 0, [], []]': 2,
+    'simpar-program 1\npartition {"name": "t", "groups": [[0, 1], [2]]}': 2,
+    'simpar-program 1\nop ' + '[' * 100000: 2,
+}
+
+
+@pytest.mark.parametrize('text', BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_text_form_names_its_line(text):
+    with pytest.raises(ScheduleError) as caught:
+        parse_program(text, 'broken.program')
+    assert str(caught.value).startswith(f'broken.program:{BROKEN[text]}: ')
+
+
+def test_a_program_whose_needs_point_forwards_is_refused():
+    lines = format_program(build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], ['y'])])).splitlines()
+    lines[-2] = 'slot ["A", "compute", 0, 0, [1], []]'
+    with pytest.raises(ScheduleError, match='a need must stand before its slot'):
+        parse_program('\n'.join(lines))
+
+
+def test_local_shapes_follow_cuts_and_copies():
+    builder = ProgramBuilder(8, grid(8, {'data': 2, 'tensor': 4}).values())
+    cuts = (Cut(0, 'data'), Cut(2, 'tensor'))
+    tensor = builder.add_tensor(Tensor('y', 'activation', (16, 8, 32), 'fp16', cuts=cuts, batch_dim=0))
+    program = builder.build(copies=2)
+    assert program.local_shape(tensor) == (4, 8, 8)
+    assert program.local_bytes(tensor) == 4 * 8 * 8 * 2
+
+
+def test_slots_take_twenty_bytes_and_no_objects():
+    model = Transformer(layers=64, hidden=64, heads=8, vocab=64, sequence=8)
+    role = lower(Workload(model=model, batch=16), Plan(tensor=8, copies=2), 8).roles[0]
+    arrays = [role.op_class, role.micro_batch, role.copy, role.stream, role.need, role.more, role.carry]
+    assert sum(array.nbytes for array in arrays) <= 32 * len(role)
+
+
+def test_partitions_are_those_of_a_device_mesh():
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for data, tensor in [(2, 4), (4, 2), (8, 1), (1, 8), (3, 2)]:
+        ours = grid(data * tensor, {'data': data, 'tensor': tensor})
+        for rank in range(data * tensor):
+            dist.init_process_group('fake', rank=rank, world_size=data * tensor, store=FakeStore())
+            try:
+                mesh = init_device_mesh('cpu', (data, tensor), mesh_dim_names=('data', 'tensor'))
+                for name, partition in ours.items():
+                    assert dist.get_process_group_ranks(mesh.get_group(name)) == list(partition.members(rank))
+            finally:
+                dist.destroy_process_group()
+    assert torch.__version__
+
+
+def test_json_numbers_in_the_text_form_are_plain():
+    """No numpy scalars slip in: the text form is the same on every platform."""
+    program = lower(Workload(model=Network(layers=(Dense(inputs=4, outputs=4), Relu())), batch=4), Plan(), 2)
+    for line in format_program(program).splitlines()[1:]:
+        json.loads(line.partition(' ')[2])
+    assert isinstance(program.roles[0].need, np.ndarray)
