@@ -1,0 +1,148 @@
+"""The command line: verbs, flags and exit codes. What a verb does stands in ``simpar/commands/``.
+
+Exit codes: 0 good, 2 the file or the command line is wrong, 3 infeasible or deadlock, 4 outside tolerance, 5 a run failed,
+6 numerics wrong. Start-up time is a feature: a verb's modules are imported when the verb is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from simpar import __version__
+from simpar.errors import SimparError
+
+WRONG_USE = 2
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with a suggestion for a misspelt word."""
+
+    def error(self, message: str) -> NoReturn:
+        known = _words(self)
+        wrong = [word.strip('\'",') for word in message.partition('(')[0].split()]
+        near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
+        hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
+        self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
+
+
+def _words(parser: argparse.ArgumentParser) -> list[str]:
+    """Every flag and verb that a parser and its verbs know."""
+    words = list(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, below in action.choices.items():
+                words += [verb, *_words(below)]
+    return words
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; a test pins its verbs and flags."""
+    top = _Parser(
+        prog='simpar', description='Predict, train and compare parallel training schedules.', allow_abbrev=False
+    )
+    top.add_argument('--version', action='version', version=f'simpar {__version__}')
+    verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB', parser_class=_Parser)
+
+    run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
+    run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
+    run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
+    run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
+
+    check = _verb(verbs, 'check', 'ranks, groups, collectives; what is simulated and executable', file=True)
+    check.add_argument(
+        '--numerics', action='store_true', help='train one step in process; compare with the unsharded model'
+    )
+    check.add_argument('--program', type=Path, metavar='FILE', help='write the program in its text form')
+
+    measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
+    measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
+    measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
+    measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
+    measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+    measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
+    measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
+
+    compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
+    compare.add_argument('prediction', type=Path, metavar='PREDICTION')
+    compare.add_argument('measurement', type=Path, metavar='MEASUREMENT')
+    compare.add_argument(
+        '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
+    )
+
+    calibrate = _verb(verbs, 'calibrate', 'measure this machine and write its profile')
+    calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
+    calibrate.add_argument('--ranks', type=_positive, default=2, metavar='N', help='processes (default: 2)')
+    calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
+
+    profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
+    profiles.add_argument('name', nargs='?', metavar='NAME')
+
+    _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
+    return top
+
+
+def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, file: bool = False) -> _Parser:
+    verb: _Parser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+    if file:
+        verb.add_argument('file', type=Path, metavar='FILE', help='schedule.yaml')
+        verb.add_argument(
+            '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
+        )
+    if name != 'schema':
+        verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
+    return verb
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
+    return number
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix('%')) / 100
+    except ValueError:
+        value = -1.0
+    if not text.endswith('%') or not 0 <= value < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text} is not a share; write e.g. 10%')
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code; never a traceback."""
+    options = parser().parse_args(arguments)
+    try:
+        verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
+        code = verb(options)
+        sys.stdout.flush()
+    except SimparError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print('simpar: interrupted', file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f'simpar: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        return WRONG_USE
+    except Exception as error:
+        if os.environ.get('SIMPAR_DEBUG'):
+            raise
+        print(f'simpar: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
+        return INTERNAL
+    return code
