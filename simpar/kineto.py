@@ -2,7 +2,9 @@
 
 A rank is a process, a stream a thread, an op a kernel. A collective's kernel lasts from the arrival of this rank, as an
 NCCL kernel does that waits for its peers; ``waited us`` says how long. HTA finds a file's rank by ``"rank": N`` in one
-line, needs the space there, and takes a kernel for communication if its name matches ``^nccl.*Kernel``.
+line, needs the space there, and takes a kernel for communication if its name matches ``^nccl.*Kernel``. It drops
+kernels without a launch, and all that is launched in the last step, since a profiler's last is incomplete: in the files
+of single ranks every kernel has a launch (of no duration where the host's time is not known), and an empty step is last.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ PREDICTED_PID: Final = 1000
 """Where a file shows both, measured rank r is process r and predicted rank r is process 1000 + r."""
 
 _HOST, _STEPS, _STREAMS = 0, 1, 7
+_LAUNCH: Final = 'cudaLaunchKernel'
 _LINKS_PID: Final = 1_000_000
 _TORCH_DTYPES: Final = {
     'fp64': 'Double', 'fp32': 'Float', 'tf32': 'Float', 'fp16': 'Half', 'bf16': 'BFloat16', 'int64': 'Long',
@@ -41,13 +44,15 @@ class Style:
     """How events are written.
 
     Arguments: ``library``, a key of ``KERNEL_NAMES``; ``label`` of the processes; ``first_pid``, process of rank 0;
-    ``most_arrows``, how many needs across streams are drawn for a rank, of its last step.
+    ``most_arrows``, how many needs across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA
+    wants besides.
     """
 
     library: str = 'nccl'
     label: str = 'predicted'
     first_pid: int = 0
     most_arrows: int = 2000
+    for_hta: bool = False
 
 
 def write_kineto(
@@ -73,9 +78,10 @@ def write_kineto(
     if measured is not None:
         seen = [*events(measured, ranks, Style(library=library, label=measured.origin))]
         both = seen + both
+    style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
     for path, rank in zip(paths, ranks, strict=True):
-        write_whole(path, document(trace, events(trace, [rank], Style(library=library), costs), library, rank))
+        write_whole(path, document(trace, events(trace, [rank], style, costs), library, rank))
     merged = folder / 'merged' / 'all_ranks.json'
     write_whole(merged, document(trace, both, library))
     return [*paths, merged]
@@ -118,6 +124,8 @@ def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = N
         yield from drawing.steps()
         if costs is not None and costs.host.any():
             yield from drawing.launches(costs)
+        elif style.for_hta:
+            yield from drawing.empty_launches()
         yield from drawing.kernels()
         yield from drawing.arrows()
 
@@ -185,15 +193,22 @@ class _Drawing:
         for index, end in enumerate(self.trace.step_ends.tolist(), start=1):
             yield self._slice('user_annotation', f'ProfilerStep#{index}', _STEPS, since, end, {})
             since = end
+        if self.style.for_hta:
+            name = f'ProfilerStep#{self.trace.steps + 1}'
+            yield self._slice('user_annotation', name, _STEPS, since, since, {})
+
+    def empty_launches(self) -> Iterator[Event]:
+        """Launches of no duration as ops arrive, so that readers find the step of each."""
+        for number, arrive in enumerate(self.lane.arrive_KS.ravel().tolist()):
+            yield self._slice('cuda_runtime', _LAUNCH, _HOST, arrive, arrive, {'correlation': number + 1})
 
     def launches(self, costs: Costs) -> Iterator[Event]:
         """The host issuing one op after the other."""
         op_class = self.trace.role(self.lane).op_class
         seconds = np.tile(costs.host[op_class], self.trace.steps)
         for number, issued in enumerate(np.cumsum(seconds).tolist()):
-            if seconds[number] > 0:
-                args = {'correlation': number + 1}
-                yield self._slice('cuda_runtime', 'cudaLaunchKernel', _HOST, issued - seconds[number], issued, args)
+            begin = issued - float(seconds[number])
+            yield self._slice('cuda_runtime', _LAUNCH, _HOST, begin, issued, {'correlation': number + 1})
 
     def kernels(self) -> Iterator[Event]:
         """An event for each op."""

@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from simpar.document import OneOf, Short
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
+MODEL: Final = '\0model'
+"""Where a file's ``transformer:`` or ``network:`` is put before it is read: a key that no file can hold."""
+
+# The limits keep every size of a tensor below 2⁶² bytes, so that no count overflows.
+Name = Annotated[
+    str,
+    Field(
+        max_length=40,
+        pattern='^[A-Za-z0-9_-]*$',
+        examples=['matmul'],
+        description='in traces and programs: letters, digits, _ and -; made from the kind unless given',
+    ),
+]
+Width = Annotated[int, Field(ge=1, le=2**24)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Deviation = Annotated[
+    float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
+]
+LearningRate = Annotated[float, Field(ge=0, le=1e6, description='step size')]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """y = x · weightᵀ + bias."""
 
-    inputs: int
-    outputs: int
-    bias: bool = True
-    name: str = ''
+    inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
+    outputs: Annotated[Width, Field(alias='out', description='features of its result')]
+    bias: Annotated[bool, Field(description='adds a bias')] = True
+    name: Name = ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relu:
     """y = max(x, 0)."""
 
-    name: str = ''
+    name: Name = ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flatten:
     """All dims of a sample into one; a change of shape, no work."""
 
-    name: str = ''
+    name: Name = ''
 
 
-Layer = Dense | Relu | Flatten
+Layer = Annotated[Dense | Relu | Flatten, OneOf(flatten=Flatten, dense=Dense, relu=Relu)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +65,8 @@ class Network:
     Arguments: ``weight_deviation``, standard deviation of the normal initial weights; biases start at zero.
     """
 
-    layers: tuple[Layer, ...]
-    weight_deviation: float = 0.01
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096, description='in order')]
+    weight_deviation: Deviation = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +77,15 @@ class Transformer:
     ``tied``: the head uses the token embedding's weight.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    vocab: int
-    sequence: int
-    ffn: int = 0
-    kv_heads: int = 0
-    tied: bool = False
-    weight_deviation: float = 0.02
+    layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
+    hidden: Annotated[Size, Field(description='width of the residual stream; a multiple of heads')]
+    heads: Annotated[Size, Field(description='attention heads')]
+    vocab: Annotated[Size, Field(description='tokens in the vocabulary')]
+    sequence: Annotated[Size, Field(description='tokens in a sample')]
+    ffn: Annotated[int, Field(ge=0, le=2**22, description='width of the feed-forward; 0: 4 × hidden')] = 0
+    kv_heads: Annotated[int, Field(ge=0, le=2**20, description='heads of keys and values (GQA); 0: heads')] = 0
+    tied: Annotated[bool, Field(description="the head uses the token embedding's weight")] = False
+    weight_deviation: Deviation = 0.02
 
     @property
     def ffn_width(self) -> int:
@@ -79,17 +102,17 @@ class Transformer:
 class Sgd:
     """w ← w − learning_rate · gradient."""
 
-    learning_rate: float = 0.01
+    learning_rate: LearningRate = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
     """Adam without weight decay; two states in fp32 per weight."""
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    learning_rate: LearningRate = 1e-4
+    beta1: Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')] = 0.999
+    epsilon: Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')] = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +123,20 @@ class Workload:
     tensors, or ``mnist``: IDX files from the folder DATA_PATH, and generated learnable images where there are none.
     """
 
-    model: Network | Transformer
-    batch: int
-    loss: Literal['cross-entropy', 'mse'] = 'cross-entropy'
-    precision: Precision = 'fp32'
-    optimizer: Sgd | Adam = Sgd()
-    data: Literal['random', 'mnist'] = 'random'
+    model: Annotated[
+        Network | Transformer,
+        OneOf(hoist=True, transformer=Transformer, network=Annotated[Network, Short('layers')]),
+        Field(alias=MODEL),
+    ]
+    batch: Annotated[Size, Field(description='samples in a step, over all ranks; a multiple of data × copies')]
+    loss: Annotated[
+        Literal['cross-entropy', 'mse'], Field(description='mean over the samples of a copy; mse for a network only')
+    ] = 'cross-entropy'
+    precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
+    optimizer: Annotated[Sgd | Adam, OneOf(sgd=Sgd, adam=Adam), Field(description='updates the weights')] = Sgd()
+    data: Annotated[
+        Literal['random', 'mnist'],
+        Field(
+            description='random tensors, or the IDX files in the folder DATA_PATH (generated learnable images without)'
+        ),
+    ] = 'random'

@@ -1,0 +1,112 @@
+"""From what every rank saw to one Trace and whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor.rank import Compute, Outcome
+from executor.result import Result
+from executor.tensors import assemble
+from executor.validate import communicators
+from simpar.program import Program
+from simpar.trace import Lane, Times, Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Execution(Result):
+    """A run on real ranks: its trace, and what it gave.
+
+    Arguments: ``losses`` where compute was real; ``parameters`` and ``gradients`` where they were asked for; ``notes``:
+    what a reader of the times must know, in words.
+    """
+
+    trace: Trace
+    notes: tuple[str, ...] = ()
+
+
+def assemble_run(
+    program: Program, outcomes: Sequence[Outcome], compute: Compute, notes: tuple[str, ...] = ()
+) -> Execution:
+    """One Execution from the outcomes of all ranks.
+
+    Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
+    """
+    starts = _starts(program, outcomes)
+    lanes = [Lane(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)]
+    trace = Trace(
+        program=program,
+        origin='emulated' if compute == 'emulated' else 'measured',
+        lanes=tuple(lanes),
+        lane_of_rank=np.arange(program.world, dtype=np.int32),
+    )
+    return Execution(
+        losses=tuple(_loss(program, outcomes, step) for step in range(len(outcomes[0].losses))),
+        parameters=_whole(program, [outcome.parameters for outcome in outcomes]),
+        gradients=_whole(program, [outcome.gradients for outcome in outcomes]),
+        trace=trace,
+        notes=notes,
+    )
+
+
+def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
+    """A compute op starts when it arrives; a collective, or a send and its receive, when the last participant does."""
+    starts = [outcome.arrive_KS.copy() for outcome in outcomes]
+    for meeting in meetings(program):
+        latest = np.max([outcomes[rank].arrive_KS[:, slot] for rank, slot in meeting], axis=0)
+        for rank, slot in meeting:
+            starts[rank][:, slot] = latest
+    return starts
+
+
+def meetings(program: Program) -> list[list[tuple[int, int]]]:
+    """The (rank, slot) that meet: in each group of a communicator, and in each direction of a pair, by their order."""
+    met: list[list[tuple[int, int]]] = []
+    for partition, stream in communicators(program):
+        for group in partition.groups_GP.tolist():
+            places: dict[tuple[int, ...], list[list[int]]] = {}
+            for rank in group:
+                for key, slot in _keyed(program, rank, group, partition.name, stream):
+                    places.setdefault(key, [[] for _ in group])[group.index(rank)].append(slot)
+            for slots in places.values():
+                present = [(rank, mine) for rank, mine in zip(group, slots, strict=True) if mine]
+                met += [[(rank, mine[index]) for rank, mine in present] for index in range(len(present[0][1]))]
+    return met
+
+
+def _keyed(
+    program: Program, rank: int, group: list[int], partition: str, stream: str
+) -> list[tuple[tuple[int, ...], int]]:
+    """A rank's slots on a communicator, each with what tells whom it meets."""
+    role = program.role(rank)
+    if stream not in role.streams:
+        return []
+    found = []
+    for slot in np.flatnonzero(role.stream == role.streams.index(stream)).tolist():
+        op = program.op(role, slot)
+        if op.kind == 'compute' or op.partition != partition:
+            continue
+        peer = group[(group.index(rank) + op.peer) % len(group)]
+        key = {'send': (rank, peer), 'recv': (peer, rank)}.get(op.kind, ())
+        found.append((key, slot))
+    return found
+
+
+def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
+    """The sum over micro-batches, copies and the pieces that ranks hold."""
+    parts = outcomes[0].losses[step]
+    return sum(
+        float(assemble(program, program.tensor[part[0]], [outcome.losses[step][part] for outcome in outcomes]).sum())
+        for part in sorted(parts)
+    )
+
+
+def _whole(program: Program, pieces: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        name: assemble(program, program.tensor[name], [held[name] for held in pieces])
+        for name in pieces[0]
+        if all(name in held for held in pieces)
+    }

@@ -1,0 +1,323 @@
+"""The pool: ranks that are started once and run program after program, watched by the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from executor import lab
+from executor.assemble import Execution, assemble_run
+from executor.net import Net
+from executor.process import Setup, main
+from executor.rank import INIT_TIMEOUT, Compute, Outcome, Request
+from executor.streams import Fault
+from executor.validate import validate
+from executor.watchdog import Failure, Status, death, explain
+from simpar.cost.costs import Costs
+from simpar.errors import RunFailed, SimparError
+from simpar.program import Program
+
+GRACE: Final = 0.5
+"""Seconds in which other ranks may still say what they know, once one has failed."""
+HEAD_START: Final = 0.01
+"""Seconds from the moment that all ranks are ready until the program begins."""
+
+
+class Pool:
+    """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
+
+    Arguments: ``net``, see ``parse_net``; ``timeout``: a run in which nothing finishes for so many seconds has failed;
+    ``port`` of rank 0's store, 0 for any free one (one that is taken is replaced by a free one, and ``notes`` say so);
+    ``pinned``: every rank to one core. After a failure the pool is closed and no process is left.
+    Raises ``RunFailed`` where ranks cannot be started or the network cannot be built.
+    """
+
+    def __init__(
+        self, world: int, *, net: Net | None = None, timeout: float = 30.0, port: int = 0, pinned: bool = False
+    ) -> None:
+        self.world = world
+        self.net = net or Net()
+        self.notes: tuple[str, ...] = ()
+        self._timeout = timeout
+        self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
+        self._status = Status(world, self._folder / 'status')
+        self._context = multiprocessing.get_context('forkserver')
+        self._context.set_forkserver_preload(['executor.process'])
+        self._children: list[_Child] = []
+        self._hub: _Child | None = None
+        self._loaded: set[str] = set()
+        threads = max(1, (os.cpu_count() or 1) // world)
+        try:
+            if self.net.kind == 'lab':
+                self._hub = self._start_hub()
+            for rank in range(world):
+                setup = Setup(
+                    rank=rank,
+                    world=world,
+                    folder=self._folder,
+                    net=self.net,
+                    timeout=timeout,
+                    port=port,
+                    threads=threads,
+                    pinned=pinned,
+                )
+                self._children.append(self._start(main, setup))
+            self._connect(port)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process ids of the ranks."""
+        return tuple(child.pid for child in self._children)
+
+    def run(
+        self,
+        program: Program,
+        costs: Costs | None = None,
+        *,
+        compute: Compute = 'real',
+        steps: int = 3,
+        seed: int = 0,
+        dtype: str = '',
+        keep: bool = False,
+        favour: bool = False,
+        faults: Sequence[Fault] = (),
+    ) -> Execution:
+        """Run a program for some steps, back to back.
+
+        Arguments: ``costs`` for ``compute='emulated'``; ``dtype`` (fp64, fp32, ...) takes the place of every floating
+        dtype of the program; ``keep``: give parameters and the last step's gradients back, whole; ``favour``: schedule
+        communication before computation on the same core.
+        Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
+        """
+        if not self._children:
+            raise RunFailed('the pool is closed')
+        if compute == 'emulated' and costs is None:
+            raise ValueError('emulated compute needs costs')
+        request = Request(
+            compute=compute,
+            costs=costs,
+            steps=steps,
+            seed=seed,
+            dtype=dtype,
+            keep=keep,
+            favour=favour,
+            faults=tuple(faults),
+        )
+        try:
+            self._load(program)
+            outcomes = self._run(program, request)
+        except BaseException:
+            self.close()
+            raise
+        return assemble_run(program, outcomes, compute, self.notes)
+
+    def cut(self, rank: int) -> None:
+        """Take a rank's cable out (lab only); what the run in progress makes of it is a failure."""
+        if self._hub is not None:
+            self._ask_hub('cut', rank, 0)
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in self._children:
+            child.say('stop')
+        until = time.perf_counter() + GRACE
+        for child in (*self._children, *([self._hub] if self._hub else [])):
+            child.end(until)
+        self._children, self._hub = [], None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # starting
+
+    def _start(self, target: Callable[..., object], *arguments: object) -> _Child:
+        ours, theirs = self._context.Pipe()
+        lifeline, held = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=target, args=(*arguments, theirs, lifeline), daemon=True)
+        process.start()
+        theirs.close()
+        lifeline.close()
+        return _Child(process, ours, held)
+
+    def _start_hub(self) -> _Child:
+        lab.require()
+        if self.world > lab.MAX_RANKS:
+            raise RunFailed(f'a lab has room for {lab.MAX_RANKS} ranks, not for {self.world}')
+        child = self._start(lab.hub)
+        if problem := child.pipe.recv():
+            child.end(0.0)
+            raise RunFailed(problem)
+        return child
+
+    def _ask_hub(self, word: str, rank: int, process: int) -> None:
+        assert self._hub is not None
+        self._hub.pipe.send((word, rank, process))
+        if problem := self._hub.pipe.recv():
+            raise RunFailed(problem)
+
+    def _connect(self, port: int) -> None:
+        """Ranks into their network, rank 0's store up, and all ranks at it."""
+        pids = self._gather('hello', INIT_TIMEOUT)
+        for rank, child in enumerate(self._children):
+            if self.net.kind == 'lab':
+                self._ask_hub('attach', rank, pids[rank])
+            child.say('attached')
+        (found,) = self._gather('port', INIT_TIMEOUT, self._children[:1])
+        if port and found != port:
+            self.notes += (f'port {port} was taken; took {found}',)
+        for child in self._children:
+            child.say('port', found)
+
+    # running
+
+    def _load(self, program: Program) -> None:
+        if program.world > self.world:
+            raise RunFailed(f'the program is for {program.world} ranks, the pool has {self.world}')
+        if program.hash not in self._loaded:
+            validate(program)
+            for child in self._children:
+                child.say('load', program)
+            self._gather('loaded', INIT_TIMEOUT + self._timeout)
+            self._loaded.add(program.hash)
+
+    def _run(self, program: Program, request: Request) -> list[Outcome]:
+        self._status.clear()
+        children = self._children[: program.world]
+        for child in children:
+            child.say('run', (program.hash, request))
+        self._gather('ready', INIT_TIMEOUT + self._timeout, children)
+        begin = time.perf_counter() + HEAD_START
+        for child in children:
+            child.say('go', begin)
+        outcomes: list[Outcome] = self._gather('done', self._timeout, children, program)
+        return outcomes
+
+    def _gather(
+        self,
+        word: str,
+        timeout: float,
+        children: Sequence[_Child] | None = None,
+        program: Program | None = None,
+    ) -> list[Any]:
+        """What every rank says to ``word``.
+
+        Raises ``RunFailed`` where one fails or dies, or where for ``timeout`` seconds nobody says anything and, while
+        a program runs, no op finishes.
+        """
+        children = self._children if children is None else children
+        said: dict[int, Any] = {}
+        moved, finished = time.perf_counter(), -1
+        while len(said) < len(children):
+            silent = [rank for rank in range(len(children)) if rank not in said]
+            ready = wait([end for rank in silent for end in children[rank].ends], timeout=0.1)
+            for rank in silent:
+                if children[rank].pipe in ready:
+                    said[rank] = self._hear(children[rank], word, program)
+                elif children[rank].process.sentinel in ready:
+                    self._fail(program, [])
+            now = self._status.finished()
+            if now != finished or any(rank in said for rank in silent):
+                moved, finished = time.perf_counter(), now
+            if time.perf_counter() - moved > timeout:
+                self._fail(program, [])
+        return [said[rank] for rank in range(len(children))]
+
+    def _hear(self, child: _Child, word: str, program: Program | None) -> Any:
+        try:
+            heard, what = child.hear()
+        except EOFError:
+            self._fail(program, [])
+        if heard == 'failed':
+            self._fail(program, what)
+        if heard != word:
+            raise what if isinstance(what, SimparError) else RunFailed(f'rank {self._children.index(child)}: {what}')
+        return what
+
+    def _fail(self, program: Program | None, failures: list[Failure]) -> None:
+        """Hear what the others have to say, then raise ``RunFailed``."""
+        until = time.perf_counter() + GRACE
+        failures = list(failures)
+        while (left := until - time.perf_counter()) > 0:
+            for pipe in wait([child.pipe for child in self._children if not child.mute], timeout=left):
+                child = next(child for child in self._children if child.pipe is pipe)
+                failures += child.last_words()
+        dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
+        if program is not None:
+            raise RunFailed(explain(program, self._status, dead, failures, self._timeout))
+        how = '; '.join(f'rank {rank} {reason}' for rank, reason in dead.items())
+        raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
+
+    def _death(self, rank: int, child: _Child) -> str:
+        stderr = self._folder / f'stderr{rank}'
+        return death(child.exit_code or 0, stderr.read_text(errors='replace') if stderr.exists() else '')
+
+
+class _Child:
+    """A process and our ends of its pipes; it goes when ``held`` is closed."""
+
+    def __init__(self, process: Any, pipe: Connection, held: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.mute = False
+        self._held = held
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return (self.pipe, self.process.sentinel)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None or 0 while nothing is wrong."""
+        code: int | None = self.process.exitcode
+        return code
+
+    def say(self, word: str, what: object = None) -> None:
+        try:
+            self.pipe.send_bytes(pickle.dumps((word, what)))
+        except OSError:
+            self.mute = True
+
+    def hear(self) -> tuple[str, Any]:
+        word, what = pickle.loads(self.pipe.recv_bytes())
+        return word, what
+
+    def last_words(self) -> list[Failure]:
+        """Failures that the rank still reports."""
+        try:
+            word, what = self.hear()
+        except (EOFError, OSError):
+            self.mute = True
+            return []
+        return list(what) if word == 'failed' else []
+
+    def end(self, until: float) -> None:
+        """Wait for the process until then, and kill it if it is still there."""
+        self._held.close()
+        self.process.join(max(0.0, until - time.perf_counter()))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        self.process.close()

@@ -1,0 +1,184 @@
+"""Collectives built from point-to-point messages: rings, and a plain exchange where messages are small.
+
+gloo's own reduce-scatter costs a whole all-reduce and its all-gather is bimodal. In a pair of ranks, bulk data in one
+direction delays what goes in the other on the same connection, so each direction has a process group of its own, and
+receives are posted before sends. Sums are taken in an order that depends on positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from executor.clock import Clock
+from executor.net import Link
+
+SMALL = 4096
+"""Bytes up to which everybody sends everything to everybody: one message time instead of 2 (w − 1)."""
+
+Add = Callable[[torch.Tensor, torch.Tensor], object]
+"""Adds its second argument into its first, or takes the maximum, or does nothing where only sizes matter."""
+
+REDUCE: dict[str, Add] = {
+    'sum': lambda into, other: into.add_(other),
+    'max': lambda into, other: torch.maximum(into, other, out=into),
+    '': lambda into, other: None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the executor paces a collective's sends; see ``Link.carry``."""
+
+    link: Link
+    demand: float = 1.0
+    beside_compute: float = 1.0
+
+
+class Channel:
+    """Messages among the ranks of one group, for one stream.
+
+    Arguments: ``members``, ranks by position; ``upward`` and ``downward``, the process groups of messages to higher and
+    to lower positions.
+    """
+
+    def __init__(
+        self, members: Sequence[int], rank: int, upward: dist.ProcessGroup, downward: dist.ProcessGroup, clock: Clock
+    ) -> None:
+        self.members = tuple(members)
+        self.position = self.members.index(rank)
+        self._upward = upward
+        self._downward = downward
+        self._clock = clock
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self.members)
+
+    def _receive(self, into: torch.Tensor, source: int) -> dist.Work:
+        group = self._upward if source < self.position else self._downward
+        return dist.irecv(into, self.members[source], group=group)
+
+    def _send(self, out: torch.Tensor, target: int) -> dist.Work:
+        group = self._upward if target > self.position else self._downward
+        return dist.isend(out, self.members[target], group=group)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+        pace: Pace | None = None,
+        due: float | None = None,
+    ) -> None:
+        """Send and receive at once, and return when all is done.
+
+        Arguments: pairs (flat tensor, position of the peer); ``due``, since when the sends could have gone. A paced
+        message starts at once, but its last element leaves when the link and the latency have let it through.
+        """
+        sends = [(out, peer) for out, peer in sends if out.numel()]
+        works = [self._receive(part, peer) for into, peer in receives for part in _parts(into, pace)]
+        works += [self._send(parts[0], peer) for out, peer in sends if len(parts := _parts(out, pace)) == 2]
+        if pace is not None and sends:
+            size = sum(out.nbytes for out, _ in sends)
+            pace.link.carry(size, self._clock.now() if due is None else due, pace.demand, pace.beside_compute)
+        works += [self._send(_parts(out, pace)[-1], peer) for out, peer in sends]
+        for work in works:
+            work.wait()
+
+    def latest(self, moment: float) -> float:
+        """The latest of the moments that the ranks of the group call in, each when it has arrived (dissemination)."""
+        mine, theirs, distance = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64), 1
+        while distance < self.size:
+            ahead, behind = (self.position + distance) % self.size, (self.position - distance) % self.size
+            self.exchange([(mine, ahead)], [(theirs, behind)])
+            mine = torch.maximum(mine, theirs)
+            distance *= 2
+        return float(mine)
+
+    def later(self, moment: float, peer: int) -> float:
+        """The later of the moments that this rank and the one at position ``peer`` call in."""
+        mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+        self.exchange([(mine, peer)], [(theirs, peer)])
+        return max(moment, float(theirs))
+
+
+def _parts(flat: torch.Tensor, pace: Pace | None) -> list[torch.Tensor]:
+    """The messages that a tensor travels in: whole, or all but the last element and the last one."""
+    if flat.numel() == 0:
+        return []
+    return [flat] if pace is None or flat.numel() == 1 else [flat[:-1], flat[-1:]]
+
+
+def all_reduce(
+    channel: Channel, flat: torch.Tensor, reduce: str, pace: Pace | None = None, due: float | None = None
+) -> None:
+    """Reduce a flat tensor in place over the group."""
+    size, position = channel.size, channel.position
+    if size == 1:
+        return
+    if flat.nbytes <= SMALL:
+        _exchange_reduce(channel, flat, REDUCE[reduce], pace, due)
+        return
+    chunks = list(flat.tensor_split(size))
+    _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
+    _ring_gather(channel, chunks, position + 1, pace, None)
+
+
+def reduce_scatter(
+    channel: Channel, chunks: list[torch.Tensor], reduce: str, pace: Pace | None = None, due: float | None = None
+) -> torch.Tensor:
+    """The reduced chunk of this rank's position.
+
+    Arguments: ``chunks``, flat, one for each position, changed on the way.
+    """
+    _ring_reduce(channel, chunks, channel.position - 1, REDUCE[reduce], pace, due)
+    return chunks[channel.position]
+
+
+def all_gather(channel: Channel, own: torch.Tensor, pace: Pace | None = None, due: float | None = None) -> torch.Tensor:
+    """The flat tensors of all ranks, shape [size, elements], by position."""
+    gathered = own.new_empty((channel.size, own.numel()))
+    gathered[channel.position] = own
+    _ring_gather(channel, list(gathered), channel.position, pace, due)
+    return gathered
+
+
+def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:
+    """Everybody gets everything and reduces by position, so that all get the same bits."""
+    everything = [torch.empty_like(flat) for _ in range(channel.size)]
+    everything[channel.position].copy_(flat)
+    peers = [peer for peer in range(channel.size) if peer != channel.position]
+    channel.exchange([(flat, peer) for peer in peers], [(everything[peer], peer) for peer in peers], pace, due)
+    flat.copy_(everything[0])
+    for other in everything[1:]:
+        reduce(flat, other)
+
+
+def _ring_reduce(
+    channel: Channel, chunks: list[torch.Tensor], first: int, reduce: Add, pace: Pace | None, due: float | None
+) -> None:
+    """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank behind
+    sends; chunk ``first`` + 1 is then whole here."""
+    size = channel.size
+    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
+    scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
+    for step in range(size - 1):
+        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
+        received = scratch[: into.numel()]
+        channel.exchange([(out, ahead)], [(received, behind)], pace, due if step == 0 else None)
+        reduce(into, received)
+
+
+def _ring_gather(
+    channel: Channel, chunks: list[torch.Tensor], first: int, pace: Pace | None, due: float | None
+) -> None:
+    """w − 1 rounds: send chunk ``first`` on, which is whole here, then each that comes."""
+    size = channel.size
+    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
+    for step in range(size - 1):
+        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
+        channel.exchange([(out, ahead)], [(into, behind)], pace, due if step == 0 else None)

@@ -1,0 +1,128 @@
+"""Handwritten digits: MNIST's IDX files from the folder DATA_PATH, or generated images of ten learnable classes.
+
+IDX as http://yann.lecun.com/exdb/mnist describes it: big-endian magic 0x0000 08 <dims>, one size a dim, then bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from simpar.errors import Problem, ScheduleError
+
+Bytes = NDArray[np.uint8]
+IMAGES: Final = 'train-images-idx3-ubyte'
+LABELS: Final = 'train-labels-idx1-ubyte'
+CLASSES: Final = 10
+SIDE: Final = 28
+GENERATED: Final = 8192
+MEAN, DEVIATION = 0.1307, 0.3081
+"""Of MNIST's training pixels in [0, 1], as the tutorials normalise them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Digits:
+    """Images in bytes, shape [count, rows, columns], and their classes, shape [count]."""
+
+    images: Bytes
+    labels: Bytes
+
+
+def batch(shape: tuple[int, ...], dtype: torch.dtype, seed: int, index: int) -> torch.Tensor:
+    """Batch number ``index`` of a shuffle that is new each epoch: normalised images, or classes for an integer dtype.
+
+    Arguments: ``shape`` [batch, pixels...] or [batch]. Raises ``ScheduleError`` where the images are not of this shape.
+    """
+    digits = load(os.environ.get('DATA_PATH', ''))
+    rows = _shuffle(len(digits.labels), shape[0], seed, index)
+    if not dtype.is_floating_point:
+        return torch.from_numpy(digits.labels[rows].astype(np.int64)).to(dtype)
+    pixels = digits.images[rows].astype(np.float64).reshape(shape[0], -1)
+    if pixels.shape[1] != prod(shape[1:]):
+        raise _wrong('workload', f'an image has {pixels.shape[1]} pixels, the network takes {prod(shape[1:])} inputs')
+    return torch.from_numpy((pixels / 255 - MEAN) / DEVIATION).reshape(shape).to(dtype)
+
+
+@lru_cache(maxsize=1)
+def load(folder: str) -> Digits:
+    """The images of a folder, or generated ones (saying so) where it has none of the files.
+
+    Raises: ScheduleError where the files are there and are not MNIST's.
+    """
+    images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    if images is None and labels is None:
+        where = f'DATA_PATH {folder} has no {IMAGES}[.gz]' if folder else 'DATA_PATH is not set'
+        logging.getLogger('executor').warning('%s: training on generated images of %d classes', where, CLASSES)
+        return generate()
+    if images is None or labels is None:
+        raise _wrong(folder, f'{LABELS if images else IMAGES}[.gz] is missing', 'put both files there, or neither')
+    digits = Digits(read_idx(images, dims=3), read_idx(labels, dims=1))
+    if len(digits.images) != len(digits.labels):
+        raise _wrong(str(labels), f'{len(digits.labels)} labels for {len(digits.images)} images')
+    if digits.labels.size and digits.labels.max() >= CLASSES:
+        raise _wrong(str(labels), f'a label is {digits.labels.max()}, but there are {CLASSES} classes')
+    return digits
+
+
+def read_idx(path: Path, dims: int) -> Bytes:
+    """An IDX file of bytes, gzipped or not.
+
+    Raises: ScheduleError where it is none, has other dims, or is cut short.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise _wrong(str(path), f'cannot be read: {error}', 'fetch it again') from error
+    head = 4 + 4 * dims
+    if len(content) < head or content[:4] != bytes((0, 0, 8, dims)):
+        raise _wrong(
+            str(path), f'is no IDX file of bytes in {dims} dims (starts with {content[:4].hex() or "nothing"})'
+        )
+    sizes = struct.unpack(f'>{dims}I', content[4:head])
+    if len(content) != head + prod(sizes):
+        raise _wrong(str(path), f'holds {len(content) - head} bytes, its header says {prod(sizes)}', 'fetch it again')
+    return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(sizes)
+
+
+def generate(count: int = GENERATED) -> Digits:
+    """Images like MNIST's in size and brightness: a pattern for each class, its strength and every pixel disturbed."""
+    draw = np.random.default_rng(0)
+    coarse = draw.random((CLASSES, SIDE // 4, SIDE // 4)) < 0.2
+    patterns = np.kron(coarse, np.ones((4, 4)))
+    labels = draw.integers(CLASSES, size=count).astype(np.uint8)
+    strength = draw.uniform(0.5, 1.0, size=(count, 1, 1))
+    noise = draw.normal(0.0, 0.15, size=(count, SIDE, SIDE))
+    return Digits((np.clip(patterns[labels] * strength + noise, 0, 1) * 255).astype(np.uint8), labels)
+
+
+def _find(folder: str, name: str) -> Path | None:
+    candidates = (Path(folder, name), Path(folder, f'{name}.gz')) if folder else ()
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _shuffle(count: int, size: int, seed: int, index: int) -> NDArray[np.int64]:
+    if count < size:
+        raise _wrong('workload.batch', f'a batch of {size} is asked of {count} images', f'write at most {count}')
+    epoch, within = divmod(index, count // size)
+    return _permutation(count, seed, epoch)[within * size : (within + 1) * size]
+
+
+@lru_cache(maxsize=2)
+def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def _wrong(where: str, what: str, instead: str = '') -> ScheduleError:
+    return ScheduleError(Problem(where, what, instead))

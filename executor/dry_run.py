@@ -1,0 +1,121 @@
+"""A dry run under blocking semantics: a thread for each stream, sends wait for receives, collectives for everybody."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from simpar.program import OpClass, Program
+
+STEPS = 2
+Head = tuple[int, int]
+"""A stream of a rank, as (rank, index of the stream in its role)."""
+
+
+def stuck(program: Program) -> Iterator[str]:
+    """One line for each stream that cannot finish two steps, saying what its head waits for."""
+    run = _Run(program)
+    run.finish()
+    for rank in range(program.world):
+        for stream in range(len(run.queues[rank])):
+            if (line := run.draw(rank, stream)) is not None:
+                yield line
+
+
+class _Run:
+    """How far every stream has come."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.roles = [program.role(rank) for rank in range(program.world)]
+        self.needs = [role.needs() for role in program.roles]
+        self.carried = [role.carried() for role in program.roles]
+        self.queues = [
+            [np.flatnonzero(role.stream == stream).tolist() for stream in range(len(role.streams))]
+            for role in self.roles
+        ]
+        self.at = [[0] * len(queues) for queues in self.queues]
+        self.done = [[0] * len(role) for role in self.roles]
+
+    def finish(self) -> None:
+        """Run whatever can run, until nothing can."""
+        streams = [(rank, stream) for rank, queues in enumerate(self.queues) for stream in range(len(queues))]
+        waiting = deque(streams)
+        while waiting:
+            rank, stream = waiting.popleft()
+            for other_rank, other_stream in self._together(rank, stream):
+                self.done[other_rank][self._slot(other_rank, other_stream)] += 1
+                self.at[other_rank][other_stream] += 1
+                waiting.extend((other_rank, every) for every in range(len(self.queues[other_rank])))
+
+    def _slot(self, rank: int, stream: int) -> int:
+        """The head of a stream, or -1 when it is through."""
+        queue, at = self.queues[rank][stream], self.at[rank][stream]
+        return queue[at % len(queue)] if at < STEPS * len(queue) else -1
+
+    def _missing(self, rank: int, stream: int) -> list[int]:
+        """The slots that the head of a stream still needs."""
+        step, slot = self.at[rank][stream] // len(self.queues[rank][stream]), self._slot(rank, stream)
+        role, done = int(self.program.role_of_rank[rank]), self.done[rank]
+        now = [need for need in self.needs[role][slot] if done[need] <= step]
+        return now + [need for need in self.carried[role][slot] if done[need] < step]
+
+    def _together(self, rank: int, stream: int) -> list[Head]:
+        """The streams whose heads may finish now, in one go, with this one; empty while one is missing."""
+        if self._slot(rank, stream) < 0:
+            return []
+        heads = [(rank, stream), *self._peers(rank, stream)]
+        return heads if all(self._arrived(*head) for head in heads) and self._meet(heads) else []
+
+    def _arrived(self, rank: int, stream: int) -> bool:
+        return stream >= 0 and self._slot(rank, stream) >= 0 and not self._missing(rank, stream)
+
+    def _op(self, rank: int, stream: int) -> OpClass:
+        return self.program.op(self.roles[rank], self._slot(rank, stream))
+
+    def _peers(self, rank: int, stream: int) -> list[Head]:
+        """The streams of other ranks that must take part; a stream that a rank lacks is -1."""
+        op = self._op(rank, stream)
+        if op.kind == 'compute':
+            return []
+        members = self.program.partitions[op.partition].members(rank)
+        if op.kind == 'collective':
+            others = [member for member in members if member != rank]
+        else:
+            others = [members[(members.index(rank) + op.peer) % len(members)]]
+        name = self.roles[rank].streams[stream]
+        return [(other, self._stream(other, name)) for other in others]
+
+    def _stream(self, rank: int, name: str) -> int:
+        streams = self.roles[rank].streams
+        return streams.index(name) if name in streams else -1
+
+    def _meet(self, heads: list[Head]) -> bool:
+        """Whether the heads are the same collective, or a send and a receive that face each other."""
+        ops = [self._op(*head) for head in heads]
+        if len(heads) == 1 or ops[0].kind == 'collective':
+            return all((op.kind, op.partition) == (ops[0].kind, ops[0].partition) for op in ops)
+        facing = heads[0] in self._peers(*heads[1])
+        return facing and {op.kind for op in ops} == {'send', 'recv'}
+
+    def draw(self, rank: int, stream: int) -> str | None:
+        """What the head of a stream waits for, in words; None when the stream is through."""
+        slot = self._slot(rank, stream)
+        if slot < 0:
+            return None
+        role = self.roles[rank]
+        head = f'rank {rank}, stream {role.streams[stream]}: {self.program.action(role, slot)} waits for'
+        if missing := self._missing(rank, stream):
+            return f'{head} {", ".join(self.program.action(role, need) for need in missing)}'
+        away = [
+            f'rank {other} (at {self._at(other, theirs)})'
+            for other, theirs in self._peers(rank, stream)
+            if not self._arrived(other, theirs) or not self._meet([(rank, stream), (other, theirs)])
+        ]
+        return f'{head} {", ".join(away)}'
+
+    def _at(self, rank: int, stream: int) -> str:
+        slot = self._slot(rank, stream) if stream >= 0 else -1
+        return self.program.action(self.roles[rank], slot) if slot >= 0 else 'nothing more'

@@ -1,0 +1,101 @@
+"""Emulated compute: ops take their predicted time on a virtual device; messages are real, of the right size.
+
+It shows that dependencies, streams and communication are predicted right. It does not show that compute is.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from executor import collectives
+from executor.clock import Clock
+from executor.collectives import Channel, Pace
+from executor.device import VirtualDevice
+from executor.machine import Work
+from executor.net import Link
+from simpar.cost.costs import Costs
+from simpar.program import OpClass, Program
+
+
+class EmulatedMachine:
+    """One rank's virtual device and host.
+
+    Arguments: ``link``, what the rank sends through where the network is paced.
+    """
+
+    def __init__(self, program: Program, costs: Costs, rank: int, clock: Clock, link: Link | None) -> None:
+        role = program.role(rank)
+        self._costs = costs
+        self._clock = clock
+        self._link = link
+        self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
+        self._speed = float(costs.rank_speed[rank])
+        self._group = {name: partition.place(rank)[0] for name, partition in program.partitions.items()}
+        hosts = costs.host[role.op_class].tolist()
+        self._issued = list(accumulate(hosts))
+        self._period = sum(hosts)
+        self._begin = 0.0
+
+    def begin(self, moment: float) -> None:
+        """The host starts to issue ops."""
+        self._begin = moment
+
+    def arrive(self, work: Work, ready: float) -> float:
+        """The op is ready and the host has issued it."""
+        arrived = max(ready, self._begin + self._issued[work.slot] + work.step * self._period)
+        if work.channel is not None:
+            self._clock.sleep_until(arrived)
+        return arrived
+
+    def compute(self, work: Work, arrived: float) -> float:
+        """The op's isolated time on this rank, stretched beside collectives."""
+        seconds = float(self._costs.compute[work.index]) / self._speed
+        return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.index]))
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """Messages of the right sizes; the collective starts when the last of its ranks has arrived."""
+        if work.channel is None or work.channel.size == 1:
+            return arrived
+        start = _meet(work.op, work.channel, arrived)
+        busy = self._device.open(arrived if self._costs.waiting_slows else start)
+        _transfer(work.op, work.channel, self._pace(work), start)
+        end = self._clock.now()
+        self._device.close(busy, end)
+        return end
+
+    def _pace(self, work: Work) -> Pace | None:
+        """Demand as the costs have it: below 1 where something else than the link limits the collective."""
+        if self._link is None:
+            return None
+        groups = self._costs.communication.get(work.index, ())
+        links = groups[self._group[work.op.partition] % len(groups)].links if groups else ()
+        demand = max((demand for _, demand in links), default=1.0)
+        return Pace(self._link, demand, float(self._costs.beside_compute[work.index]))
+
+
+def _meet(op: OpClass, channel: Channel, arrived: float) -> float:
+    """When the last participant arrived."""
+    if op.kind == 'collective':
+        return channel.latest(arrived)
+    return channel.later(arrived, (channel.position + op.peer) % channel.size)
+
+
+def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> None:
+    """An op's messages, of bytes that nobody reads."""
+    size, width = int(op.bytes), channel.size
+    if op.operator == 'all_reduce':
+        collectives.all_reduce(channel, _bytes(size), '', pace, due)
+    elif op.operator == 'all_gather':
+        collectives.all_gather(channel, _bytes(size // width), pace, due)
+    elif op.operator == 'reduce_scatter':
+        collectives.reduce_scatter(channel, list(_bytes(size).tensor_split(width)), '', pace, due)
+    else:
+        peer = (channel.position + op.peer) % width
+        message = [(_bytes(size), peer)]
+        channel.exchange(message if op.kind == 'send' else [], message if op.kind == 'recv' else [], pace, due)
+
+
+def _bytes(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)

@@ -1,0 +1,194 @@
+"""One rank among ranks that somebody else has started: it meets the others at a store, and watches itself."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import time
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from executor.assemble import Execution, assemble_run
+from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
+from executor.launch import Launch
+from executor.net import Net
+from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
+from executor.streams import Streams
+from executor.watchdog import Failure, Status, explain
+from simpar.errors import RunFailed
+from simpar.program import Program
+
+BEAT: Final = 0.25
+"""Seconds between two reports of a rank to the others."""
+SILENT: Final = 1.0
+"""Seconds without a report after which a rank counts as gone, once something has failed."""
+PINGS: Final = 16
+Store = Any
+"""A store of torch.distributed."""
+
+
+def run_external(launch: Launch, program: Program, request: Request, net: Net, timeout: float) -> Execution | None:
+    """Run a program as one rank of ``launch``; rank 0 gets the Execution, the others None.
+
+    Raises ``RunFailed`` naming rank, op and peer, or what keeps the ranks from meeting.
+    """
+    if net.kind == 'lab':
+        raise RunFailed(f'--net lab needs ranks of its own, but {launch.by} has started them; leave it out')
+    if launch.world != program.world:
+        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+    if launch.local:
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if os.uname().sysname == 'Darwin' else 'lo')
+    sharpen_sleep()
+    return _External(launch, program, timeout).run(request, net)
+
+
+class _External:
+    """What a rank knows of the others through the store."""
+
+    def __init__(self, launch: Launch, program: Program, timeout: float) -> None:
+        self._rank = launch.rank
+        self._program = program
+        self._timeout = timeout
+        self._store = _store(launch)
+        self._status = Status(launch.world)
+        self._clock, self._notes = self._common_clock()
+
+    def run(self, request: Request, net: Net) -> Execution | None:
+        world = self._program.world
+        rank = Rank(self._rank, world, self._store, net, self._status, self._timeout, self._clock)
+        rank.load(self._program)
+        outcome = rank.run(self._program, request, self._agree, self._watch)
+        self._store.set(f'simpar/outcome/{self._rank}', _packed(outcome))
+        if self._rank:
+            self._store.wait(['simpar/end'])
+            return None
+        outcomes = [_unpacked(self._store.get(f'simpar/outcome/{other}')) for other in range(world)]
+        execution = assemble_run(self._program, outcomes, request.compute, self._notes)
+        self._store.set('simpar/end', b'1')
+        return execution
+
+    def _common_clock(self) -> tuple[Clock, tuple[str, ...]]:
+        """Rank 0's clock: that of this host too where both are on one host, else estimated by pings."""
+        world = self._program.world
+        self._store.set(f'simpar/host/{self._rank}', host_identity().encode())
+        hosts = [self._store.get(f'simpar/host/{rank}') for rank in range(world)]
+        away = [rank for rank in range(world) if hosts[rank] != hosts[0]]
+        notes = (f'clocks of {len(away)} ranks on other hosts were aligned by pings',) if away else ()
+        if self._rank == 0:
+            for rank in away:
+                for turn in range(PINGS):
+                    self._store.wait([f'simpar/ping/{rank}/{turn}'])
+                    self._store.set(f'simpar/pong/{rank}/{turn}', repr(time.perf_counter()))
+        if self._rank not in away:
+            return Clock(), notes
+        turns = iter(range(PINGS))
+        offset, _ = offset_by_ping(lambda: self._ping(next(turns)), PINGS)
+        return Clock(offset), notes
+
+    def _ping(self, turn: int) -> tuple[float, float, float]:
+        sent = time.perf_counter()
+        self._store.set(f'simpar/ping/{self._rank}/{turn}', b'1')
+        stamped = float(self._store.get(f'simpar/pong/{self._rank}/{turn}'))
+        return sent, stamped, time.perf_counter()
+
+    def _agree(self) -> float:
+        """All are ready, and begin at the moment that rank 0 says."""
+        self._store.set(f'simpar/ready/{self._rank}', b'1')
+        if self._rank == 0:
+            self._store.wait([f'simpar/ready/{rank}' for rank in range(self._program.world)])
+            self._store.set('simpar/begin', repr(self._clock.now() + 0.05))
+        return float(self._store.get('simpar/begin'))
+
+    def _watch(self, streams: Streams) -> None:
+        """Report to the others while streams run; nobody else watches over this rank."""
+        finished, moved = -1, time.perf_counter()
+        while not streams.wait(BEAT):
+            now = self._status.finished()
+            if now != finished:
+                finished, moved = now, time.perf_counter()
+            self._report([])
+            if time.perf_counter() - moved > self._timeout:
+                break
+        else:
+            if not streams.failures:
+                return
+        raise RunFailed(self._explain(streams.failures))
+
+    def _report(self, failures: list[Failure]) -> None:
+        self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))
+        self._store.set(f'simpar/beat-at/{self._rank}', repr(self._clock.now()))
+        if failures:
+            found = [asdict(failure) for failure in failures]
+            self._store.set(f'simpar/failures/{self._rank}', json.dumps(found))
+
+    def _explain(self, failures: list[Failure]) -> str:
+        """What this rank and the others know."""
+        try:
+            self._report(failures)
+            until = time.perf_counter() + SILENT + BEAT
+            while time.perf_counter() < until:
+                self._report(failures)
+                time.sleep(BEAT)
+            return self._ask_the_others()
+        except (RuntimeError, OSError):
+            reason = explain(self._program, self._status, {}, failures, self._timeout).splitlines()[0]
+            return f"{reason}; rank 0, which serves the ranks' store, cannot be reached"
+
+    def _ask_the_others(self) -> str:
+        dead: dict[int, str] = {}
+        failures: list[Failure] = []
+        for rank in range(self._program.world):
+            if self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
+                self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
+                age = self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
+            else:
+                age = self._timeout
+            if age > SILENT:
+                dead[rank] = f'has said nothing for {age:.1f} s: it was killed, or its host is lost'
+            if self._store.check([f'simpar/failures/{rank}']):
+                found = json.loads(self._store.get(f'simpar/failures/{rank}'))
+                failures += [Failure(**failure) for failure in found]
+        return explain(self._program, self._status, dead, failures, self._timeout)
+
+
+def _store(launch: Launch) -> Store:
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
+    serve = launch.rank == 0 and not launch.served
+    try:
+        return dist.TCPStore(
+            launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False
+        )
+    except (RuntimeError, OSError) as error:
+        text = str(error).splitlines()[0]
+        if serve and ('EADDRINUSE' in text or 'in use' in text):
+            raise RunFailed(f'rank 0: port {launch.port} is taken; choose another by MASTER_PORT') from None
+        raise RunFailed(f'rank {launch.rank}: no store at {launch.host}:{launch.port}: {text}') from None
+
+
+def _packed(outcome: Outcome) -> bytes:
+    content = {
+        'arrive': torch.from_numpy(outcome.arrive_KS),
+        'end': torch.from_numpy(outcome.end_KS),
+        'losses': outcome.losses,
+        'parameters': outcome.parameters,
+        'gradients': outcome.gradients,
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(content: bytes) -> Outcome:
+    found = torch.load(io.BytesIO(content), weights_only=True)
+    return Outcome(
+        arrive_KS=found['arrive'].numpy(),
+        end_KS=found['end'].numpy(),
+        losses=found['losses'],
+        parameters=found['parameters'],
+        gradients=found['gradients'],
+    )

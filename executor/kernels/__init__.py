@@ -1,0 +1,39 @@
+"""Kernels: what every operator does in every phase, on torch tensors, as docs/architecture.md lists them.
+
+A kernel takes the tensors that its op class reads, in order, and gives those that it writes, then those to be added to
+what it accumulates. It never changes what it reads, but for updates, which work in place.
+"""
+
+from __future__ import annotations
+
+from executor.kernels import attention, embedding, linear, loss, norm, pointwise, update
+from executor.kernels.context import Context as Context
+from executor.kernels.context import Kernel as Kernel
+from executor.kernels.context import context as context
+from executor.kernels.loss import LOSSES as LOSSES
+from simpar.errors import ProgramError
+from simpar.program import OpClass
+
+KERNELS: dict[tuple[str, str], Kernel] = {
+    **linear.KERNELS,
+    **attention.KERNELS,
+    **norm.KERNELS,
+    **pointwise.KERNELS,
+    **embedding.KERNELS,
+    **loss.KERNELS,
+    **update.KERNELS,
+}
+"""(operator, phase) → kernel."""
+
+
+def kernel(op: OpClass) -> Kernel:
+    """The kernel of an op class.
+
+    Raises: ProgramError where there is none.
+    """
+    try:
+        return KERNELS[op.operator, op.phase]
+    except KeyError:
+        phases = sorted(phase for operator, phase in KERNELS if operator == op.operator)
+        known = f'phases {", ".join(phases)}' if phases else 'operators ' + ', '.join(sorted({o for o, _ in KERNELS}))
+        raise ProgramError(f'{op.name}: no kernel for {op.operator!r} in phase {op.phase}; there are {known}') from None

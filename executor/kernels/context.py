@@ -1,0 +1,44 @@
+"""What a kernel knows besides its op class and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from simpar.program import OpClass, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and when an op runs.
+
+    Arguments: ``position``, partition → the rank's position in its group; ``size``, partition → ranks in a group;
+    ``step`` counts optimizer steps from 0.
+    """
+
+    rank: int
+    position: dict[str, int]
+    size: dict[str, int]
+    step: int = 0
+
+
+Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]
+
+
+def context(program: Program, rank: int, step: int = 0) -> Context:
+    """The context of a rank in one step."""
+    partitions = program.partitions.values()
+    return Context(
+        rank=rank,
+        position={partition.name: partition.place(rank)[1] for partition in partitions},
+        size={partition.name: partition.size for partition in partitions},
+        step=step,
+    )
+
+
+def position(op: OpClass, where: Context) -> int:
+    """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is cut."""
+    partition = str(op.attributes.get('partition', ''))
+    return where.position[partition] if partition else 0

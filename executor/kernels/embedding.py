@@ -1,0 +1,57 @@
+"""Token embedding, its vocabulary whole or cut over a partition, and position embedding."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels.context import Context, position
+from simpar.program import OpClass
+
+
+def local_rows(op: OpClass, where: Context, tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens as rows of this rank's piece of the vocabulary, and which of them lie in it; the others become row 0."""
+    local = tokens - position(op, where) * rows
+    inside = (local >= 0) & (local < rows)
+    return local.where(inside, 0), inside
+
+
+def embedding_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """tokens, weight → y; zeros for tokens outside of this rank's rows."""
+    tokens, weight = tensors
+    local, inside = local_rows(op, where, tokens, weight.shape[0])
+    return [weight[local] * inside.unsqueeze(-1)]
+
+
+def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """tokens, dy → dweight; ``attributes['rows']``: how many rows of the weight this rank has."""
+    tokens, dy = tensors
+    rows = int(op.attributes['rows'])
+    local, inside = local_rows(op, where, tokens, rows)
+    dweight = dy.new_zeros(rows, dy.shape[-1])
+    return [dweight.index_add_(0, local.flatten(), (dy * inside.unsqueeze(-1)).flatten(0, -2))]
+
+
+def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, weight → y; the weight is whole, x may be this rank's piece of the sequence."""
+    x, weight = tensors
+    first = position(op, where) * x.shape[1]
+    return [x + weight[first : first + x.shape[1]]]
+
+
+def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dweight of the whole weight: zero rows outside of this rank's piece of the sequence."""
+    drows = tensors[0].sum(0)
+    partition = str(op.attributes.get('partition', ''))
+    if not partition:
+        return [drows]
+    dweight = drows.new_zeros(where.size[partition] * drows.shape[0], drows.shape[1])
+    dweight[position(op, where) * drows.shape[0] :][: drows.shape[0]] = drows
+    return [dweight]
+
+
+KERNELS = {
+    ('embedding', 'F'): embedding_forward,
+    ('embedding', 'W'): embedding_dw,
+    ('position', 'F'): position_forward,
+    ('position', 'W'): position_dw,
+}

@@ -1,0 +1,35 @@
+"""LayerNorm over the last dim, as aten does it."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels.context import Context
+from simpar.program import OpClass
+
+
+def norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, gain, bias → y, mean, rstd."""
+    x, gain, bias = tensors
+    return list(torch.native_layer_norm(x, x.shape[-1:], gain, bias, float(op.attributes['epsilon'])))
+
+
+def norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, gain, mean, rstd → dx."""
+    dy, x, gain, mean, rstd = tensors
+    column = (*x.shape[:-1], 1)
+    dx, _, _ = torch.ops.aten.native_layer_norm_backward(
+        dy, x, x.shape[-1:], mean.reshape(column), rstd.reshape(column), gain, None, [True, False, False]
+    )
+    return [dx]
+
+
+def norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, mean, rstd → dgain, dbias."""
+    dy, x, mean, rstd = tensors
+    column = (*x.shape[:-1], 1)
+    normalised = (x - mean.reshape(column)) * rstd.reshape(column)
+    return [(dy * normalised).flatten(0, -2).sum(0), dy.flatten(0, -2).sum(0)]
+
+
+KERNELS = {('norm', 'F'): norm_forward, ('norm', 'I'): norm_dx, ('norm', 'W'): norm_dw}

@@ -1,0 +1,81 @@
+"""Activations, biases, residuals and other ops of memory traffic."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from executor.kernels.context import Context, position
+from simpar.program import OpClass
+
+
+def gelu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y, the exact (erf) form."""
+    return [functional.gelu(tensors[0])]
+
+
+def gelu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    return [torch.ops.aten.gelu_backward(*tensors)]
+
+
+def relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [torch.relu(tensors[0])]
+
+
+def relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, y → dx."""
+    return [torch.ops.aten.threshold_backward(*tensors, 0)]
+
+
+def bias_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, bias → y."""
+    x, bias = tensors
+    return [x + bias.flatten()]
+
+
+def dbias(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dbias, flat."""
+    return [tensors[0].flatten(0, -2).sum(0)]
+
+
+def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, z[, bias] → y."""
+    x, z, *bias = tensors
+    y = x + z
+    return [y + bias[0].flatten() if bias else y]
+
+
+def add(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """d1, d2 → d."""
+    return [torch.add(*tensors)]
+
+
+def scale(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """d → d × ``factor``."""
+    return [tensors[0] * float(op.attributes['factor'])]
+
+
+def cut(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → the slice along ``dim`` of this rank's position in ``partition``."""
+    dim = int(op.attributes['dim'])
+    length = tensors[0].shape[dim] // where.size[str(op.attributes['partition'])]
+    # A view would keep the whole x in memory after it is freed.
+    return [tensors[0].narrow(dim, position(op, where) * length, length).clone(memory_format=torch.contiguous_format)]
+
+
+KERNELS = {
+    ('gelu', 'F'): gelu_forward,
+    ('gelu', 'I'): gelu_dx,
+    ('relu', 'F'): relu_forward,
+    ('relu', 'I'): relu_dx,
+    ('bias', 'F'): bias_forward,
+    ('bias', 'W'): dbias,
+    ('residual', 'F'): residual_forward,
+    ('residual', 'W'): dbias,
+    ('add', 'I'): add,
+    ('scale', 'I'): scale,
+    ('slice', 'F'): cut,
+    ('slice', 'I'): cut,
+}

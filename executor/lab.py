@@ -1,0 +1,125 @@
+"""The lab: real links between ranks on one machine, shaped by the kernel, of which nothing is left when the run ends.
+
+Every rank enters a network namespace of its own. A hub process has one too, with a bridge in it, and puts a veth cable
+between the bridge and each rank. What a rank sends is shaped by HTB, small packets (acknowledgements) first. The
+namespaces have no names and no files: they, the bridge and the cables are gone when the last process in them is, and
+hub and ranks go when the parent does, however it ends. No other interface, bridge or namespace is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Final
+
+from simpar.errors import RunFailed
+
+CLONE_NEWNET: Final = 0x40000000
+DEVICE: Final = 'eth0'
+NETWORK: Final = '10.77.0'
+MAX_RANKS: Final = 250
+BURST: Final = '32kb'
+"""Larger bursts let small messages through for nothing, smaller ones cost throughput."""
+HELP: Final = 'run it as root, or under `unshare -Urn`, or take --net paced:RATE,LATENCY'
+MTU: Final = 1514
+PAYLOAD: Final = 1448
+"""Bytes of a full Ethernet frame, and what TCP carries in it: a shaped link's rate counts the former."""
+
+
+def address(rank: int) -> str:
+    """A rank's address in the lab."""
+    return f'{NETWORK}.{rank + 1}'
+
+
+def lacking() -> str:
+    """Why there can be no lab on this machine; empty where there can."""
+    if sys.platform != 'linux':
+        return 'network namespaces are a feature of Linux'
+    missing = [tool for tool in ('ip', 'tc', 'unshare') if shutil.which(tool) is None]
+    if missing:
+        return f'{" and ".join(missing)} not found; install iproute2 and util-linux'
+    steps = 'ip link add b0 type bridge && ip link add a0 type veth peer name a1 && tc qdisc add dev lo root htb'
+    probe = subprocess.run(['unshare', '-n', 'sh', '-c', steps], capture_output=True, text=True, check=False)
+    return probe.stderr.strip().replace('\n', '; ') if probe.returncode else ''
+
+
+def require() -> None:
+    """Raises ``RunFailed`` where there can be no lab."""
+    if reason := lacking():
+        raise RunFailed(f'no lab network on this machine: {reason}; {HELP}')
+
+
+def enter() -> None:
+    """Put the calling process into a new network namespace."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(CLONE_NEWNET):
+        raise RunFailed(f'no network namespace: {os.strerror(ctypes.get_errno())}; {HELP}')
+
+
+def shape(rank: int, rate: float) -> None:
+    """Give this namespace's end of the cable its address, and shape what it sends.
+
+    Arguments: ``rate`` in bytes/s, headers included.
+    """
+    limit = f'rate {int(rate * 8)}bit ceil {int(rate * 8)}bit burst {BURST} cburst {BURST} quantum 60000'
+    _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
+    _do('ip link set lo up')
+    _do(f'ip link set {DEVICE} up')
+    _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 20 r2q 1000')
+    _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
+    _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
+    _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:20 htb {limit} prio 1')
+    _do(f'tc qdisc add dev {DEVICE} parent 1:10 pfifo limit 1000')
+    _do(f'tc qdisc add dev {DEVICE} parent 1:20 pfifo limit 10000')
+    small = 'match u16 0x0000 0xff80 at 2'
+    _do(f'tc filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 {small} flowid 1:10')
+
+
+def _do(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().replace('\n', '; ')
+        raise RunFailed(f'the lab cannot be built: `{command}`: {reason}')
+
+
+def hub(pipe: Connection, lifeline: Connection) -> None:
+    """The process that holds the bridge: does what the parent says, and goes when it has gone.
+
+    It hears ('attach', rank, process) and ('cut', rank, 0), and answers with an empty text or with what went wrong.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        enter()
+        _do('ip link add bridge type bridge')
+        _do('ip link set bridge up')
+        pipe.send('')
+        while True:
+            word, rank, process = pipe.recv()
+            pipe.send(_obey(word, rank, process))
+    except RunFailed as error:
+        pipe.send(str(error))
+    except (EOFError, OSError):
+        pass
+    finally:
+        with suppress(OSError):
+            lifeline.close()
+    os._exit(0)
+
+
+def _obey(word: str, rank: int, process: int) -> str:
+    try:
+        if word == 'attach':
+            _do(f'ip link add rank{rank} type veth peer name {DEVICE} netns {process}')
+            _do(f'ip link set rank{rank} master bridge')
+            _do(f'ip link set rank{rank} up')
+        elif word == 'cut':
+            _do(f'ip link set rank{rank} down')
+    except RunFailed as error:
+        return str(error)
+    return ''

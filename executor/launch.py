@@ -1,0 +1,115 @@
+"""Who started this process as which rank: torchrun, msrun, mpirun or Slurm, told by the variables that they set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from simpar.errors import RunFailed
+
+PORT: Final = 29500
+"""Where rank 0's store is when nobody says: torch.distributed's own choice."""
+LOCAL: Final = ('localhost', '127.0.0.1', '::1')
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One rank of a world that somebody else has started.
+
+    Arguments: ``by``, who; ``host`` and ``port`` of the store that all ranks meet at; ``served``, whether the launcher
+    itself serves that store, else rank 0 does; ``idle``: this process is no rank and should end at once.
+    """
+
+    by: str
+    rank: int
+    world: int
+    host: str
+    port: int
+    served: bool = False
+    idle: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.host in LOCAL
+
+    def __str__(self) -> str:
+        return f'rank {self.rank} of {self.world}, started by {self.by}; all meet at {self.host}:{self.port}'
+
+
+def detect(variables: Mapping[str, str]) -> Launch | None:
+    """The launch that the environment tells of; None where this process was started by hand.
+
+    Raises ``RunFailed`` where variables are there but do not say enough.
+    """
+    for launcher in (_torchrun, _msrun, _mpirun, _slurm):
+        if (launch := launcher(variables)) is not None:
+            return launch
+    return None
+
+
+def _torchrun(variables: Mapping[str, str]) -> Launch | None:
+    if 'RANK' not in variables or 'WORLD_SIZE' not in variables:
+        return None
+    served = variables.get('TORCHELASTIC_USE_AGENT_STORE', '').lower() == 'true'
+    by = 'torchrun' if 'TORCHELASTIC_RUN_ID' in variables else 'RANK and WORLD_SIZE'
+    host, port = _meeting(variables, 'localhost')
+    return Launch(by, _number(variables, 'RANK'), _number(variables, 'WORLD_SIZE'), host, port, served)
+
+
+def _msrun(variables: Mapping[str, str]) -> Launch | None:
+    """MindSpore's dynamic cluster; it also starts a scheduler, which has nothing to do here."""
+    if 'MS_WORKER_NUM' not in variables:
+        return None
+    host = variables.get('MS_SCHED_HOST', 'localhost')
+    port = _number(variables, 'MS_SCHED_PORT') if 'MS_SCHED_PORT' in variables else PORT
+    world = _number(variables, 'MS_WORKER_NUM')
+    if variables.get('MS_ROLE') == 'MS_SCHED':
+        return Launch('msrun', -1, world, host, port, idle=True)
+    if 'MS_NODE_ID' not in variables:
+        raise RunFailed('msrun gave no MS_NODE_ID; give it --node_rank, so that it numbers the workers')
+    return Launch('msrun', _number(variables, 'MS_NODE_ID'), world, host, port)
+
+
+def _mpirun(variables: Mapping[str, str]) -> Launch | None:
+    if 'OMPI_COMM_WORLD_RANK' not in variables:
+        return None
+    world = _number(variables, 'OMPI_COMM_WORLD_SIZE')
+    local = variables.get('OMPI_COMM_WORLD_LOCAL_SIZE') == str(world)
+    if not local and 'MASTER_ADDR' not in variables:
+        raise RunFailed('mpirun on several hosts: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=...)')
+    host, port = _meeting(variables, 'localhost')
+    return Launch('mpirun', _number(variables, 'OMPI_COMM_WORLD_RANK'), world, host, port)
+
+
+def _slurm(variables: Mapping[str, str]) -> Launch | None:
+    """A task of srun; a batch script alone has no step, and starts ranks of its own."""
+    if 'SLURM_PROCID' not in variables or not {'SLURM_STEP_ID', 'SLURM_STEPID'} & variables.keys():
+        return None
+    nodes = variables.get('SLURM_STEP_NODELIST') or variables.get('SLURM_JOB_NODELIST', 'localhost')
+    job = _number(variables, 'SLURM_JOB_ID') if 'SLURM_JOB_ID' in variables else 0
+    host, port = _meeting(variables, first_host(nodes), PORT + job % 1000)
+    world = 'SLURM_STEP_NUM_TASKS' if 'SLURM_STEP_NUM_TASKS' in variables else 'SLURM_NTASKS'
+    return Launch('srun', _number(variables, 'SLURM_PROCID'), _number(variables, world), host, port)
+
+
+def first_host(nodes: str) -> str:
+    """The first host of Slurm's list, e.g. ``node01`` of ``node[01-04,07],other``."""
+    match = re.match(r'([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?', nodes)
+    return f'{match[1]}{match[2] or ""}{match[3] or ""}' if match else nodes
+
+
+def _meeting(variables: Mapping[str, str], host: str, port: int = PORT) -> tuple[str, int]:
+    if 'MASTER_PORT' in variables:
+        port = _number(variables, 'MASTER_PORT')
+    return variables.get('MASTER_ADDR', host), port
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except (KeyError, ValueError):
+        found = f'is {variables[name]!r}' if name in variables else 'is missing'
+        raise RunFailed(f'the environment variable {name} {found}; it must be a whole number') from None

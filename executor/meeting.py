@@ -1,0 +1,59 @@
+"""Where ranks meet to communicate in process, and what each takes home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from executor.tensors import all_gather, all_reduce, reduce_scatter
+from simpar.errors import ProgramError
+from simpar.program import OpClass, Partition
+from simpar.program.op import COLLECTIVES
+
+Messages = Sequence[list[torch.Tensor]]
+Place = tuple[object, ...]
+
+
+def seat(op: OpClass, stream: str, partition: Partition, rank: int) -> tuple[Place, int, int]:
+    """Where the participants of a communication meet, this rank's seat there, and how many seats there are.
+
+    A communicator is a partition and a stream; a send meets its receive on the way from one position to the other.
+    """
+    group, position = partition.place(rank)
+    place = (partition.name, stream, group)
+    peer = (position + op.peer) % partition.size
+    if op.kind == 'send':
+        return (*place, position, peer), 0, 2
+    if op.kind == 'recv':
+        return (*place, peer, position), 1, 2
+    return place, position, partition.size
+
+
+def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.Tensor]]:
+    """What every participant gets, by seat.
+
+    Raises: ProgramError where the participants are in different collectives or bring tensors of different shapes.
+    """
+    op = ops[0]
+    if op.kind == 'send':
+        return [[], [tensor.clone() for tensor in messages[0]]]
+    for other, message in zip(ops, messages, strict=True):
+        if _form(other, message) != _form(op, messages[0]):
+            raise ProgramError(
+                f'ranks meet in different collectives: {op.name} {_form(op, messages[0])} and '
+                f'{other.name} {_form(other, message)}'
+            )
+    if op.operator == 'all_reduce':
+        return all_reduce(messages, op.reduce)
+    pieces, dim = [piece for (piece,) in messages], int(op.attributes.get('dim', 0))
+    if op.operator == 'all_gather':
+        return [[whole] for whole in all_gather(pieces, dim)]
+    if op.operator == 'reduce_scatter':
+        return [[piece] for piece in reduce_scatter(pieces, dim, op.reduce)]
+    raise ProgramError(f'{op.name}: no collective is called {op.operator!r}; there are {", ".join(COLLECTIVES)}')
+
+
+def _form(op: OpClass, message: list[torch.Tensor]) -> tuple[object, ...]:
+    """What all participants must agree on."""
+    return (op.operator, op.reduce, op.attributes.get('dim'), *(tuple(tensor.shape) for tensor in message))

@@ -1,0 +1,182 @@
+"""A rank's process in a pool: does what the parent says through a pipe, and goes when the parent has gone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from executor import lab
+from executor.clock import Clock, sharpen_sleep
+from executor.net import Net
+from executor.rank import INIT_TIMEOUT, Rank
+from executor.scheduling import pin
+from executor.streams import Streams
+from executor.watchdog import Failure, Status
+from simpar.errors import SimparError
+from simpar.program import Program
+
+LOOPBACK: Final = '127.0.0.1'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a rank must know before anything else.
+
+    Arguments: ``folder`` of this pool, for what outlives a rank; ``port`` of rank 0's store, 0 for any; ``threads``
+    that a kernel uses; ``pinned``: to one core.
+    """
+
+    rank: int
+    world: int
+    folder: Path
+    net: Net
+    timeout: float
+    port: int
+    threads: int
+    pinned: bool
+
+
+class _Broken(Exception):
+    """Streams of this rank have failed."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        super().__init__()
+        self.failures = failures
+
+
+def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
+    """Serve the parent until it says stop or dies; never returns."""
+    _isolate(setup)
+    talk = _Talk(pipe)
+    try:
+        host = _join_network(setup, talk)
+        threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+        sharpen_sleep()
+        torch.set_num_threads(setup.threads)
+        if setup.pinned:
+            pin(setup.rank)
+        _serve(setup, talk, host)
+    except EOFError:
+        pass
+    except _Broken as broken:
+        talk.say('failed', broken.failures)
+        _wait_for_the_end()
+    except BaseException as error:
+        talk.say('error', error if isinstance(error, SimparError) else f'{type(error).__name__}: {error}')
+        _wait_for_the_end()
+    os._exit(0)
+
+
+class _Talk:
+    """Messages to and from the parent: pickles, for the pipe is ours at both ends."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def say(self, word: str, what: object = None) -> None:
+        self._pipe.send_bytes(pickle.dumps((word, what)))
+
+    def hear(self) -> tuple[str, Any]:
+        word, what = pickle.loads(self._pipe.recv_bytes())
+        return word, what
+
+    def expect(self, word: str) -> Any:
+        heard, what = self.hear()
+        if heard != word:
+            raise EOFError(heard)
+        return what
+
+
+def _isolate(setup: Setup) -> None:
+    """Ctrl-C is the parent's to deal with; what C++ libraries print goes to a file that the parent can read."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stderr = os.open(setup.folder / f'stderr{setup.rank}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stderr, 2)
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """The parent never writes; the read returns when its end is closed, however it died."""
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _wait_for_the_end() -> None:
+    """The parent may still want to see what the others say."""
+    time.sleep(INIT_TIMEOUT)
+
+
+def _join_network(setup: Setup, talk: _Talk) -> str:
+    """Enter a network namespace of its own, if asked; returns the address of rank 0."""
+    if setup.net.kind != 'lab':
+        os.environ['GLOO_SOCKET_IFNAME'] = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
+        talk.say('hello', os.getpid())
+        talk.expect('attached')
+        return LOOPBACK
+    lab.enter()
+    talk.say('hello', os.getpid())
+    talk.expect('attached')
+    lab.shape(setup.rank, setup.net.rate)
+    os.environ['GLOO_SOCKET_IFNAME'] = lab.DEVICE
+    return lab.address(0)
+
+
+def _serve(setup: Setup, talk: _Talk, host: str) -> None:
+    store = _store(setup, talk, host)
+    status = Status(setup.world, setup.folder / 'status')
+    rank = Rank(setup.rank, setup.world, store, setup.net, status, setup.timeout, Clock())
+    programs: dict[str, Program] = {}
+
+    def agree() -> float:
+        talk.say('ready')
+        begin: float = talk.expect('go')
+        return begin
+
+    while True:
+        word, what = talk.hear()
+        if word == 'load':
+            programs[what.hash] = what
+            rank.load(what)
+            talk.say('loaded')
+        elif word == 'run':
+            digest, request = what
+            talk.say('done', rank.run(programs[digest], request, agree, _watch))
+        else:
+            return
+
+
+def _watch(streams: Streams) -> None:
+    """The parent watches the clock; here only failures count."""
+    while not streams.wait(1.0):
+        pass
+    if streams.failures:
+        raise _Broken(streams.failures)
+
+
+def _store(setup: Setup, talk: _Talk, host: str) -> dist.Store:
+    """Rank 0 serves it, and tells the parent where; the parent tells the others."""
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
+    if setup.rank == 0:
+        try:
+            store = dist.TCPStore(host, setup.port, is_master=True, timeout=timeout, wait_for_workers=False)
+        except (RuntimeError, OSError):
+            if not setup.port:
+                raise
+            store = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        talk.say('port', store.port)
+        talk.expect('port')
+        return store
+    port: int = talk.expect('port')
+    return dist.TCPStore(host, port, is_master=False, timeout=timeout)

@@ -1,0 +1,173 @@
+"""One rank: its store, its process groups (kept from program to program), and the runs of programs on it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+import torch.distributed as dist
+
+from executor.clock import Clock
+from executor.collectives import Channel
+from executor.emulated import EmulatedMachine
+from executor.net import Link, Net
+from executor.real import Part, RealMachine
+from executor.streams import Fault, Streams
+from executor.tensors import TORCH
+from executor.validate import communicators
+from executor.watchdog import Status
+from simpar.cost.costs import Costs
+from simpar.errors import RunFailed
+from simpar.program import Program
+from simpar.trace import Times
+
+Compute = Literal['real', 'emulated']
+SLACK: Final = 5.0
+"""Seconds that gloo waits longer than the watchdog, which knows more."""
+INIT_TIMEOUT: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run.
+
+    Arguments: ``costs`` for emulated compute; ``dtype`` takes the place of every floating dtype in real compute;
+    ``keep``: give parameters and gradients back; ``favour``: communication goes first where both want one core.
+    """
+
+    compute: Compute = 'real'
+    costs: Costs | None = None
+    steps: int = 3
+    seed: int = 0
+    dtype: str = ''
+    keep: bool = False
+    favour: bool = False
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rank saw: times since the program began, shape [steps, slots]; its pieces of losses, parameters and
+    gradients."""
+
+    arrive_KS: Times
+    end_KS: Times
+    losses: list[dict[Part, torch.Tensor]] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Rank:
+    """One rank of a world.
+
+    Arguments: ``store``, which all ranks share; ``timeout`` in seconds after which a message that does not come has
+    failed; ``status`` is told what every stream does.
+    """
+
+    def __init__(
+        self, rank: int, world: int, store: dist.Store, net: Net, status: Status, timeout: float, clock: Clock
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.status = status
+        self._store = store
+        self._clock = clock
+        self._timeout = datetime.timedelta(seconds=timeout + SLACK)
+        self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
+        self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
+        self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
+        self._loaded = 0
+
+    def load(self, program: Program) -> None:
+        """Compare a program with the other ranks' and open the channels that it needs.
+
+        Raises ``RunFailed`` where ranks have different programs; only then are process groups made.
+        """
+        if program.hash in self._channels:
+            return
+        self._compare(program)
+        if not dist.is_initialized():
+            dist.init_process_group(
+                'gloo',
+                store=dist.PrefixStore('simpar', self._store),
+                rank=self.rank,
+                world_size=self.world,
+                timeout=datetime.timedelta(seconds=INIT_TIMEOUT),
+            )
+        self._channels[program.hash] = self._open(program)
+
+    def _compare(self, program: Program) -> None:
+        key = f'simpar/program/{self._loaded}/'
+        self._loaded += 1
+        self._store.set(f'{key}{self.rank}', program.hash)
+        hashes = [self._store.get(f'{key}{rank}').decode() for rank in range(self.world)]
+        different = [rank for rank, digest in enumerate(hashes) if digest != hashes[0]]
+        if different:
+            ranks = ', '.join(map(str, different))
+            raise RunFailed(
+                f'rank {ranks} has another program than rank 0 ({hashes[different[0]][:12]}, not {hashes[0][:12]}): '
+                'give every rank the same job and the same version of simpar'
+            )
+
+    def _open(self, program: Program) -> dict[tuple[str, str], Channel]:
+        """A pair of process groups for each communicator; all ranks make all groups, in the same order."""
+        channels = {}
+        used: dict[tuple[int, ...], int] = {}
+        for partition, stream in communicators(program):
+            for members in map(tuple, partition.groups_GP.tolist()):
+                if len(members) == 1:
+                    continue
+                ordinal = used[members] = used.get(members, -1) + 1
+                upward, downward = (self._group(members, ordinal, way) for way in ('up', 'down'))
+                if self.rank in members:
+                    channels[partition.name, stream] = Channel(members, self.rank, upward, downward, self._clock)
+        return channels
+
+    def _group(self, members: tuple[int, ...], ordinal: int, way: str) -> dist.ProcessGroup:
+        key = (members, ordinal, way)
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(list(members), timeout=self._timeout)
+        return self._groups[key]
+
+    def run(
+        self,
+        program: Program,
+        request: Request,
+        agree: Callable[[], float],
+        watch: Callable[[Streams], None],
+    ) -> Outcome:
+        """Run a loaded program.
+
+        Arguments: ``agree`` is called when this rank is ready, and gives the moment at which all begin; ``watch``
+        returns when all streams are through, and raises otherwise.
+        """
+        machine = self._machine(program, request)
+        channels = self._channels[program.hash]
+        streams = Streams(
+            program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
+        )
+        begin = agree()
+        machine.begin(begin)
+        self._clock.sleep_until(begin)
+        streams.start(begin)
+        watch(streams)
+        real = machine if isinstance(machine, RealMachine) else None
+        keep = real if request.keep else None
+        return Outcome(
+            arrive_KS=streams.arrive_KS - begin,
+            end_KS=streams.end_KS - begin,
+            losses=real.losses if real else [],
+            parameters=keep.parameters() if keep else {},
+            gradients=keep.gradients if keep else {},
+        )
+
+    def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:
+        if request.compute == 'real':
+            dtype = TORCH[request.dtype] if request.dtype else None
+            return RealMachine(program, self.rank, request.steps, request.seed, dtype, self._clock, self._link)
+        if request.costs is None:
+            raise RunFailed('emulated compute needs costs')
+        return EmulatedMachine(program, request.costs, self.rank, self._clock, self._link)

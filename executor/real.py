@@ -1,0 +1,153 @@
+"""Real compute: kernels on torch tensors, and collectives of what they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from executor import collectives
+from executor.clock import Clock
+from executor.collectives import Channel, Pace
+from executor.kernels import LOSSES, context, kernel
+from executor.kernels.bound import Bound, bind
+from executor.machine import Work
+from executor.memory import Memory
+from executor.net import Link
+from executor.tensors import inputs, torch_dtype
+from simpar.program import OpClass, Program
+
+Part = tuple[str, int, int]
+"""A tensor of one micro-batch and copy."""
+FEED_LIMIT = 256 * 2**20
+"""Bytes of inputs that are drawn before the first step, so that no op is held up by it."""
+
+
+class FedMemory(Memory):
+    """A rank's memory that has its inputs drawn before the run starts, as far as they take no more than FEED_LIMIT."""
+
+    def __init__(self, program: Program, rank: int, steps: int, seed: int, dtype: torch.dtype | None) -> None:
+        super().__init__(program, rank, seed, dtype)
+        self._feed: dict[tuple[Part, int], torch.Tensor] = {}
+        read = {name for op in program.op_classes for name in op.reads}
+        wanted = [tensor for tensor in program.tensors if tensor.kind == 'input' and tensor.name in read]
+        room = FEED_LIMIT
+        for step in range(steps):
+            for tensor in wanted:
+                for micro_batch in range(program.micro_batches):
+                    for copy in range(program.copies):
+                        piece = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
+                        room -= piece.nbytes
+                        if room < 0:
+                            return
+                        self._feed[(tensor.name, micro_batch, copy), step] = piece
+
+    def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
+        fed = self._feed.get(((name, micro_batch, copy), step))
+        return super()._find(op, name, micro_batch, copy, step) if fed is None else fed
+
+
+class RealMachine:
+    """One rank's tensors and kernels.
+
+    Arguments: ``steps`` that will run; ``dtype`` takes the place of every floating dtype of the program; ``link``, what
+    the rank sends through where the network is paced.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        steps: int,
+        seed: int,
+        dtype: torch.dtype | None,
+        clock: Clock,
+        link: Link | None,
+    ) -> None:
+        self._program = program
+        self._memory = FedMemory(program, rank, steps, seed, dtype)
+        self._dtype = dtype
+        self._clock = clock
+        self._pace = None if link is None else Pace(link)
+        self._last = steps - 1
+        first = context(program, rank)
+        self._contexts = [replace(first, step=step) for step in range(steps)]
+        used = {int(index) for index in program.role(rank).op_class.tolist()}
+        self._bound: dict[int, Bound] = {
+            index: bind(program, op, kernel(op), dtype)
+            for index, op in enumerate(program.op_classes)
+            if op.kind == 'compute' and index in used
+        }
+        self.losses: list[dict[Part, torch.Tensor]] = [{} for _ in range(steps)]
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def begin(self, moment: float) -> None:
+        """Nothing waits for it."""
+
+    def arrive(self, work: Work, ready: float) -> float:
+        """Threads have no host that issues for them: an op arrives when its thread gets to it."""
+        return self._clock.now()
+
+    def compute(self, work: Work, arrived: float) -> float:
+        """The kernel, and the keeping and freeing of tensors."""
+        op = work.op
+        reads = self._memory.read(op, work.micro_batch, work.copy, work.step)
+        if op.phase == 'U' and work.step == self._last:
+            self._remember(op, reads)
+        results = self._bound[work.index](self._contexts[work.step], reads)
+        if op.phase == 'F' and op.operator in LOSSES:
+            self.losses[work.step][op.writes[0], work.micro_batch, work.copy] = results[0].clone()
+        return self._keep(work, results)
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """The collective, send or receive, of the tensors that it reads."""
+        if work.channel is None:
+            return arrived
+        reads = self._memory.read(work.op, work.micro_batch, work.copy, work.step)
+        return self._keep(work, self._transfer(work, work.channel, reads))
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The rank's pieces of the parameters."""
+        names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
+        return {name: self._memory[name, -1, -1] for name in names}
+
+    def _keep(self, work: Work, results: list[torch.Tensor]) -> float:
+        self._memory.keep(work.op, work.micro_batch, work.copy, results)
+        self._memory.free(work.op, work.micro_batch, work.copy)
+        return self._clock.now()
+
+    def _remember(self, op: OpClass, reads: list[torch.Tensor]) -> None:
+        for name, tensor in zip(op.reads, reads, strict=True):
+            if self._program.tensor[name].kind == 'gradient':
+                self.gradients[name] = tensor.clone()
+
+    def _transfer(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        op, dim = work.op, int(work.op.attributes.get('dim', 0))
+        if op.operator == 'all_reduce':
+            flat = torch.cat([_flat(tensor) for tensor in reads]) if len(reads) > 1 else _flat(reads[0]).clone()
+            collectives.all_reduce(channel, flat, op.reduce, self._pace)
+            parts = flat.split([tensor.numel() for tensor in reads])
+            return [part.view(tensor.shape) for part, tensor in zip(parts, reads, strict=True)]
+        if op.operator == 'all_gather':
+            gathered = collectives.all_gather(channel, _flat(reads[0]), self._pace)
+            return [torch.cat([piece.view(reads[0].shape) for piece in gathered], dim)]
+        if op.operator == 'reduce_scatter':
+            pieces = reads[0].chunk(channel.size, dim)
+            chunks = [piece.clone(memory_format=torch.contiguous_format).view(-1) for piece in pieces]
+            return [collectives.reduce_scatter(channel, chunks, op.reduce, self._pace).view(pieces[0].shape)]
+        return self._pass(work, channel, reads)
+
+    def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """A send or a receive, of one tensor."""
+        peer = (channel.position + work.op.peer) % channel.size
+        if work.op.kind == 'send':
+            channel.exchange([(_flat(reads[0]), peer)], [], self._pace)
+            return []
+        target = self._program.tensor[work.op.writes[0]]
+        received = torch.empty(self._program.local_shape(target), dtype=torch_dtype(target.dtype, self._dtype))
+        channel.exchange([], [(received.view(-1), peer)], self._pace)
+        return [received]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1)

@@ -1,0 +1,179 @@
+"""The reference: the unsharded model in plain torch with autograd, built from the workload alone, never from a Program.
+
+Shares with the machines only the names of parameters and how global tensors are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from executor.result import Result
+from executor.single_thread import single_thread
+from executor.tensors import batch_of, draw
+from simpar.plan import Plan
+from simpar.workload import Adam, Dense, Flatten, Network, Transformer, Workload
+
+EPSILON = 1e-5
+Parameters = dict[str, torch.Tensor]
+Input = tuple[str, str, tuple[int, ...], bool]
+"""Name, draw, shape, and whether it holds integers."""
+
+
+class Reference:
+    """Trains the whole model on the whole batch in one process.
+
+    Arguments: ``plan``: its copies and whether their losses are averaged or summed; all else of it must not matter.
+    """
+
+    def __init__(self, workload: Workload, plan: Plan, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        self._workload = workload
+        self._plan = plan
+        self._seed = seed
+        self._dtype = dtype
+        self.parameters: Parameters = {
+            name: draw(initial, shape, dtype, seed, name).requires_grad_()
+            for name, shape, initial in _parameters(workload)
+        }
+        self._optimizer = _optimizer(workload, self.parameters)
+        self._step = 0
+
+    def run(self, steps: int = 1) -> Result:
+        """Train ``steps`` more steps."""
+        with single_thread():
+            losses = tuple(self._train() for _ in range(steps))
+        return Result(
+            losses=losses,
+            parameters={name: parameter.detach().clone() for name, parameter in self.parameters.items()},
+            gradients={f'd:{name}': parameter.grad.clone() for name, parameter in self.parameters.items()},
+        )
+
+    def _train(self) -> float:
+        x, target = (self._input(*named) for named in _inputs(self._workload))
+        copies = self._plan.copies
+        losses = [
+            _loss(self._workload, self.parameters, x_copy, target_copy)
+            for x_copy, target_copy in zip(x.chunk(copies), target.chunk(copies), strict=True)
+        ]
+        loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        self._step += 1
+        return float(loss.detach())
+
+    def _input(self, name: str, initial: str, shape: tuple[int, ...], integer: bool) -> torch.Tensor:
+        dtype = torch.int64 if integer else self._dtype
+        return batch_of(name, initial, shape, dtype, self._seed, self._step)
+
+
+def _optimizer(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
+    rule = workload.optimizer
+    if isinstance(rule, Adam):
+        betas = (rule.beta1, rule.beta2)
+        return torch.optim.Adam(parameters.values(), lr=rule.learning_rate, betas=betas, eps=rule.epsilon)
+    return torch.optim.SGD(parameters.values(), lr=rule.learning_rate)
+
+
+def _inputs(
+    workload: Workload,
+) -> tuple[tuple[str, str, tuple[int, ...], bool], tuple[str, str, tuple[int, ...], bool]]:
+    """Name, draw, shape and whether it is of integers, of the model's input and of its target."""
+    model, batch = workload.model, workload.batch
+    if isinstance(model, Transformer):
+        shape, initial = (batch, model.sequence), f'tokens:{model.vocab}'
+        return ('tokens', initial, shape, True), ('labels', initial, shape, True)
+    dense = _dense(model)
+    digits = 'mnist' if workload.data == 'mnist' else ''
+    x = ('x', digits or 'normal:1', (batch, dense[0].inputs), False)
+    if workload.loss == 'mse':
+        return x, ('target', 'normal:1', (batch, dense[-1].outputs), False)
+    return x, ('labels', digits or f'classes:{dense[-1].outputs}', (batch,), True)
+
+
+def _loss(workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    model = workload.model
+    if isinstance(model, Network):
+        y = _network(model, parameters, x)
+        return functional.mse_loss(y, target) if workload.loss == 'mse' else functional.cross_entropy(y, target)
+    logits = _transformer(model, parameters, x)
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def _dense(model: Network) -> list[Dense]:
+    return [layer for layer in model.layers if isinstance(layer, Dense)]
+
+
+def _parameters(workload: Workload) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and draw of every parameter."""
+    model = workload.model
+    weight = f'normal:{model.weight_deviation}'
+    if isinstance(model, Network):
+        for index, dense in enumerate(_dense(model)):
+            name = dense.name or f'dense{index}'
+            yield f'{name}.weight', (dense.outputs, dense.inputs), weight
+            if dense.bias:
+                yield f'{name}.bias', (dense.outputs,), 'zeros'
+        return
+    hidden, ffn, groups = model.hidden, model.ffn_width, model.key_value_heads
+    queries, head_dim = model.heads // groups, hidden // model.heads
+    yield 'embedding.weight', (model.vocab, hidden), weight
+    yield 'position.weight', (model.sequence, hidden), weight
+    for layer in (f'layer{index}' for index in range(model.layers)):
+        for norm in ('norm1', 'norm2'):
+            yield f'{layer}.{norm}.gain', (hidden,), 'ones'
+            yield f'{layer}.{norm}.bias', (hidden,), 'zeros'
+        for name, outputs, inputs in (
+            ('qkv', (groups, queries + 2, head_dim), (hidden,)),
+            ('proj', (hidden,), (groups, queries, head_dim)),
+            ('fc1', (ffn,), (hidden,)),
+            ('fc2', (hidden,), (ffn,)),
+        ):
+            yield f'{layer}.{name}.weight', (*outputs, *inputs), weight
+            yield f'{layer}.{name}.bias', outputs, 'zeros'
+    yield 'norm.gain', (hidden,), 'ones'
+    yield 'norm.bias', (hidden,), 'zeros'
+    if not model.tied:
+        yield 'head.weight', (model.vocab, hidden), weight
+
+
+def _network(model: Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
+    count = 0
+    for layer in model.layers:
+        if isinstance(layer, Dense):
+            name = layer.name or f'dense{count}'
+            x = functional.linear(x, parameters[f'{name}.weight'], parameters.get(f'{name}.bias'))
+            count += 1
+        elif isinstance(layer, Flatten):
+            x = x.flatten(1)
+        else:
+            x = functional.relu(x)
+    return x
+
+
+def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor) -> torch.Tensor:
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, x.shape[-1:], parameters[f'{name}.gain'], parameters[f'{name}.bias'], EPSILON)
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = parameters[f'{name}.weight'], parameters[f'{name}.bias'].flatten()
+        return functional.linear(x, weight.reshape(bias.numel(), -1), bias)
+
+    x = functional.embedding(tokens, parameters['embedding.weight']) + parameters['position.weight']
+    for layer in (f'layer{index}' for index in range(model.layers)):
+        x = x + linear(f'{layer}.proj', _attention(model, linear(f'{layer}.qkv', norm(f'{layer}.norm1', x))))
+        x = x + linear(f'{layer}.fc2', functional.gelu(linear(f'{layer}.fc1', norm(f'{layer}.norm2', x))))
+    head = parameters['embedding.weight' if model.tied else 'head.weight']
+    return functional.linear(norm('norm', x), head)
+
+
+def _attention(model: Transformer, qkv: torch.Tensor) -> torch.Tensor:
+    groups = model.key_value_heads
+    queries = model.heads // groups
+    qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
+    q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
+    k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
+    y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+    return y.transpose(1, 2).flatten(2)

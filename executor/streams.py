@@ -1,0 +1,220 @@
+"""Streams: a thread for each, walking its own slots through all steps back to back, and waiting for needs in between.
+
+gloo runs two asynchronous works of one group at once, so its handles are no stream. Here every stream, compute too, is
+a thread that blocks in what it does; an op waits for its needs on the counters of the streams that they stand in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from executor.collectives import Channel
+from executor.machine import Machine, Work
+from executor.scheduling import favour_communication, yield_to_communication
+from executor.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status
+from simpar.program import Program
+from simpar.trace import Times
+
+Channels = Mapping[tuple[str, str], Channel]
+"""(partition, stream) → the rank's channel there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong on purpose, in tests: ``kill`` or ``stall`` a rank as it comes to an op, or ``resize``
+    the op's message."""
+
+    kind: str
+    rank: int
+    action: str
+    step: int = 0
+
+
+class Cancelled(Exception):
+    """Another stream of the rank has failed."""
+
+
+class _Stream:
+    """One stream's slots, and how many ops of it have finished."""
+
+    def __init__(self, index: int, name: str, slots: list[int]) -> None:
+        self.index = index
+        self.name = name
+        self.slots = slots
+        self.finished = 0
+        self.changed = threading.Condition()
+
+
+class Streams:
+    """One run of a rank's role.
+
+    Arguments: ``machine`` runs the ops; ``status`` is told what every stream does; ``favour``: communication goes first
+    where both want one core.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        steps: int,
+        machine: Machine,
+        channels: Channels,
+        status: Status,
+        faults: Sequence[Fault] = (),
+        *,
+        favour: bool = False,
+    ) -> None:
+        role = program.role(rank)
+        self._program = program
+        self._role = role
+        self._rank = rank
+        self._steps = steps
+        self._machine = machine
+        self._channels = channels
+        self._status = status
+        self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
+        self._streams = [
+            _Stream(index, name, np.flatnonzero(role.stream == index).tolist())
+            for index, name in enumerate(role.streams)
+        ]
+        self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
+        self._favour = favour
+        self._needs, self._carried = role.needs(), role.carried()
+        self.arrive_KS: Times = np.zeros((steps, len(role)))
+        self.end_KS: Times = np.zeros((steps, len(role)))
+        self.failures: list[Failure] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, begin: float) -> None:
+        """Start all streams of a program that begins at ``begin``, by the clock of the machine."""
+        if self._favour:
+            favour_communication()
+        for stream in self._streams:
+            thread = threading.Thread(target=self._run, args=(stream, begin), name=stream.name, daemon=True)
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all streams are through, or one has failed, within so many seconds."""
+        until = time.perf_counter() + seconds
+        for thread in self._threads:
+            while thread.is_alive() and not self.failures:
+                thread.join(min(0.05, max(0.0, until - time.perf_counter())))
+                if time.perf_counter() >= until:
+                    return bool(self.failures) or not any(one.is_alive() for one in self._threads)
+        return True
+
+    def _run(self, stream: _Stream, begin: float) -> None:
+        step, slot = 0, -1
+        try:
+            if self._favour and self._computes(stream):
+                yield_to_communication()
+            last = begin
+            for step in range(self._steps):
+                for slot in stream.slots:
+                    last = self._one(stream, step, slot, last)
+            self._status.set(self._rank, stream.index, Beat(stream.finished, THROUGH, step, slot, _nanoseconds()))
+        except Cancelled:
+            pass
+        except Exception as error:
+            self._fail(Failure(self._rank, step, slot, _in_short(error), _lost(error)))
+
+    def _computes(self, stream: _Stream) -> bool:
+        return all(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
+
+    def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
+        """Wait for an op's needs, run it, and say that it has finished."""
+        self._status.set(self._rank, stream.index, Beat(stream.finished, WAITING, step, slot, _nanoseconds()))
+        ready = max(last, self._wait_for_needs(step, slot))
+        work = self._work(stream, step, slot)
+        arrived = self._machine.arrive(work, ready)
+        if self._faults:
+            work = self._break(work)
+        self._status.set(self._rank, stream.index, Beat(stream.finished, RUNNING, step, slot, _nanoseconds()))
+        run = self._machine.compute if work.channel is None else self._machine.communicate
+        end = run(work, arrived)
+        self.arrive_KS[step, slot], self.end_KS[step, slot] = arrived, end
+        with stream.changed:
+            stream.finished += 1
+            stream.changed.notify_all()
+        return end
+
+    def _work(self, stream: _Stream, step: int, slot: int) -> Work:
+        index = int(self._role.op_class[slot])
+        op = self._program.op_classes[index]
+        return Work(
+            op=op,
+            index=index,
+            slot=slot,
+            step=step,
+            micro_batch=int(self._role.micro_batch[slot]),
+            copy=int(self._role.copy[slot]),
+            channel=None if op.kind == 'compute' else self._channels[op.partition, stream.name],
+        )
+
+    def _wait_for_needs(self, step: int, slot: int) -> float:
+        """When the last of a slot's needs has ended."""
+        ends = [self._wait_for(step, need) for need in self._needs[slot]]
+        if step:
+            ends += [self._wait_for(step - 1, need) for need in self._carried[slot]]
+        return max(ends, default=0.0)
+
+    def _wait_for(self, step: int, need: int) -> float:
+        stream, at = self._place[need]
+        count = step * len(stream.slots) + at + 1
+        if stream.finished < count:
+            with stream.changed:
+                stream.changed.wait_for(lambda: stream.finished >= count or self.failures)
+        if stream.finished < count:
+            raise Cancelled
+        return float(self.end_KS[step, need])
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        for stream in self._streams:
+            with stream.changed:
+                stream.changed.notify_all()
+
+    def _break(self, work: Work) -> Work:
+        """Do what a fault says."""
+        kind = self._faults.get((self._program.action(self._role, work.slot), work.step))
+        if kind == 'kill':
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == 'stall':
+            time.sleep(3600)
+        if kind == 'resize':
+            return _resized(work)
+        return work
+
+
+def _resized(work: Work) -> Work:
+    """The same op with a message twice as long."""
+    return replace(work, op=replace(work.op, bytes=2 * work.op.bytes))
+
+
+def _nanoseconds() -> int:
+    return time.perf_counter_ns()
+
+
+def _in_short(error: Exception) -> str:
+    """The first line of an error, without the place in gloo's source."""
+    text = str(error).splitlines()[0] if str(error) else ''
+    _, bracket, rest = text.partition('] ')
+    text = rest if bracket and text.startswith('[') else text
+    return text if isinstance(error, RuntimeError) else f'{type(error).__name__}: {text}'
+
+
+def _lost(error: Exception) -> bool:
+    """Whether gloo says that a peer has gone or does not come."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ('losed by peer', 'reset by peer', 'Timed out', 'timeout', 'imeout', 'Broken pipe')
+    )

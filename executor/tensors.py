@@ -1,0 +1,174 @@
+"""A program's tensors on one rank: drawn whole from (seed, name, step, micro-batch), the same for every plan, then cut.
+
+Draws are made in fp64 and then cast; a collective is a function from the tensors of a group's ranks to their tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import torch
+
+from executor import data
+from simpar.errors import NumericsWrong, ProgramError
+from simpar.program import Program, Tensor
+
+TORCH: Final = {
+    'fp64': torch.float64,
+    'fp32': torch.float32,
+    'tf32': torch.float32,
+    'fp16': torch.float16,
+    'bf16': torch.bfloat16,
+    'int64': torch.int64,
+    'int32': torch.int32,
+    'bool': torch.bool,
+}
+
+
+def torch_dtype(dtype: str, override: torch.dtype | None = None) -> torch.dtype:
+    """The torch dtype of a program's dtype; ``override`` takes the place of every floating one."""
+    named = TORCH[dtype]
+    return override if override is not None and named.is_floating_point else named
+
+
+def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
+    """A whole tensor.
+
+    Arguments: ``initial``: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers
+    below COUNT); ``key``: what is drawn, e.g. name, step, micro-batch. Raises ``ProgramError`` for another ``initial``.
+    """
+    how, _, number = initial.partition(':')
+    generator = torch.Generator().manual_seed(stable_seed(seed, *key))
+    if how == 'normal' and number:
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * float(number)).to(dtype)
+    if how in ('tokens', 'classes') and number:
+        return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
+    if initial in ('zeros', 'ones'):
+        return torch.full(tuple(shape), float(initial == 'ones'), dtype=dtype)
+    raise ProgramError(
+        f'{key[0]}: nothing is drawn as {initial!r}; '
+        'write normal:DEVIATION, zeros, ones, tokens:COUNT, classes:COUNT or mnist'
+    )
+
+
+def stable_seed(seed: int, *key: object) -> int:
+    """A seed of 63 bits that depends on nothing but its arguments."""
+    digest = hashlib.sha256('\0'.join(str(part) for part in (seed, *key)).encode()).digest()
+    return int.from_bytes(digest[:8], 'big') >> 1
+
+
+@lru_cache(maxsize=16)
+def batch_of(
+    name: str,
+    initial: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    step: int,
+    micro_batch: int = 0,
+    micro_batches: int = 1,
+) -> torch.Tensor:
+    """One input of a micro-batch, whole: all data ranks and copies."""
+    if initial == 'mnist':
+        return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step * micro_batches + micro_batch)
+    return draw(initial, shape, dtype, seed, name, step, micro_batch)
+
+
+def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
+    """Where a rank's piece lies in the whole tensor (of all copies)."""
+    first, length = [0] * len(tensor.shape), list(tensor.shape)
+    for cut in tensor.cuts:
+        partition = program.partitions[cut.partition]
+        if length[cut.dim] % partition.size:
+            raise ProgramError(
+                f'{tensor.name}: dim {cut.dim} of {tensor.shape} is not divisible over {partition.size} ranks of '
+                f'{cut.partition}'
+            )
+        length[cut.dim] //= partition.size
+        first[cut.dim] += partition.place(rank)[1] * length[cut.dim]
+    return tuple(slice(begin, begin + size) for begin, size in zip(first, length, strict=True))
+
+
+def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A rank's piece of a parameter or state before the first step, in memory of its own."""
+    whole = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.name)
+    return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
+
+
+def inputs(
+    program: Program,
+    tensor: Tensor,
+    rank: int,
+    step: int,
+    micro_batch: int,
+    copy: int,
+    seed: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A rank's piece of one copy of an input."""
+    kind = torch_dtype(tensor.dtype, dtype)
+    whole = batch_of(tensor.name, tensor.initial, tensor.shape, kind, seed, step, micro_batch, program.micro_batches)
+    piece = whole[bounds(program, tensor, rank)]
+    if tensor.batch_dim is not None:
+        length = piece.shape[tensor.batch_dim] // program.copies
+        piece = piece.narrow(tensor.batch_dim, copy * length, length)
+    return piece.clone(memory_format=torch.contiguous_format)
+
+
+def assemble(program: Program, tensor: Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The whole tensor from the pieces of all ranks; of one copy, where copies cut it.
+
+    Raises ``NumericsWrong`` where ranks that hold the same piece differ by more than rounding.
+    """
+    if tensor.batch_dim is not None:
+        shape = list(tensor.shape)
+        shape[tensor.batch_dim] //= program.copies
+        tensor = replace(tensor, shape=tuple(shape))
+    whole = pieces[0].new_empty(tensor.shape)
+    holder: dict[tuple[int, ...], int] = {}
+    for rank, piece in enumerate(pieces):
+        where = bounds(program, tensor, rank)
+        first = holder.setdefault(tuple(part.start for part in where), rank)
+        if first == rank:
+            whole[where] = piece
+        elif not _same(pieces[first], piece):
+            raise NumericsWrong(f'{tensor.name}: ranks {first} and {rank} should hold the same, but do not')
+    return whole
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    rounding = 1e3 * torch.finfo(a.dtype).eps
+    return bool((a - b).norm() <= rounding * a.norm())
+
+
+def all_reduce(messages: Sequence[Sequence[torch.Tensor]], reduce: str) -> list[list[torch.Tensor]]:
+    """``messages[position]`` are the tensors of one rank; every rank gets the sums or maxima, in memory of its own."""
+    totals = [_reduce(tensors, reduce) for tensors in zip(*messages, strict=True)]
+    return [[total.clone() for total in totals] for _ in messages]
+
+
+def all_gather(pieces: Sequence[torch.Tensor], dim: int) -> list[torch.Tensor]:
+    """Every rank gets all pieces, joined along ``dim``."""
+    return [torch.cat(list(pieces), dim) for _ in pieces]
+
+
+def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum') -> list[torch.Tensor]:
+    """Position i gets the i-th of equal slices of the sum along ``dim``."""
+    total = _reduce(tensors, reduce)
+    if total.shape[dim] % len(tensors):
+        raise ProgramError(f'dim {dim} of {tuple(total.shape)} cannot be scattered over {len(tensors)} ranks')
+    return [piece.clone(memory_format=torch.contiguous_format) for piece in total.chunk(len(tensors), dim)]
+
+
+def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
+    """Summed by position, so that the result does not depend on who came first."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total = torch.maximum(total, tensor) if reduce == 'max' else total.add_(tensor)
+    return total

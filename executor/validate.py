@@ -1,0 +1,236 @@
+"""Validation: what can be known to be wrong with a program before a process group exists.
+
+gloo's own errors cannot be relied on: a wrong size aborts the process, collectives of one size in different orders give
+wrong numbers silently, and everything else is a timeout. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from executor.dry_run import stuck
+from executor.hazards import hazards
+from simpar.errors import ProgramError
+from simpar.program import OpClass, Partition, Program, Role
+from simpar.program.op import COLLECTIVES, OP_KINDS
+from simpar.units import format_size
+
+Event = tuple[str, OpClass, int, int]
+"""One op on a communicator: its action, op class, micro-batch and copy."""
+
+
+def validate(program: Program) -> None:
+    """Refuse a program that could hang, abort or compute something else on real ranks.
+
+    Checks, each only where the ones before it found nothing: the tables hold together; the ranks of a group have the
+    same collectives in the same order, and sends meet receives; needs and stream order imply every read-after-write,
+    write-after-read and write-after-write, over the step boundary too; nothing reads what was never written; no cycle
+    over the union of all ranks' issue orders of collectives; two steps can finish with a blocking thread per stream.
+    Raises ``ProgramError`` that lists every problem.
+    """
+    for check in (_tables, _communicators, _buffers, _cycles, stuck):
+        problems = list(check(program))
+        if problems:
+            raise ProgramError('the program cannot be executed:\n' + '\n'.join(f'  {problem}' for problem in problems))
+
+
+def _tables(program: Program) -> Iterator[str]:
+    """What later checks and the executor take for granted."""
+    for partition in program.partitions.values():
+        if sorted(partition.groups_GP.ravel().tolist()) != list(range(program.world)):
+            yield f'partition {partition.name}: not every rank of {program.world} stands in exactly one group'
+    for op in program.op_classes:
+        yield from _op_class(program, op)
+    if not all(0 <= index < len(program.roles) for index in program.role_of_rank.tolist()):
+        yield f'ranks have roles that are not there: {sorted(set(program.role_of_rank.tolist()))}'
+    for role in program.roles:
+        yield from _role(program, role)
+
+
+def _op_class(program: Program, op: OpClass) -> Iterator[str]:
+    if op.kind not in OP_KINDS:
+        yield f'{op.name}: unknown kind {op.kind!r}; one of {", ".join(OP_KINDS)}'
+    if op.kind != 'compute' and op.partition not in program.partitions:
+        yield f'{op.name}: communicates in partition {op.partition!r}, which the program does not have'
+    if op.kind == 'collective' and op.operator not in COLLECTIVES:
+        yield f'{op.name}: unknown collective {op.operator!r}; one of {", ".join(COLLECTIVES)}'
+    if op.operator in ('all_reduce', 'reduce_scatter') and op.reduce not in ('sum', 'max'):
+        yield f'{op.name}: reduces by {op.reduce!r}; write sum or max'
+    for name in (*op.reads, *op.writes, *op.accumulates, *op.frees):
+        if name not in program.tensor:
+            yield f'{op.name}: uses tensor {name!r}, which the program does not have'
+
+
+def _role(program: Program, role: Role) -> Iterator[str]:
+    count = len(role)
+    columns = {'op_class': len(program.op_classes), 'stream': len(role.streams)}
+    columns |= {'micro_batch': program.micro_batches, 'copy': program.copies}
+    for column, bound in columns.items():
+        values = getattr(role, column)
+        if len(values) != count or (count and int(values.max()) >= bound):
+            yield f'role {role.name}: column {column} does not hold {count} numbers below {bound}'
+            return
+    if len(set(role.streams)) != len(role.streams):
+        yield f'role {role.name}: two streams have the same name'
+    if len(role.need) != count or np.any(role.more < 0) or np.any(role.carry < 0) or np.any(role.carry >= count):
+        yield f'role {role.name}: needs do not name slots of the role'
+        return
+    pairs = [(slot, need) for slot, need in enumerate(role.need.tolist())] + role.more.tolist()
+    for slot, need in pairs:
+        if need >= slot:
+            yield f'role {role.name}: {program.action(role, slot)} needs slot {need}, which is not issued before it'
+
+
+def communicators(program: Program) -> list[tuple[Partition, str]]:
+    """All pairs (partition, stream) that some rank communicates on, in a fixed order."""
+    found = {
+        (program.op(role, slot).partition, role.streams[int(role.stream[slot])])
+        for role in program.roles
+        for slot in range(len(role))
+        if program.op(role, slot).kind != 'compute'
+    }
+    return [(program.partitions[partition], stream) for partition, stream in sorted(found)]
+
+
+def events(program: Program, rank: int, partition: str, stream: str) -> list[Event]:
+    """What a rank does on one communicator in one step, in order."""
+    role = program.role(rank)
+    if stream not in role.streams:
+        return []
+    slots = np.flatnonzero(role.stream == role.streams.index(stream)).tolist()
+    return [
+        (program.action(role, slot), op, int(role.micro_batch[slot]), int(role.copy[slot]))
+        for slot in slots
+        if (op := program.op(role, slot)).kind != 'compute' and op.partition == partition
+    ]
+
+
+def _communicators(program: Program) -> Iterator[str]:
+    for partition, stream in communicators(program):
+        for group in partition.groups_GP.tolist():
+            lists = {rank: events(program, rank, partition.name, stream) for rank in group}
+            where = f'partition {partition.name} on stream {stream}, group {tuple(group)}'
+            yield from _collectives(program, lists, where)
+            yield from _pairs(lists, group, where)
+
+
+def _collectives(program: Program, lists: dict[int, list[Event]], where: str) -> Iterator[str]:
+    """All ranks of a group against its first."""
+    chosen = {rank: [event for event in list_ if event[1].kind == 'collective'] for rank, list_ in lists.items()}
+    first, *others = chosen
+    for rank in others:
+        if len(chosen[rank]) != len(chosen[first]):
+            counts = f'{len(chosen[first])} collectives and rank {rank} {len(chosen[rank])}'
+            yield f'{where}: rank {first} has {counts}{_first_difference(program, chosen, first, rank)}'
+        elif difference := _first_difference(program, chosen, first, rank):
+            yield f'{where}{difference}'
+
+
+def _first_difference(program: Program, lists: dict[int, list[Event]], first: int, rank: int) -> str:
+    for index, (ours, theirs) in enumerate(zip(lists[first], lists[rank], strict=False)):
+        if _same_as(program, ours) != _same_as(program, theirs):
+            there = f'{_describe(ours)} on rank {first} but {_describe(theirs)} on rank {rank}'
+            return f': collective {index} is {there}'
+    return ''
+
+
+def _same_as(program: Program, event: Event) -> tuple[object, ...]:
+    """What must be equal on all ranks of a group."""
+    action, op, micro_batch, copy = event
+    sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
+    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, op.attributes.get('dim'))
+    return (action, micro_batch, copy, *message)
+
+
+def _describe(event: Event) -> str:
+    action, op, *_ = event
+    reduce = f' {op.reduce}' if op.reduce else ''
+    return f'{action} ({op.operator}{reduce}, {format_size(op.bytes)} of {op.dtype})'
+
+
+def _pairs(lists: dict[int, list[Event]], group: list[int], where: str) -> Iterator[str]:
+    """Sends against receives, in both directions of every pair of ranks."""
+    sent: dict[tuple[int, int], list[Event]] = {}
+    received: dict[tuple[int, int], list[Event]] = {}
+    for position, rank in enumerate(group):
+        for event in lists[rank]:
+            op = event[1]
+            peer = group[(position + op.peer) % len(group)]
+            if op.kind != 'collective' and peer == rank:
+                yield f'{where}: {event[0]} on rank {rank} is its own peer'
+            elif op.kind == 'send':
+                sent.setdefault((rank, peer), []).append(event)
+            elif op.kind == 'recv':
+                received.setdefault((peer, rank), []).append(event)
+    for pair in sorted({*sent, *received}):
+        yield from _pair(sent.get(pair, []), received.get(pair, []), pair, where)
+
+
+def _pair(sends: list[Event], receives: list[Event], pair: tuple[int, int], where: str) -> Iterator[str]:
+    source, target = pair
+    if len(sends) != len(receives):
+        counts = f'{len(sends)} sends and rank {target} {len(receives)} receives from it'
+        yield f'{where}: rank {source} has {counts}'
+    for index, (send, receive) in enumerate(zip(sends, receives, strict=False)):
+        if _message(send) != _message(receive):
+            ends = f'{_describe(send)} on rank {source} but {_describe(receive)} on rank {target}'
+            yield f'{where}: message {index} is {ends}'
+            return
+
+
+def _message(event: Event) -> tuple[object, ...]:
+    _, op, micro_batch, copy = event
+    return (op.bytes, op.dtype, micro_batch, copy)
+
+
+def _buffers(program: Program) -> Iterator[str]:
+    used = set(program.role_of_rank.tolist())
+    for index, role in enumerate(program.roles):
+        if index in used:
+            yield from hazards(program, role)
+
+
+def _cycles(program: Program) -> Iterator[str]:
+    """A cycle over the union of all ranks' issue orders of collectives, if there is one."""
+    after: dict[str, dict[str, int]] = {}
+    for rank in range(program.world):
+        order = list(_issued(program, rank))
+        for one, two in itertools.pairwise(order):
+            after.setdefault(one, {}).setdefault(two, rank)
+            after.setdefault(two, {})
+    cycle = _cycle(after)
+    if cycle:
+        steps = [f'{one} before {two} on rank {after[one][two]}' for one, two in itertools.pairwise(cycle)]
+        yield 'collectives are issued in a cycle: ' + ', '.join(steps)
+
+
+def _issued(program: Program, rank: int) -> Iterator[str]:
+    """A rank's collectives in issue order, each by a name that all ranks of its group give it."""
+    role = program.role(rank)
+    for slot in range(len(role)):
+        op = program.op(role, slot)
+        if op.kind == 'collective':
+            group = program.partitions[op.partition].members(rank)
+            stream = role.streams[int(role.stream[slot])]
+            copy = f'micro-batch {role.micro_batch[slot]} copy {role.copy[slot]}'
+            yield f'{op.name} ({copy}) of group {group} on {stream}'
+
+
+def _cycle(after: dict[str, dict[str, int]]) -> list[str]:
+    """The nodes of one cycle, the first again at the end; empty where there is none."""
+    left = {node: set(nexts) for node, nexts in after.items()}
+    while True:
+        ends = [node for node, nexts in left.items() if not nexts & left.keys()]
+        if not ends:
+            break
+        for node in ends:
+            del left[node]
+    if not left:
+        return []
+    path = [min(left)]
+    while path.count(path[-1]) == 1:
+        path.append(min(left[path[-1]] & left.keys()))
+    return path[path.index(path[-1]) :]

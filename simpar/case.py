@@ -1,0 +1,102 @@
+"""A case: a schedule file with everything that comes of it, ready to be predicted, checked or measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.hardware import Cluster
+from simpar.lower import lower
+from simpar.predict import Prediction, predict
+from simpar.profiles import cluster, load_profile
+from simpar.program import Program
+from simpar.schedule import Schedule, check_against_cluster, load_schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """A schedule, its cluster and its program.
+
+    Arguments: ``baseline``, the case that gain is measured from, without a baseline of its own.
+    """
+
+    schedule: Schedule
+    cluster: Cluster
+    program: Program
+    baseline: Case | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What plan and baseline are called: what is different between them."""
+        differences = self.schedule.differences
+        if self.baseline is None or not differences:
+            return 'plan', 'baseline'
+        mine = ', '.join(f'{_short(key)} {_value(self.schedule, key)}' for key in differences)
+        return mine, ', '.join(f'{_short(key)} {value}' for key, value in differences.items())
+
+    def predict(self, steps: int = 3) -> Prediction:
+        """The prediction, with gain and why where there is a baseline."""
+        other = self.baseline
+        return predict(
+            self.program,
+            other.program if other else None,
+            self.cluster,
+            steps=steps,
+            names=self.names,
+            baseline_cluster=other.cluster if other else None,
+        )
+
+
+def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Case:
+    """Read a schedule file and lower it, and its baseline.
+
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`. Raises ``ScheduleError`` with file:line of all that is wrong.
+    """
+    return case_of(load_schedule(path, overrides))
+
+
+def case_of(schedule: Schedule) -> Case:
+    """The case of a schedule that has been read."""
+    made = _one(schedule)
+    baseline = schedule.baseline()
+    return replace(made, baseline=_one(baseline)) if baseline else made
+
+
+def _one(schedule: Schedule) -> Case:
+    hardware = cluster_of(schedule)
+    fitted = check_against_cluster(schedule, hardware.world)
+    return Case(
+        schedule=schedule, cluster=hardware, program=lower(fitted.workload, fitted.plan, hardware.world)
+    )
+
+
+def cluster_of(schedule: Schedule) -> Cluster:
+    """The cluster that a schedule names; what is wrong with it stands at the schedule's line."""
+    wanted = schedule.cluster
+    try:
+        return cluster(
+            load_profile(wanted.profile), nodes=wanted.nodes, devices=wanted.devices or None, slow=wanted.slow
+        )
+    except ProfileError as error:
+        raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
+
+
+def _at(schedule: Schedule, problem: Problem) -> Problem:
+    """A problem of the cluster as one of the schedule; problems inside of a profile's file keep their place."""
+    if problem.where != 'cluster':
+        return problem
+    return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
+
+
+def _short(key: str) -> str:
+    return key.removeprefix('plan.').replace('_', ' ')
+
+
+def _value(schedule: Schedule, key: str) -> object:
+    """The value of a dotted key; the whole schedule's text where it is none of its fields."""
+    value: object = schedule
+    for part in key.split('.'):
+        value = getattr(value, part, None)
+    return value

@@ -1,0 +1,28 @@
+"""Starts the executor, ``python -m executor``, in a process of its own: simpar itself never imports torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simpar.errors import RunFailed
+
+
+def start(verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] = ()) -> int:
+    """Run one of the executor's verbs on a schedule file and return its exit code.
+
+    Raises ``RunFailed`` where torch is not installed.
+    """
+    need_torch()
+    settings = [word for override in overrides for word in ('--set', override)]
+    command = [sys.executable, '-m', 'executor', verb, str(file), *settings, *flags]
+    return subprocess.run(command, check=False).returncode
+
+
+def need_torch() -> None:
+    """Raise ``RunFailed`` where torch is not installed."""
+    if importlib.util.find_spec('torch') is None:
+        raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')

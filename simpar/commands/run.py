@@ -1,0 +1,57 @@
+"""``simpar run FILE``: predict a schedule; gain and its explanation; the grades of the numbers used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from simpar.case import Case, load_case
+from simpar.errors import Problem, ScheduleError
+from simpar.predict import Prediction
+
+FORMATS = ('.png', '.svg', '.pdf')
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print the answer; write plot, trace and recording where asked."""
+    case = load_case(options.file, options.set)
+    prediction = case.predict()
+    written = _write(options, prediction, case)
+    if options.json:
+        from simpar.report import as_json
+
+        print(json.dumps({**as_json(prediction), 'written': written}, ensure_ascii=False, allow_nan=False))
+        return 0
+    from simpar.report import screen
+
+    sys.stdout.write(screen(prediction))
+    for name in written:
+        print(f'wrote {name}')
+    return 0
+
+
+def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
+    written: list[str] = []
+    if options.plot:
+        from simpar.plot import write_figure
+
+        if options.plot.suffix not in FORMATS:
+            what = f'not a kind of picture (got {options.plot})'
+            raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        write_figure(options.plot, prediction.timeline())
+        written.append(str(options.plot))
+    if options.trace:
+        from simpar.kineto import write_kineto
+
+        library = case.cluster.profile.library.name
+        paths = write_kineto(options.trace, prediction.trace, costs=prediction.costs, library=library)
+        written += [str(path) for path in paths]
+    if options.save:
+        from simpar.recording import save_trace
+
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        save_trace(options.save, prediction.trace)
+        written.append(str(options.save))
+    return written

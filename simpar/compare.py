@@ -1,0 +1,309 @@
+"""A prediction against a measurement of the very same Program: signed errors, and the ops that err most, with why.
+
+Both traces are joined on (program hash, op, rank). On its stream, an op follows the one before after a pause (it waited
+for what it needs), waits for its peers, and runs; the three are compared, so that of an op that is late it is told why.
+An error is predicted / measured − 1: positive where the prediction is too slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from simpar.errors import OutsideTolerance, Problem, ScheduleError
+from simpar.recording import RecordedLane, RecordedSlot, Recording, record
+from simpar.trace import Times, Trace
+from simpar.units import format_time
+
+FORMAT: Final = 'simpar comparison 1'
+_WORST: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Seconds, predicted and measured."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured − 1; NaN where nothing was measured."""
+        return self.predicted / self.measured - 1 if self.measured else math.nan
+
+    @property
+    def difference(self) -> float:
+        """Seconds predicted beyond those measured."""
+        return self.predicted - self.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpError:
+    """One op on the rank where it errs most.
+
+    Arguments: ``pause``, after the op before on its stream; ``wait``, for its peers; ``run``, the op itself.
+    """
+
+    op: str
+    rank: int
+    stream: str
+    pause: Pair
+    wait: Pair
+    run: Pair
+
+    @property
+    def difference(self) -> float:
+        """Seconds that it ends later in the prediction, counted from the end of the op before on its stream."""
+        return self.pause.difference + self.wait.difference + self.run.difference
+
+    @property
+    def why(self) -> str:
+        """Which of the three accounts for most of it."""
+        parts = {
+            'waits for what it needs': self.pause.difference,
+            'waits for its peers': self.wait.difference,
+            'itself': self.run.difference,
+        }
+        part = max(parts, key=lambda name: abs(parts[name]))
+        longer = 'longer' if parts[part] < 0 else 'shorter'
+        return f'{part} {longer} than predicted'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A prediction against a measurement, in seconds of one step.
+
+    Arguments:
+        origin: how the measurement came about: ``measured`` or ``emulated``.
+        steps: how many measured steps it rests on; the first, from cold, is left out if there are more.
+        step, cold_step: of the whole.
+        phases: what the ranks spend a step on, means over ranks: computing by phase, each kind of communication,
+            waiting for peers, and pauses of the first stream.
+        op_classes: running one op, mean over its occurrences and ranks.
+        worst: the ops that account for most of the error.
+    """
+
+    origin: str
+    steps: int
+    step: Pair
+    cold_step: Pair
+    phases: dict[str, Pair]
+    op_classes: dict[str, Pair]
+    worst: tuple[OpError, ...]
+
+    def check(self, tolerance: float) -> None:
+        """Raise ``OutsideTolerance`` where the step's error is larger than ``tolerance``, a share."""
+        if not abs(self.step.error) <= tolerance:
+            raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
+
+
+def compare(predicted: Trace | Recording, measured: Trace | Recording, *, percentile: float = 50.0) -> Comparison:
+    """Compare two traces of one Program.
+
+    Arguments: ``percentile`` of the measured steps that is compared with the last predicted step, e.g. 10 on a machine
+    that others disturb. Ops are compared by their medians over the measured steps. Raises ``ScheduleError`` if the
+    traces are of different Programs.
+    """
+    one = record(predicted) if isinstance(predicted, Trace) else predicted
+    other = record(measured) if isinstance(measured, Trace) else measured
+    _same_program(one, other)
+    ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, _warm(other))) for rank in range(_world(one))]
+    warm = other.step_times[_warm(other)]
+    return Comparison(
+        origin=other.origin,
+        steps=len(warm),
+        step=Pair(predicted=float(one.step_times[-1]), measured=float(np.percentile(warm, percentile))),
+        cold_step=Pair(predicted=float(one.step_times[0]), measured=float(other.step_times[0])),
+        phases=_phases(ranks),
+        op_classes=_op_classes(ranks),
+        worst=_worst(ranks),
+    )
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as one object; seconds, errors as shares."""
+    return {
+        'format': FORMAT,
+        'origin': comparison.origin,
+        'steps': comparison.steps,
+        'step': _pair_json(comparison.step),
+        'cold_step': _pair_json(comparison.cold_step),
+        'phases': {name: _pair_json(pair) for name, pair in comparison.phases.items()},
+        'op_classes': {name: _pair_json(pair) for name, pair in comparison.op_classes.items()},
+        'worst': [
+            {
+                'op': op.op,
+                'rank': op.rank,
+                'stream': op.stream,
+                'difference': op.difference,
+                'why': op.why,
+                'pause': _pair_json(op.pause),
+                'wait': _pair_json(op.wait),
+                'run': _pair_json(op.run),
+            }
+            for op in comparison.worst
+        ],
+    }
+
+
+def comparison_screen(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
+    """The comparison on one screen; arguments as of ``report.screen``."""
+    from simpar.report import rendered, table
+
+    phases = table('', 'predicted', comparison.origin, 'difference', 'error')
+    rows = {'step': comparison.step, 'first step, from cold': comparison.cold_step, **comparison.phases}
+    for name, pair in rows.items():
+        phases.add_row(name, *_cells(pair))
+    worst = table('ops that err most', 'rank', 'difference', 'why')
+    worst.columns[-1].justify = 'left'
+    for op in comparison.worst:
+        worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
+    return rendered([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
+
+
+class _Rank(NamedTuple):
+    """A rank's ops: seconds of one step, medians over steps; shape [slots]."""
+
+    slots: tuple[RecordedSlot, ...]
+    pause: Times
+    wait: Times
+    run: Times
+
+
+Ranks = list[tuple[_Rank, _Rank]]
+
+
+def _same_program(one: Recording, other: Recording) -> None:
+    """Refuse traces that cannot be joined."""
+    if one.program != other.program:
+        what = f'the traces are of different programs ({one.program[:12]}… and {other.program[:12]}…)'
+        raise ScheduleError(Problem('compare', what, 'predict and measure the same schedule, with the same --set'))
+    if _world(one) != _world(other):
+        raise ScheduleError(Problem('compare', f'one trace has {_world(one)} ranks, the other {_world(other)}'))
+    for rank in range(_world(one)):
+        if _slots(one, rank) != _slots(other, rank):
+            raise ScheduleError(Problem('compare', f'the traces name different ops on rank {rank}'))
+
+
+def _world(recording: Recording) -> int:
+    return len(recording.lane_of_rank)
+
+
+def _lane(recording: Recording, rank: int) -> RecordedLane:
+    return recording.lanes[recording.lane_of_rank[rank]]
+
+
+def _slots(recording: Recording, rank: int) -> tuple[RecordedSlot, ...]:
+    return recording.roles[_lane(recording, rank).role]
+
+
+def _warm(recording: Recording) -> slice:
+    """All steps but the first, where there are more."""
+    return slice(min(1, len(recording.step_times) - 1), None)
+
+
+def _table(recording: Recording, rank: int, steps: slice) -> _Rank:
+    """Pause, wait and run of every op of a rank."""
+    lane, slots = _lane(recording, rank), _slots(recording, rank)
+    before = np.empty_like(lane.end_KS)
+    tail: dict[str, int] = {}
+    for slot, described in enumerate(slots):
+        before[:, slot] = lane.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
+        tail[described.stream] = slot
+    for slot in np.flatnonzero(np.isnan(before[0])).tolist():
+        last = lane.end_KS[:, tail[slots[slot].stream]]
+        before[:, slot] = np.concatenate(([0.0], last[:-1]))
+    times = (lane.arrive_KS - before, lane.start_KS - lane.arrive_KS, lane.end_KS - lane.start_KS)
+    return _Rank(slots, *(np.median(part[steps], axis=0) for part in times))
+
+
+def _phases(ranks: Ranks) -> dict[str, Pair]:
+    """Seconds of a step by what they are spent on, means over ranks; in the order of first use."""
+
+    def means(of: Callable[[_Rank], dict[str, float]]) -> dict[str, Pair]:
+        both = [(of(predicted), of(measured)) for predicted, measured in ranks]
+        names = dict.fromkeys(name for seconds, _ in both for name in seconds)
+        count = len(ranks)
+        return {
+            name: Pair(
+                predicted=sum(one.get(name, 0.0) for one, _ in both) / count,
+                measured=sum(other.get(name, 0.0) for _, other in both) / count,
+            )
+            for name in names
+        }
+
+    return means(_spent)
+
+
+def _spent(rank: _Rank) -> dict[str, float]:
+    """What a rank spends a step on."""
+    seconds: dict[str, float] = {}
+    for slot, run in zip(rank.slots, rank.run.tolist(), strict=True):
+        name = f'compute {slot.phase}' if slot.kind == 'compute' else f'{slot.partition} {slot.operator} {slot.phase}'
+        seconds[name] = seconds.get(name, 0.0) + run
+    if any(slot.kind != 'compute' for slot in rank.slots):
+        seconds['waiting for peers'] = float(rank.wait.sum())
+    first = rank.slots[0].stream
+    on_first = np.array([slot.stream == first for slot in rank.slots])
+    seconds[f'pauses of {first}'] = float(rank.pause[on_first].sum())
+    return seconds
+
+
+def _op_classes(ranks: Ranks) -> dict[str, Pair]:
+    """Running one op, by op class."""
+    sums: dict[str, list[float]] = {}
+    for predicted, measured in ranks:
+        runs = zip(predicted.slots, predicted.run.tolist(), measured.run.tolist(), strict=True)
+        for slot, one, other in runs:
+            entry = sums.setdefault(slot.op_class, [0.0, 0.0, 0.0])
+            entry[0] += one
+            entry[1] += other
+            entry[2] += 1
+    return {name: Pair(predicted=one / count, measured=other / count) for name, (one, other, count) in sums.items()}
+
+
+def _worst(ranks: Ranks) -> tuple[OpError, ...]:
+    """The ops with the largest difference; an op once, on the rank where it is largest."""
+    found: dict[str, OpError] = {}
+    for rank, (predicted, measured) in enumerate(ranks):
+        parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]
+        total = np.sum([one - other for one, other in parts], axis=0)
+        for slot in np.argsort(-np.abs(total), kind='stable')[: 2 * _WORST].tolist():
+            pause, wait, run = (Pair(predicted=float(a[slot]), measured=float(b[slot])) for a, b in parts)
+            described = predicted.slots[slot]
+            op = OpError(op=described.op, rank=rank, stream=described.stream, pause=pause, wait=wait, run=run)
+            if op.op not in found or abs(op.difference) > abs(found[op.op].difference):
+                found[op.op] = op
+    ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
+    return tuple(op for op in ranked[:_WORST] if op.difference)
+
+
+def _headline(comparison: Comparison) -> str:
+    """The comparison in a sentence."""
+    step = comparison.step
+    return (
+        f'predicted {format_time(step.predicted)} a step, {comparison.origin} {format_time(step.measured)}: '
+        f'error {_signed_percent(step.error)}'
+    )
+
+
+def _pair_json(pair: Pair) -> dict[str, float | None]:
+    error = pair.error if math.isfinite(pair.error) else None
+    return {'predicted': pair.predicted, 'measured': pair.measured, 'error': error}
+
+
+def _cells(pair: Pair) -> tuple[str, str, str, str]:
+    error = _signed_percent(pair.error) if math.isfinite(pair.error) else ''
+    return format_time(pair.predicted), format_time(pair.measured), _signed_time(pair.difference), error
+
+
+def _signed_percent(share: float) -> str:
+    return f'{share * 100:+.1f} %'
+
+
+def _signed_time(seconds: float) -> str:
+    return f'{"-" if seconds < 0 else "+"}{format_time(abs(seconds))}'

@@ -1,0 +1,159 @@
+"""Isolated cost of collectives: measured curves where a profile has them, the algorithm's formula elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simpar.cost.formula import Terms, share, terms
+from simpar.cost.interpolate import Curve
+from simpar.cost.links import demands
+from simpar.cost.model import CollectiveCost
+from simpar.hardware import Cluster, Grade, Shape, worst
+from simpar.profiles import Row, read_table
+from simpar.program import OpClass
+
+Group = tuple[int, int]
+"""Ranks of a group, and nodes that it touches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """``alpha`` and ``seconds`` of a message, ``best`` without latency; in words; what it rests on besides the table."""
+
+    alpha: float
+    seconds: float
+    best: float
+    text: str
+    grades: tuple[Grade, ...] = ()
+
+
+class ClusterCollectives:
+    """Collectives on a cluster's links and library.
+
+    Does not model: groups with unequal numbers of ranks in their nodes (the fullest node counts for all).
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.topology = cluster.topology
+        self.library = cluster.profile.library
+        self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
+        self._shapes: dict[tuple[int, ...], Shape] = {}
+
+    def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
+        """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
+        members = tuple(ranks)
+        shape = self._shapes.get(members) or self._shapes.setdefault(members, self.topology.shape(members))
+        key = ((op.kind, op.operator, op.bytes, op.dtype), shape)
+        if key not in self._alone:
+            self._alone[key] = self._price(op, shape)
+        cost, loads = self._alone[key]
+        return replace(cost, links=demands(self.topology, members, loads, cost.transfer))
+
+    def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+        if shape.ranks < 2 or not op.bytes:
+            return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
+        formula = terms(op, shape, self.topology, self.library)
+        table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
+        if found is None or table is None:
+            grade = worst(formula.figures)
+            why = f'{formula.text}: {formula.alpha * 1e6:.3g} us + {_speed(op, formula.transfer)} ({grade})'
+            return CollectiveCost(formula.alpha, formula.transfer, formula.transfer, (), why, grade), formula.loads
+        transfer = max(found.seconds - found.alpha, 0.0)
+        grade = worst([table.grade, *found.grades])
+        why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
+        best = min(found.best, found.seconds)
+        return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
+
+    def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
+        curves = self._curves.get(op.operator, {})
+        exact = curves.get((shape.ranks, shape.nodes))
+        if exact is not None:
+            return _read(exact, op, f'measured {op.operator} of {shape.ranks}')
+        alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
+        if alike:
+            return self._near(op, shape, alike, formula)
+        inner = -(-shape.ranks // shape.nodes)
+        if shape.nodes > 1 and inner > 1 and self.library.across == 'flat' and curves:
+            return self._outwards(op, shape.ranks, inner, formula)
+        return None
+
+    def _near(self, op: OpClass, shape: Shape, curves: Mapping[Group, Curve], formula: Terms) -> _Measured:
+        """Between two measured group sizes in log(size); beyond them scaled as the formula scales."""
+        sizes = sorted(curves)
+        below = [group for group in sizes if group[0] < shape.ranks]
+        above = [group for group in sizes if group[0] > shape.ranks]
+        if not below or not above:
+            return self._scaled(op, shape, (below or above)[-1 if below else 0], curves, formula)
+        small, large = (_read(curves[group], op, '') for group in (below[-1], above[0]))
+        part = math.log(shape.ranks / below[-1][0]) / math.log(above[0][0] / below[-1][0])
+        alpha, seconds, best = (
+            low ** (1 - part) * high**part
+            for low, high in ((small.alpha, large.alpha), (small.seconds, large.seconds), (small.best, large.best))
+        )
+        text = f'{op.operator} of {shape.ranks} between measured {below[-1][0]} and {above[0][0]}'
+        return _Measured(min(alpha, seconds), seconds, best, text, ('estimate',))
+
+    def _scaled(
+        self, op: OpClass, shape: Shape, group: Group, curves: Mapping[Group, Curve], formula: Terms
+    ) -> _Measured:
+        """A measured curve of another group size, α and transfer each scaled by the formula's ratio."""
+        near = _read(curves[group], op, '')
+        there = self.topology.shape([self._rank(place, group) for place in range(group[0])])
+        other = terms(op, there, self.topology, self.library)
+        alpha = near.alpha * formula.alpha / other.alpha if other.alpha else near.alpha
+        ratio = formula.transfer / other.transfer
+        text = f'measured {op.operator} of {group[0]}, scaled to {shape.ranks} by formula'
+        seconds = alpha + (near.seconds - near.alpha) * ratio
+        return _Measured(alpha, seconds, near.best * ratio, text, ('estimate', *(f.grade for f in formula.figures)))
+
+    def _rank(self, place: int, group: Group) -> int:
+        """The rank at a place of a group of so many ranks in so many nodes, evenly laid."""
+        inner = -(-group[0] // group[1])
+        return place // inner * self.topology.node + place % inner
+
+    def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
+        """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
+        shape = self.topology.shape(range(inner))
+        alone = terms(op, shape, self.topology, self.library)
+        exact = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        inside = next(level for level, load in enumerate(alone.loads) if load)
+        ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
+        alpha = exact.alpha + max(formula.alpha - alone.alpha, 0.0)
+        network = max(load for level, load in enumerate(formula.loads) if level != inside)
+        transfer = max((exact.seconds - exact.alpha) * ratio, network)
+        text = f'measured {op.operator} of {inner} in a node, formula between nodes'
+        best = max(exact.best * ratio, network)
+        return _Measured(alpha, alpha + transfer, best, text, (*exact.grades, *(f.grade for f in formula.figures)))
+
+    @functools.cached_property
+    def _curves(self) -> dict[str, dict[Group, Curve]]:
+        table = self.cluster.profile.tables.collective
+        return _collective_curves(read_table(table, 'collective')) if table else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
+    points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
+    for operator, ranks, nodes, size, seconds in rows:
+        points.setdefault(operator, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
+    return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
+
+
+def _read(curve: Curve, op: OpClass, text: str) -> _Measured:
+    seconds = curve(op.bytes)
+    return _Measured(min(curve.alpha, seconds), seconds, op.bytes * curve.best, text)
+
+
+def _alike(one: Group, other: Group) -> bool:
+    """Both in one node, or both over several with as many ranks in each."""
+    if one[1] == 1 or other[1] == 1:
+        return one[1] == other[1]
+    return one[0] * other[1] == other[0] * one[1]
+
+
+def _speed(op: OpClass, transfer: float) -> str:
+    return f'{op.bytes / transfer / 1e9:.4g} GB/s' if transfer > 0 else 'no transfer'

@@ -1,0 +1,172 @@
+"""Isolated seconds of compute ops: measured tables where a profile has them, formulas elsewhere; see docs/costs.md."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from simpar.cost import roofline
+from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
+from simpar.cost.model import ComputeCost
+from simpar.errors import Problem, ProfileError
+from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.profiles import Row, read_table
+from simpar.program import OpClass
+
+MATRIX = frozenset({'matmul', 'attention'})
+"""Operators that run on the matrix units; all others are bound by memory or by the vector units."""
+HALF = frozenset({'fp16', 'bf16'})
+BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
+_MATMUL = (Axis('m'), Axis('n'), Axis('k'))
+# A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
+# with the power 0.4 to 0.6 of the width.
+_ATTENTION = (Axis('queries', 0, 0), Axis('head_dim', 0.5, 1), Axis('sequence', 0, 2), Axis('pairs', 0, 1))
+
+
+class DeviceCompute:
+    """Compute on a profile's device.
+
+    Does not model: layouts of the operands, what is still in a cache, clocks that fall under load.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.device = profile.device
+
+    def seconds(self, op: OpClass) -> ComputeCost:
+        """Isolated seconds of a compute op class.
+
+        Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
+        """
+        if op.operator == 'matmul' and op.dims:
+            return self._matmul(op)
+        if op.operator == 'attention' and op.dims:
+            return self._attention(op)
+        return self._streaming(op)
+
+    def _matmul(self, op: OpClass) -> ComputeCost:
+        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        table = self.profile.tables.matmul
+        if table is None or not _alike(op.dtype, table.dtype):
+            peak = self._rate(op.dtype, op.name, self._matrix)
+            return _priced(roofline.matmul(self.device, peak, size, op.bytes))
+        lookup, points, fastest = self._matmul_lookup
+        seconds = lookup(*size)
+        how = 'a row' if size in points else 'between the rows'
+        rate = op.flops / seconds / 1e12
+        why = f'{how} of the matmul table at m, n, k = {size[0]}, {size[1]}, {size[2]}: {rate:.4g} TFLOP/s'
+        return _cost(seconds, op.flops / fastest, why, table.grade)
+
+    @functools.cached_property
+    def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[Row], float]:
+        table = self.profile.tables.matmul
+        rows = read_table(table, 'matmul') if table else ()
+        grid, points, fastest = _matmul_grid(rows)
+        return grid or Scatter(rows, self._model(table)), points, fastest
+
+    def _model(self, table: TableFile | None) -> Callable[..., float]:
+        dtype = (table and table.dtype) or 'fp32'
+        peak, width = self._rate(dtype, 'of the matmul table', self._matrix), BYTES[dtype]
+
+        def seconds(m: float, n: float, k: float) -> float:
+            return roofline.matmul(self.device, peak, (m, n, k), width * (m * n + n * k + m * k)).seconds
+
+        return seconds
+
+    def _attention(self, op: OpClass) -> ComputeCost:
+        """The forward by table or share of the peak; the backward takes ``backward`` times as long."""
+        backward = self.device.attention.backward
+        factor = 1.0 if op.phase == 'F' else backward.value
+        flops = factor * _forward_flops(op)
+        table = self.profile.tables.attention
+        rests: list[Grade] = [] if op.phase == 'F' else [backward.grade]
+        times = '' if op.phase == 'F' else f'{factor:g} × the forward, '
+        if table is None or not _alike(op.dtype, table.dtype):
+            peak = self._rate(op.dtype, op.name, self._matrix)
+            return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
+        grid, fastest = self._attention_lookup
+        seconds = factor * grid(*_attention_point(op))
+        why = f'{times}by the attention table: {op.flops / seconds / 1e12:.4g} TFLOP/s'
+        return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
+
+    @functools.cached_property
+    def _attention_lookup(self) -> tuple[Grid, float]:
+        table = self.profile.tables.attention
+        return _attention_grid(read_table(table, 'attention') if table else ())
+
+    def _streaming(self, op: OpClass) -> ComputeCost:
+        """The operator's own curve over bytes where it was measured; memory or vector rate elsewhere."""
+        table = self.profile.tables.operator
+        curve = self._operator_curves.get((op.operator, op.phase)) if op.bytes else None
+        if table is None or curve is None:
+            rates = {str(dtype): figure for dtype, figure in self.device.vector.items()}
+            vector = self._rate(op.dtype if op.dtype in rates else 'fp32', op.name, rates)
+            return _priced(roofline.streaming(self.device, vector, op.flops, op.bytes))
+        seconds = curve(op.bytes)
+        why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s'
+        return _cost(seconds, op.bytes * curve.best, why, table.grade)
+
+    @functools.cached_property
+    def _operator_curves(self) -> dict[tuple[str, str], Curve]:
+        table = self.profile.tables.operator
+        return _curves(read_table(table, 'operator') if table else ())
+
+    @functools.cached_property
+    def _matrix(self) -> Mapping[str, FlopsFigure]:
+        """What the matrix units cannot do, the vector units do."""
+        return {str(dtype): figure for dtype, figure in (*self.device.vector.items(), *self.device.matrix.items())}
+
+    def _rate(self, dtype: str, op: str, rates: Mapping[str, FlopsFigure]) -> FlopsFigure:
+        if dtype not in rates:
+            what = f'{self.device.name} has no rate for {dtype} (op {op})'
+            raise ProfileError(Problem(self.profile.name, what, f'choose a precision among {", ".join(rates)}'))
+        return rates[dtype]
+
+
+# Built once for each table, whatever is priced and how often; rows are compared by their content.
+@functools.lru_cache(maxsize=8)
+def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
+    """Seconds by m, n, k where the rows are a whole grid; the points measured; the best FLOP/s among them."""
+    fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
+    return Grid(_MATMUL, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
+
+
+@functools.lru_cache(maxsize=8)
+def _attention_grid(rows: tuple[Row, ...]) -> tuple[Grid, float]:
+    fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
+    return Grid(_ATTENTION, rows), fastest
+
+
+@functools.lru_cache(maxsize=8)
+def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for operator, phase, size, seconds in rows:
+        points.setdefault((operator, phase), []).append((size, seconds))
+    return {key: Curve(curve) for key, curve in points.items()}
+
+
+def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
+    return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
+
+
+def _priced(estimate: roofline.Estimate, times: str = '', rests: Sequence[Grade] = ()) -> ComputeCost:
+    kernel = (estimate.seconds - max(estimate.best, 0.0)) * 1e6
+    why = f'{times}roofline: {estimate.bound}, {kernel:.3g} us above its best'
+    return _cost(estimate.seconds, estimate.best, why, worst([*estimate.figures, *rests]))
+
+
+def _alike(dtype: str, measured: str | None) -> bool:
+    return dtype == measured or (dtype in HALF and measured in HALF)
+
+
+def _forward_flops(op: OpClass) -> float:
+    """Causal attention: two products over s² / 2 pairs of positions for each head."""
+    dims = op.dims
+    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * dims['head_dim']
+
+
+def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
+    """Queries for each key and value head, width of a head, sequence, heads over all samples."""
+    dims = op.dims
+    queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
+    return queries, dims['head_dim'], dims['sequence'], dims['batch'] * dims['heads']

@@ -1,0 +1,156 @@
+"""Collectives by their algorithm: steps, bytes over a channel, and the seconds of a group that spans several levels.
+
+Steps and bytes are those of HCCL's "Collective Communication Algorithms" (CANN 9.0, also for NCCL's and our own rings):
+D = α + n·β + n·γ with n the bytes of the full vector.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from simpar.cost.roofline import Part, major
+from simpar.hardware import Figure, Library, Link, Shape, Topology
+from simpar.program import OpClass
+
+SEND = 'send'
+_PASSES = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1}
+
+
+def steps(algorithm: str, operator: str, members: int) -> int:
+    """Latencies that follow one another.
+
+    Arguments: ``operator``, a collective or ``send``; ``members`` of the group, at least 2.
+    """
+    passes = _PASSES.get(operator)
+    if passes is None:
+        return 1
+    if algorithm == 'mesh' or (algorithm == 'nvls' and passes == 2):
+        return passes
+    if algorithm == 'nhr' or (algorithm == 'halving_doubling' and members & (members - 1) == 0):
+        return passes * math.ceil(math.log2(members))
+    return passes * (members - 1)
+
+
+def share(algorithm: str, operator: str, members: int) -> float:
+    """Part of the full vector that goes over one channel in one direction.
+
+    A channel is a device's port; for ``mesh`` it is the link of one pair. ``nvls`` sends the vector to the switch,
+    which adds, and each device one part of the result (NVIDIA's NVLink SHARP).
+    """
+    passes = _PASSES.get(operator)
+    if passes is None:
+        return 1.0
+    if algorithm == 'mesh':
+        return passes / members
+    if algorithm == 'nvls' and passes == 2:
+        return 1 + 1 / members
+    return passes * (members - 1) / members
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``alpha`` and ``transfer``, seconds; ``loads``, seconds of work on a channel of each level; what is used."""
+
+    alpha: float
+    transfer: float
+    loads: tuple[float, ...]
+    figures: tuple[Figure, ...]
+    text: str
+
+
+def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
+    """Seconds of a collective by formula.
+
+    Does not model: protocols that the library changes with the size of the message, trees between nodes.
+    """
+    crossed = [level for level, members in enumerate(shape.members) if members > 1]
+    if op.operator not in _PASSES:
+        return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
+    if len(crossed) == 1:
+        return _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
+    if library.across == 'phases':
+        return _phases(op, shape, topology, library, _plan(op.operator, shape, crossed))
+    return _flat(op, shape, topology, library)
+
+
+def _plan(operator: str, shape: Shape, crossed: list[int]) -> list[tuple[int, str, float]]:
+    """HCCL's phases as (level, collective, part of the vector that it works on).
+
+    All-reduce: reduce-scatter inwards to outwards, all-reduce on the outermost level, all-gather back. All-gather goes
+    from the innermost level outwards, reduce-scatter from the outermost inwards, so that slices stay contiguous.
+    """
+    plan: list[tuple[int, str, float]] = []
+    part = 1.0
+    if operator == 'all_reduce':
+        for level in crossed[:-1]:
+            plan += [(level, 'reduce_scatter', part), (level, 'all_gather', part)]
+            part /= shape.members[level]
+        return [*plan, (crossed[-1], 'all_reduce', part)]
+    for level in reversed(crossed):
+        plan.append((level, operator, part))
+        part /= shape.members[level]
+    return plan if operator == 'reduce_scatter' else plan[::-1]
+
+
+def _phases(
+    op: OpClass, shape: Shape, topology: Topology, library: Library, plan: list[tuple[int, str, float]]
+) -> Terms:
+    """One phase after the other: Σ steps · latency + Σ bytes / rate."""
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    transfers: list[Part] = []
+    loads = [0.0] * len(shape.members)
+    names = []
+    for level, operator, part in plan:
+        link, members = topology.links[level], shape.members[level]
+        algorithm = link.algorithm_for(members)
+        load = op.bytes * part * share(algorithm, operator, members) * _sharers(link, shape) / link.rate
+        latencies.append((steps(algorithm, operator, members) * link.latency.value, (link.latency,)))
+        transfers.append((load, (link.bandwidth, link.share)))
+        loads[level] += load
+        names.append(f'{operator} by {algorithm} of {members} over {link.name}')
+    return _terms(op, shape, library, latencies, transfers, loads, ', then '.join(names))
+
+
+def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
+    """One ring through all levels at once; its rings leave a domain by all of its members' channels.
+
+    α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
+    that it crosses. The level that is slowest sets the pace.
+    """
+    passes, ranks = _PASSES[op.operator], shape.ranks
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    loads: list[Part] = []
+    below, inside = ranks, 1
+    for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
+        part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
+        latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
+        loads.append((op.bytes * part * _sharers(link, shape) / link.rate, (link.bandwidth, link.share)))
+        below, inside = domains, inside * members
+    crossed = ' and '.join(link.name for link, (load, _) in zip(topology.links, loads, strict=True) if load)
+    slowest = max(loads, key=lambda part: part[0])
+    text = f'{op.operator} by one ring of {ranks} over {crossed}'
+    return _terms(op, shape, library, latencies, [slowest], [load for load, _ in loads], text)
+
+
+def _terms(
+    op: OpClass,
+    shape: Shape,
+    library: Library,
+    latencies: list[Part],
+    transfers: list[Part],
+    loads: list[float],
+    text: str,
+) -> Terms:
+    """Adds the reduction where it is not done on the way: (p − 1) / p · n bytes of results."""
+    reduces = op.operator in ('all_reduce', 'reduce_scatter') and op.dtype not in library.inline
+    if reduces and library.reduce is not None:
+        reduction = (shape.ranks - 1) / shape.ranks * op.bytes / library.reduce.value
+        transfers, text = [*transfers, (reduction, (library.reduce,))], f'{text}, {op.dtype} reduced by kernels'
+    alpha, transfer = sum(seconds for seconds, _ in latencies), sum(seconds for seconds, _ in transfers)
+    return Terms(alpha, transfer, tuple(loads), major(alpha + transfer, [*latencies, *transfers]), text)
+
+
+def _sharers(link: Link, shape: Shape) -> int:
+    """Members that send over one channel at once."""
+    return -(-shape.ranks // shape.nodes) if link.per == 'node' else 1

@@ -1,0 +1,214 @@
+"""Pydantic's errors, told as problems: the user's key, what is wrong there, and what the schema wants instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, Literal
+
+from simpar.document.tree import Key, Tree, dotted
+from simpar.errors import Problem
+
+_UNKNOWN: Final = {'unexpected_keyword_argument', 'extra_forbidden'}
+_MISSING: Final = {'missing', 'missing_keyword_only_argument', 'missing_argument'}
+_WRONG: Final = (  # beginnings of pydantic's error types; the first that fits
+    ('int', 'not an integer'),
+    ('float', 'not a number'),
+    ('bool', 'not true or false'),
+    ('string_type', 'not text'),
+    ('string', 'not such a text'),
+    ('literal', 'unknown value'),
+    ('enum', 'unknown value'),
+    ('greater', 'too small'),
+    ('less', 'too large'),
+    ('too_long', 'too long'),
+    ('too_short', 'too short'),
+    ('tuple', 'not a list'),
+    ('list', 'not a list'),
+    ('set', 'not a list'),
+    ('dict', 'not a mapping'),
+    ('mapping', 'not a mapping'),
+    ('dataclass', 'not a mapping'),
+    ('model', 'not a mapping'),
+    ('none', 'must be empty'),
+)
+_WORDS: Final = {
+    'integer': 'an integer',
+    'number': 'a number',
+    'string': 'text',
+    'boolean': 'true or false',
+    'array': 'a list',
+    'object': 'a mapping',
+    'null': 'nothing',
+}
+_BOUNDS: Final = (
+    ('minimum', 'at least', ''),
+    ('exclusiveMinimum', 'more than', ''),
+    ('maximum', 'at most', ''),
+    ('exclusiveMaximum', 'less than', ''),
+    ('maxProperties', 'at most', ' keys'),
+    ('minItems', 'at least', ' items'),
+    ('maxItems', 'at most', ' items'),
+)
+MOST_ERRORS: Final = 1000
+"""More than these are not told one by one, so that a file full of nonsense is refused at once."""
+
+
+def problems_of(errors: Iterable[Any], tree: Tree, schema: Mapping[str, Any]) -> list[Problem]:
+    """One problem for each key that pydantic complains of, except where the text itself was refused.
+
+    Arguments: ``errors`` as of ``ValidationError.errors()``; ``tree``, what the user wrote; ``schema``, the JSON Schema
+    of what was expected.
+    """
+    problems: dict[Key, Problem] = {}
+    for error in islice(errors, MOST_ERRORS):
+        key = user_key(tree.root, error['loc'], 'last' if error['type'] in _MISSING else 'none')
+        if _needless(error) or any(key[:end] in tree.refused for end in range(len(key) + 1)):
+            continue
+        what, instead = _tell(error, *_around(schema, error['loc']))
+        problems.setdefault(key, Problem(tree.where(key), f'{dotted(key)}: {what}' if key else what, instead))
+    return list(problems.values())
+
+
+def _needless(error: Mapping[str, Any]) -> bool:
+    """Whether a list is called too short only because some of its items are wrong, which is told anyway."""
+    return bool(error['type'] == 'too_short' and len(error['input']) >= error['ctx']['min_length'])
+
+
+def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last', 'all'] = 'none') -> Key:
+    """A place of a value as a key of what the user wrote: without the parts that are not there, e.g. tags of a union.
+
+    Arguments: ``missing``: which of the parts behind the last one that is there belong to the key all the same.
+    """
+    node, key, absent = root, (), ()  # type: Any, Key, Key
+    for part in loc:
+        if isinstance(node, dict) and str(part) in node:
+            key, node, absent = (*key, str(part)), node[str(part)], ()
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            key, node, absent = (*key, part), node[part], ()
+        else:
+            absent = (*absent, part)
+    return key + {'none': (), 'last': absent[-1:], 'all': absent}[missing]
+
+
+def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str, Any]) -> tuple[str, str]:
+    kind, found = error['type'], error['input']
+    if kind in _UNKNOWN:
+        return 'unknown key', _guess(error['loc'][-1], _names(parent), 'known keys: ')
+    if kind in _MISSING:
+        return 'missing', f'add {error["loc"][-1]}: {_expected(node)}'
+    if kind == 'value_error':
+        what, _, instead = str(error['ctx']['error']).partition('; ')
+        return what if isinstance(found, (dict, list)) else f'{what} (got {_shown(found)})', instead
+    if error['loc'][-1:] == ('[key]',):
+        return _tell_key(kind, found, parent)
+    if kind.startswith('string_too'):
+        wrong, bound = ('too long', 'at most') if kind.endswith('long') else ('too short', 'at least')
+        length = next(iter(error['ctx'].values()))
+        return f'{wrong} (got {_shown(found)})', f'write {bound} {length} characters'
+    wrong = next((what for start, what in _WRONG if kind.startswith(start)), 'not allowed')
+    choices = _choices(node)
+    if choices and isinstance(found, str):
+        return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
+    return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}'
+
+
+def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str, str]:
+    names = _choices(parent.get('propertyNames', {}))
+    if names:
+        return 'unknown key', _guess(found, names, 'known keys: ')
+    return 'not such a key', 'write whole numbers from 0 as keys' if kind.startswith(('int', 'greater')) else ''
+
+
+def _guess(word: object, names: list[str], lead: str) -> str:
+    text = str(word)[:60]
+    starts = [name for name in names if text and (name.startswith(text) or text.startswith(name))]
+    close = difflib.get_close_matches(text, names, 1) or starts
+    known = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
+    return f'did you mean {close[0]}? {known}' if close else known
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return 'a mapping' if value else 'an empty mapping'
+    if isinstance(value, list):
+        return 'a list' if value else 'an empty list'
+    if value is None:
+        return 'nothing'
+    text = json.dumps(value, ensure_ascii=False)
+    text = text if text.isprintable() else json.dumps(value)
+    return text if len(text) <= 40 else f'{text[:38]}…"'
+
+
+def _around(root: Mapping[str, Any], loc: tuple[str | int, ...]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The schema of a place and of the mapping that it is in."""
+    return _find(root, loc), _find(root, loc[:-2] if loc[-1:] == ('[key]',) else loc[:-1])
+
+
+def _find(root: Mapping[str, Any], loc: Iterable[str | int]) -> Mapping[str, Any]:
+    """The schema of a place; parts that it does not know are skipped, as in `user_key`."""
+    node = _resolve(root, root)
+    for part in loc:
+        node = next((found for branch in _branches(root, node) if (found := _step(root, branch, part))), node)
+    return node
+
+
+def _branches(root: Mapping[str, Any], node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node, *(_resolve(root, branch) for branch in node.get('anyOf', ()))]
+
+
+def _step(root: Mapping[str, Any], node: Mapping[str, Any], part: str | int) -> Mapping[str, Any] | None:
+    if part in node.get('properties', {}):
+        return _resolve(root, node['properties'][part])
+    inner = node.get('items') if isinstance(part, int) else node.get('additionalProperties')
+    return _resolve(root, inner) if isinstance(inner, Mapping) and inner else None
+
+
+def _resolve(root: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    while '$ref' in node:
+        rest = {name: value for name, value in node.items() if name != '$ref'}
+        node = {**root['$defs'][node['$ref'].rpartition('/')[2]], **rest}
+    return {**node, 'anyOf': [_resolve(root, branch) for branch in node['anyOf']]} if 'anyOf' in node else node
+
+
+def _names(node: Mapping[str, Any]) -> list[str]:
+    return [name for branch in [node, *node.get('anyOf', ())] for name in branch.get('properties', {})]
+
+
+def _choices(node: Mapping[str, Any]) -> list[str]:
+    branches = [node, *node.get('anyOf', ())]
+    found = [choice for branch in branches for choice in branch.get('enum', [branch.get('const')])]
+    return [choice for choice in found if isinstance(choice, str)]
+
+
+def _expected(node: Mapping[str, Any]) -> str:
+    """What a schema wants, in words."""
+    if 'anyOf' in node:
+        return ', or '.join(_expected(branch) for branch in node['anyOf'])
+    if 'enum' in node or 'const' in node:
+        return 'one of ' + ', '.join(str(choice) for choice in node.get('enum', [node.get('const')]))
+    if 'x-quantity' in node:
+        return f'a number and a unit, e.g. "{node["examples"][0]}"'
+    if node.get('type') == 'object' and 'properties' in node:
+        one = 'exactly one of ' if node.get('maxProperties') == 1 else ''
+        return f'a mapping with {one}{", ".join(list(node["properties"])[:16])}'
+    if node.get('minimum') is not None and node.get('minimum') == node.get('maximum'):
+        return str(node['minimum'])
+    return _WORDS.get(node.get('type', ''), 'a value') + _range(node) + _example(node)
+
+
+def _range(node: Mapping[str, Any]) -> str:
+    if 'minimum' in node and 'maximum' in node:
+        return f' from {_figure(node["minimum"])} to {_figure(node["maximum"])}'
+    told = [f'{word} {_figure(node[bound])}{of}' for bound, word, of in _BOUNDS if bound in node]
+    return f' of {" and ".join(told)}' if told else ''
+
+
+def _figure(number: float) -> str:
+    return str(number) if isinstance(number, int) else f'{number:g}'
+
+
+def _example(node: Mapping[str, Any]) -> str:
+    return f', e.g. {node["examples"][0]}' if node.get('examples') else ''

@@ -1,0 +1,116 @@
+"""Kinds of values that a file can hold beyond numbers and text: quantities with a unit, one of several things.
+
+Each is a marker for `Annotated`, so that dataclasses stay plain; pydantic is imported when a file is read, not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from simpar.units import EXAMPLES, UNITS, parse
+
+_SI = {'time': 's', 'size': 'B', 'rate': 'B/s', 'flops': 'FLOP/s'}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A float of SI units inside, text with a unit such as ``"200 GB/s"`` in a file.
+
+    Arguments: ``kind``, one of time, size, rate, flops; ``positive``: zero is refused.
+    """
+
+    kind: str
+    positive: bool = False
+
+    def read(self, text: object) -> float:
+        """The value of a text; raises `ValueError` that says what to write."""
+        value = parse(text, self.kind)
+        if self.positive and not value > 0:
+            raise ValueError(f'a {self.kind} of nothing; write more than 0, e.g. {EXAMPLES[self.kind]}')
+        return value
+
+    def write(self, value: float) -> str:
+        """The text that is read as exactly this value."""
+        return f'{value!r} {_SI[self.kind]}'
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(self.write)
+        return core_schema.no_info_plain_validator_function(self.read, serialization=written)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        units = '|'.join(re.escape(unit) for unit in sorted(UNITS[self.kind]))
+        number = r'([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?'
+        example = EXAMPLES[self.kind].strip('"')
+        return {
+            'type': 'string',
+            'pattern': rf'^\s*{number}\s*({units})\s*$',
+            'examples': [example],
+            'x-quantity': self.kind,
+        }
+
+
+Seconds = Annotated[float, Quantity('time')]
+Bytes = Annotated[float, Quantity('size')]
+Rate = Annotated[float, Quantity('rate', positive=True)]
+Flops = Annotated[float, Quantity('flops', positive=True)]
+
+
+class OneOf:
+    """A mapping with exactly one of these keys; its value is the dataclass that stands under the key.
+
+    ``OneOf(sgd=Sgd, adam=Adam)`` reads ``{sgd: {learning_rate: 0.1}}``. With ``hoist`` the keys stand in the mapping
+    around it, not in one of their own: the JSON Schema says so, and the reader's `prepare` moves them.
+    """
+
+    def __init__(self, *, hoist: bool = False, **kinds: Any) -> None:
+        self.hoist = hoist
+        self.kinds = kinds
+
+    def pick(self, found: Mapping[str, Any]) -> Any:
+        """The only value; raises `ValueError` unless there is exactly one."""
+        if len(found) != 1:
+            names = ', '.join(self.kinds)
+            what = f'all of {", ".join(found)} at once' if found else f'none of {names}'
+            raise ValueError(f'has {what}; write exactly one of {names}')
+        return next(iter(found.values()))
+
+    def wrap(self, value: Any) -> dict[str, Any]:
+        """The value under its key again."""
+        return next({name: value} for name, kind in self._classes() if isinstance(value, kind))
+
+    def _classes(self) -> Iterator[tuple[str, type]]:
+        for name, kind in self.kinds.items():
+            yield name, getattr(kind, '__origin__', kind)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        kinds = {name: handler.generate_schema(kind) for name, kind in self.kinds.items()}
+        fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
+        mapping = core_schema.typed_dict_schema(fields, extra_behavior='forbid')
+        wrapped = core_schema.plain_serializer_function_ser_schema(self.wrap, return_schema=mapping)
+        return core_schema.no_info_after_validator_function(self.pick, mapping, serialization=wrapped)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        made: dict[str, Any] = handler(schema)
+        return {**made, 'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Says in the JSON Schema that a value may be written short: what is not a mapping stands for ``{key: value}``.
+
+    Does not read it: the reader's `prepare` writes it out in full.
+    """
+
+    key: str
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        full = handler(schema)
+        short = handler.resolve_ref_schema(full)['properties'][self.key]
+        return {'anyOf': [short, full]}

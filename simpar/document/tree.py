@@ -1,0 +1,256 @@
+"""Tree: a file's plain values, and for each the place that it comes from: file:line, or the --set that wrote it."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from simpar.document.compose import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Fault, Node, Unreadable, compose
+from simpar.errors import Problem, ScheduleError
+
+Key = tuple[str | int, ...]
+"""Where a value is in a tree: keys of mappings (always text, as in JSON) and places in lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Plain values: dicts with text as keys, lists, and scalars, all of them finite.
+
+    Arguments:
+        root: the value.
+        origins: the place that each key comes from.
+        problems: what is already wrong with the text.
+        refused: keys of values that stand as None because of a problem.
+        shorts: keys whose value may be written short, as what stands under this name of the mapping in full; `put`
+            goes below them whichever is written.
+    """
+
+    root: Any
+    origins: Mapping[Key, str]
+    problems: tuple[Problem, ...] = ()
+    refused: frozenset[Key] = frozenset()
+    shorts: Mapping[Key, str] = field(default_factory=dict)
+
+    def where(self, key: Key) -> str:
+        """The place of a key, or of the nearest key above it."""
+        return next(self.origins[key[:end]] for end in range(len(key), -1, -1) if key[:end] in self.origins)
+
+    def get(self, key: Key) -> Any:
+        """The value at a key; None where there is none."""
+        node = self.root
+        for part in key:
+            node = _child(node, part)
+        return node
+
+
+def dotted(key: Key) -> str:
+    """A key as one writes it in `--set`, e.g. ``workload.network.0.dense``; parts cut at 40 characters."""
+    return '.'.join(_part(part) for part in key)
+
+
+def _part(part: str | int) -> str:
+    text = str(part)
+    shown = text if text.isprintable() and ' ' not in text else repr(text)
+    return shown if len(shown) <= 40 else f'{shown[:39]}…'
+
+
+def _child(node: Any, part: str | int) -> Any:
+    if isinstance(node, dict):
+        return node.get(str(part))
+    if isinstance(node, list) and str(part).isdecimal() and len(str(part)) < 9 and int(part) < len(node):
+        return node[int(part)]
+    return None
+
+
+class _Growing:
+    """A tree while it is built from nodes; mutable."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.origins: dict[Key, str] = {}
+        self.problems: list[Problem] = []
+        self.refused: set[Key] = set()
+        self.values = 0
+
+    def value(self, node: Node, key: Key, line: int) -> Any:
+        self.values += 1
+        if self.values > MAX_VALUES or len(key) > MAX_DEPTH:
+            limit = f'{MAX_DEPTH} levels' if len(key) > MAX_DEPTH else f'{MAX_VALUES} values'
+            raise Unreadable(node.line, f'more than {limit} once aliases are filled in', 'write it without aliases')
+        self.origins[key] = f'{self.name}:{line}'
+        for fault_line, fault in node.key_faults:
+            self.fault(fault_line, key, fault)
+        if node.fault:
+            self.fault(line, key, node.fault)
+            self.refused.add(key)
+            return None
+        if isinstance(node.value, dict):
+            return {name: self.value(child, (*key, name), at) for name, (at, child) in node.value.items()}
+        if isinstance(node.value, list):
+            return [self.value(child, (*key, place), child.line) for place, child in enumerate(node.value)]
+        return node.value
+
+    def fault(self, line: int, key: Key, fault: Fault) -> None:
+        what = f'{dotted(key)}: {fault.what}' if key else fault.what
+        self.problems.append(Problem(f'{self.name}:{line}', what, fault.instead))
+
+    def tree(self, root: Any) -> Tree:
+        return Tree(root=root, origins=self.origins, problems=tuple(self.problems), refused=frozenset(self.refused))
+
+
+def parse(text: str, name: str) -> Tree:
+    """The tree of a text; ``name`` stands before each line number. Raises `Unreadable`."""
+    growing = _Growing(name)
+    node = compose(text)
+    return growing.tree(growing.value(node, (), node.line))
+
+
+def read(path: str | os.PathLike[str], *, error: type[ScheduleError] = ScheduleError) -> Tree:
+    """Read a YAML file of at most 1 MiB.
+
+    Returns a tree whose ``problems`` the caller reports (`build` does). Raises ``error`` for a file that is missing,
+    no text in UTF-8, empty, not YAML, too large, too deep, or that grows too large by its aliases.
+    """
+    name = _shown(path)
+    try:
+        return parse(_text(path), name)
+    except Unreadable as unreadable:
+        where = f'{name}:{unreadable.line}' if unreadable.line else name
+        raise error(Problem(where, *unreadable.fault)) from None
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    name = str(path)
+    return name if name.isprintable() else repr(name)
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    try:
+        with open(path, 'rb') as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise Unreadable(0, 'no such file', _neighbour(path)) from None
+    except IsADirectoryError:
+        raise Unreadable(0, 'a folder, not a file', 'name a YAML file in it') from None
+    except (OSError, ValueError) as failure:
+        raise Unreadable(0, f'cannot be read: {getattr(failure, "strerror", None) or failure}') from None
+    if len(data) > MAX_BYTES:
+        raise Unreadable(0, f'more than {MAX_BYTES} bytes', 'keep tables in CSV files beside it')
+    try:
+        text = data.decode('utf-8-sig')
+    except UnicodeDecodeError as failure:
+        line = data.count(b'\n', 0, failure.start) + 1
+        raise Unreadable(line, 'not text in UTF-8', 'save it as UTF-8') from None
+    if not text.strip():
+        raise Unreadable(1, 'the file is empty', 'start from one of the examples')
+    return text
+
+
+def _neighbour(path: str | os.PathLike[str]) -> str:
+    folder = Path(path).parent
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {'.yaml', '.yml'})
+    except OSError:
+        return f'there is no folder {_shown(folder)}'
+    close = difflib.get_close_matches(Path(path).name, names, 1)
+    return f'did you mean {_shown(folder / close[0])}?' if close else 'check the path'
+
+
+def override(tree: Tree, settings: Iterable[str], *, error: type[ScheduleError] = ScheduleError) -> Tree:
+    """Write values over a tree, each as ``a.b=value`` with the value in YAML, in this order.
+
+    Raises ``error`` with every setting that cannot be read or has no place to go.
+    """
+    problems: list[Problem] = []
+    for setting in settings:
+        tree = _set(tree, setting, problems)
+    if problems:
+        raise error(problems)
+    return tree
+
+
+def _label(setting: str) -> str:
+    shown = setting if setting.isprintable() else repr(setting)
+    return f'--set {shown if len(shown) <= 60 else shown[:59] + "…"}'
+
+
+def _set(tree: Tree, setting: str, problems: list[Problem]) -> Tree:
+    try:
+        return _written(tree, setting)
+    except ScheduleError as wrong:
+        problems += wrong.problems
+        return tree
+
+
+def _written(tree: Tree, setting: str) -> Tree:
+    key, sign, text = setting.partition('=')
+    label = _label(setting)
+    if not sign or not all(part.strip() for part in key.split('.')):
+        raise ScheduleError(Problem(label, 'not a key and a value', 'write e.g. --set plan.copies=4'))
+    try:
+        value = parse(text, label)
+    except Unreadable as unreadable:
+        raise ScheduleError(Problem(label, *unreadable.fault)) from None
+    if value.problems:
+        first = value.problems[0]
+        raise ScheduleError(Problem(label, f'{_part(key)}: {first.what}', first.instead))
+    return put(tree, key, value.root, label)
+
+
+def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
+    """A tree with a value at a dotted key; mappings on the way are made.
+
+    Arguments: ``origin``, the place that problems with this value name. Raises `ScheduleError` where a text or a number
+    stands in the way, or a list has no such place.
+    """
+    parts = [part.strip() for part in key.split('.')]
+    root = {} if tree.root is None else copy.deepcopy(tree.root)
+    node, path, made = root, (), {}  # type: Any, Key, dict[Key, str]
+    try:
+        _check_depth(parts)
+        for part, below in pairwise(parts):
+            path = (*path, _place(node, part, path))
+            if tree.get(path) is None:
+                made[path] = origin
+                node[path[-1]] = {}
+            node = _enter(node, path, below, tree.shorts)
+        path = (*path, _place(node, parts[-1], path))
+    except Unreadable as unreadable:
+        raise ScheduleError(Problem(origin, *unreadable.fault)) from None
+    node[path[-1]] = value
+    kept = {other: place for other, place in tree.origins.items() if other[: len(path)] != path}
+    return replace(tree, root=root, origins={**kept, **made, path: origin})
+
+
+def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> Any:
+    """The value behind the last part of a path, in the form, short or full, that has a place for the part below."""
+    value, name = node[path[-1]], shorts.get(path)
+    if name is None:
+        return value
+    if isinstance(value, dict):
+        return value[name] if below.isdecimal() and isinstance(value.get(name), list) else value
+    if not (isinstance(value, list) and below.isdecimal()):
+        node[path[-1]] = {name: value}
+    return node[path[-1]]
+
+
+def _check_depth(parts: list[str]) -> None:
+    if len(parts) > MAX_DEPTH:
+        raise Unreadable(0, f'more than {MAX_DEPTH} levels', 'write a shorter key')
+
+
+def _place(node: Any, part: str, path: Key) -> str | int:
+    number = int(part) if part.isascii() and part.isdecimal() and len(part) < 9 else None
+    if isinstance(node, dict):
+        return part if number is None else str(number)
+    if not isinstance(node, list):
+        raise Unreadable(0, f'{dotted(path)}: not a mapping', f'set {dotted(path)} as a whole')
+    if number is None or number >= len(node):
+        raise Unreadable(0, f'{dotted(path)}: has no item {_part(part)}', f'write a number below {len(node)}')
+    return number

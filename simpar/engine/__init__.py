@@ -1,0 +1,5 @@
+"""The simulator: a Program and its Costs become a Trace, on a SimPy clock."""
+
+from simpar.engine.simulate import simulate as simulate
+
+__all__ = ['simulate']

@@ -1,0 +1,170 @@
+"""Lanes: which ranks behave alike, so that one is simulated in the place of all, exactly.
+
+Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone, and split until
+those of one colour also have neighbours of the same colours. The engine's arithmetic does not depend on order, so
+ranks of one colour then have the same spans to the bit, and links of one colour carry the same load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.cost.costs import Communication, Costs
+from simpar.program import Partition, Program
+
+Colours = list[int]
+Edges = list[list[tuple[int, float]]]
+"""For each rank or link its exchanges, each marked with the rank's place or the demand of the link."""
+
+
+class Groups:
+    """A partition as plain lists: the members of each group, and each rank's group and position."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.members: list[list[int]] = partition.groups_GP.tolist()
+        self.size = partition.size
+        places = {rank: (g, p) for g, group in enumerate(self.members) for p, rank in enumerate(group)}
+        self.group = [places[rank][0] for rank in range(len(places))]
+        self.position = [places[rank][1] for rank in range(len(places))]
+
+    def peer(self, rank: int, offset: int) -> int:
+        """The rank that stands ``offset`` positions further in the group, around its end."""
+        return self.members[self.group[rank]][(self.position[rank] + offset) % self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
+
+    Arguments: ``kind``, equal for exchanges that the same op classes ask for; ``ordered``: sender first.
+    """
+
+    kind: int
+    ranks: tuple[int, ...]
+    ordered: bool
+    cost: Communication
+
+    def signature(self, ranks: Colours, links: Colours) -> Hashable:
+        """What tells it from other exchanges, given the colours of ranks and links."""
+        among = [ranks[rank] for rank in self.ranks]
+        over = sorted((links[link], demand) for link, demand in self.cost.links)
+        ends = among if self.ordered else sorted(among)
+        return (self.kind, self.cost.alpha, self.cost.transfer, tuple(ends), tuple(over))
+
+
+class Lanes:
+    """The ranks of a program in classes that behave alike, and its links in classes that are loaded alike."""
+
+    def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
+        self._costs = costs
+        self.groups = groups
+        self.of_rank = ranks
+        self.ranks: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
+        for rank, lane in enumerate(ranks):
+            self.ranks[lane].append(rank)
+        self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
+        self._groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for name, on in groups.items():
+            for group, members in enumerate(on.members):
+                among = tuple(sorted({ranks[rank] for rank in members}))
+                self._groups_among.setdefault((name, among), []).append(group)
+
+    def among(self, partition: str, lane: int) -> tuple[int, ...]:
+        """The lanes in a lane's group, itself included."""
+        groups = self.groups[partition]
+        members = groups.members[groups.group[self.ranks[lane][0]]]
+        return tuple(sorted({self.of_rank[rank] for rank in members}))
+
+    def peer(self, partition: str, lane: int, offset: int) -> int:
+        """The lane that stands ``offset`` positions further in a lane's group."""
+        return self.of_rank[self.groups[partition].peer(self.ranks[lane][0], offset)]
+
+    def alike(self, partition: str, among: tuple[int, ...]) -> tuple[int, ...]:
+        """The groups of a partition that have these lanes."""
+        return tuple(self._groups_among[partition, among])
+
+    def load(self, op_class: int, groups: Iterable[int]) -> tuple[tuple[int, float], ...]:
+        """What an op asks of one link of each class when it is done in all of these groups at once."""
+        total: dict[int, float] = {}
+        for group in groups:
+            for link, demand in self._costs.communication[op_class][group].links:
+                if link in self._first_links:
+                    total[link] = total.get(link, 0.0) + demand
+        return tuple(sorted(total.items()))
+
+
+def fold(program: Program, costs: Costs, unfold: bool | None = None) -> Lanes:
+    """The lanes of a program on a cluster.
+
+    Arguments: ``unfold``: True, a lane for each rank; False, a lane for each role; None, as few as are exact.
+    Raises ``ValueError`` where False would not be exact.
+    """
+    groups = {name: Groups(partition) for name, partition in program.partitions.items()}
+    if unfold:
+        return Lanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
+    ranks, links = _refine(program, costs, _exchanges(program, costs, groups))
+    if unfold is False:
+        _check_roles(program, ranks)
+    return Lanes(costs, groups, ranks, links)
+
+
+def _check_roles(program: Program, ranks: Colours) -> None:
+    first: dict[int, int] = {}
+    for rank, role in enumerate(program.role_of_rank.tolist()):
+        other = first.setdefault(role, rank)
+        if ranks[other] != ranks[rank]:
+            raise ValueError(f'ranks {other} and {rank} share role {program.roles[role].name!r} but behave differently')
+
+
+def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> list[Exchange]:
+    kinds: dict[tuple[bool, str, int, tuple[Communication, ...]], dict[int, None]] = {}
+    ranks_of_role = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
+    for role, sharing in zip(program.roles, ranks_of_role, strict=True):
+        for index in np.unique(role.op_class).tolist():
+            op = program.op_classes[index]
+            if op.kind in {'collective', 'send'}:
+                key = (op.kind == 'send', op.partition, op.peer, costs.communication[index])
+                kinds.setdefault(key, {}).update(dict.fromkeys(sharing))
+    found = []
+    for kind, ((sends, partition, peer, by_group), ranks) in enumerate(kinds.items()):
+        on = groups[partition]
+        if sends:
+            found += [Exchange(kind, (r, on.peer(r, peer)), True, by_group[on.group[r]]) for r in ranks]
+        else:
+            used = dict.fromkeys(on.group[rank] for rank in ranks)
+            found += [Exchange(kind, tuple(on.members[g]), False, by_group[g]) for g in used]
+    return found
+
+
+def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[Colours, Colours]:
+    of_rank: Edges = [[] for _ in range(program.world)]
+    of_link: Edges = [[] for _ in costs.links]
+    for number, exchange in enumerate(exchanges):
+        for place, rank in enumerate(exchange.ranks):
+            of_rank[rank].append((number, place if exchange.ordered else 0))
+        for link, demand in exchange.cost.links:
+            of_link[link].append((number, demand))
+    colours = (
+        _colours(zip(program.role_of_rank.tolist(), costs.rank_speed.tolist(), strict=True)),
+        _colours(() for _ in costs.links),
+    )
+    while True:
+        exchanged = _colours(exchange.signature(*colours) for exchange in exchanges)
+        finer = (_split(colours[0], of_rank, exchanged), _split(colours[1], of_link, exchanged))
+        if finer == colours:
+            return colours
+        colours = finer
+
+
+def _split(colours: Colours, edges: Edges, exchanged: Colours) -> Colours:
+    own = (tuple(sorted((exchanged[exchange], mark) for exchange, mark in mine)) for mine in edges)
+    return _colours(zip(colours, own, strict=True))
+
+
+def _colours(signatures: Iterable[Hashable]) -> Colours:
+    """Equal signatures, equal colours; numbered by first occurrence, so that a partition has one numbering."""
+    number: dict[Hashable, int] = {}
+    return [number.setdefault(signature, len(number)) for signature in signatures]

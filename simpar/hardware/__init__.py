@@ -1,0 +1,57 @@
+"""Hardware: device, host, links, topology, cluster and profile, each number with its source and grade."""
+
+from simpar.hardware.figure import (
+    GRADES,
+    Figure,
+    FlopsFigure,
+    Grade,
+    NumberFigure,
+    RateFigure,
+    ShareFigure,
+    SizeFigure,
+    TimeFigure,
+    worst,
+)
+from simpar.hardware.profile import (
+    Attention,
+    Device,
+    Host,
+    Kernel,
+    Library,
+    Link,
+    Matmul,
+    Memory,
+    Profile,
+    SlowDown,
+    TableFile,
+    Tables,
+)
+from simpar.hardware.topology import Cluster, Shape, Topology
+
+__all__ = [
+    'GRADES',
+    'Attention',
+    'Cluster',
+    'Device',
+    'Figure',
+    'FlopsFigure',
+    'Grade',
+    'Host',
+    'Kernel',
+    'Library',
+    'Link',
+    'Matmul',
+    'Memory',
+    'NumberFigure',
+    'Profile',
+    'RateFigure',
+    'Shape',
+    'ShareFigure',
+    'SizeFigure',
+    'SlowDown',
+    'TableFile',
+    'Tables',
+    'TimeFigure',
+    'Topology',
+    'worst',
+]

@@ -1,0 +1,200 @@
+"""Profile: devices, hosts and links of a cluster written down; what a number is used for is said in ``simpar.cost``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simpar.hardware.figure import (
+    FlopsFigure,
+    Grade,
+    NumberFigure,
+    RateFigure,
+    ShareFigure,
+    SizeFigure,
+    Text,
+    TimeFigure,
+)
+
+Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16']
+Issue = Literal['eager', 'graph', 'sink']
+Algorithm = Literal['ring', 'mesh', 'halving_doubling', 'nhr', 'nvls']
+Devices = Annotated[int, Field(ge=1, le=2**20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matmul:
+    """How the rate of matrix products falls with their size, where no table says it.
+
+    Arguments: ``share`` of the matrix peak that large products reach; ``half_area``, m × n at which they reach half of
+    that; ``half_depth``, k at which they do.
+    """
+
+    share: ShareFigure
+    half_area: NumberFigure
+    half_depth: NumberFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """``share`` of the matrix peak that the forward reaches; ``backward``, its time over the forward's."""
+
+    share: ShareFigure
+    backward: NumberFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Device memory: ``bandwidth`` is nominal, ``share`` of it what streaming kernels reach."""
+
+    size: SizeFigure
+    bandwidth: RateFigure
+    share: ShareFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Seconds that a kernel takes on the device however little it does: matrix products and attention, all others."""
+
+    matrix: TimeFigure
+    memory: TimeFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get."""
+
+    name: Text
+    matrix: Mapping[Dtype, FlopsFigure]
+    vector: Mapping[Dtype, FlopsFigure]
+    memory: Memory
+    kernel: Kernel
+    matmul: Matmul
+    attention: Attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """How fast the software stack issues ops: op by op, from a captured graph, or a graph that has sunk to the device.
+
+    Arguments: ``mode`` in use; ``issue``, seconds an op in each mode.
+    """
+
+    mode: Issue
+    issue: Mapping[Issue, TimeFigure]
+
+    @property
+    def seconds(self) -> TimeFigure:
+        """Seconds to issue one op in the mode in use."""
+        return self.issue[self.mode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One level of the network, in both directions at once.
+
+    Arguments:
+        name: e.g. ``nvlink``.
+        devices: how many neighbouring devices it joins; 0, all.
+        per: what has a channel of its own: each ``device`` (its port), each ``pair`` of devices (a full mesh), or each
+            ``node`` (one network card for all its devices).
+        bandwidth: of one channel in one direction, nominal; ``share`` of it that transfers reach.
+        latency: seconds of one step of an algorithm.
+        algorithm: of collectives: from how many members on → its name.
+        sharing: ``shared``: transfers at once share the bandwidth; ``fatpipe``: each has it for itself.
+    """
+
+    name: Text
+    devices: Annotated[int, Field(ge=0, le=2**20)]
+    per: Literal['device', 'pair', 'node']
+    bandwidth: RateFigure
+    share: ShareFigure
+    latency: TimeFigure
+    algorithm: Annotated[Mapping[Annotated[int, Field(ge=2)], Algorithm], Field(min_length=1)]
+    sharing: Literal['shared', 'fatpipe'] = 'shared'
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that transfers reach on one channel in one direction."""
+        return self.bandwidth.value * self.share.value
+
+    def algorithm_for(self, members: int) -> Algorithm:
+        """What the library does between this many members."""
+        return self.algorithm[max((least for least in self.algorithm if least <= members), default=min(self.algorithm))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """The collective library.
+
+    Arguments:
+        across: groups that span several levels of links: ``flat``, one ring through all of them at once (NCCL), or
+            ``phases``, level by level, one after the other (HCCL).
+        start: seconds of a collective however small, beside the latency of its steps.
+        inline: data types that are reduced on the way, at no cost; others pass ``reduce`` (bytes a second of results).
+    """
+
+    name: Text
+    across: Literal['flat', 'phases']
+    start: TimeFigure
+    inline: tuple[Dtype, ...] = ('fp64', 'fp32', 'tf32', 'fp16', 'bf16')
+    reduce: RateFigure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDown:
+    """Speeds, of 1, beside one another.
+
+    Arguments: ``matrix``, of matrix products and attention while a collective runs on their device; ``memory``, of all
+    other kernels; ``collective``, of a collective while one of its devices computes; ``waiting``: whether a collective
+    that waits for its peers slows kernels too.
+    """
+
+    matrix: ShareFigure
+    memory: ShareFigure
+    collective: ShareFigure
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """A CSV file of measurements beside the profile (``.gz``: gzipped); ``dtype`` of the kernels in it."""
+
+    file: Text
+    source: Text
+    grade: Grade
+    dtype: Dtype | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Measured tables; see docs/profiles.md for their columns."""
+
+    matmul: TableFile | None = None
+    attention: TableFile | None = None
+    operator: TableFile | None = None
+    collective: TableFile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A kind of cluster written down.
+
+    Arguments: ``devices`` in a node; ``links`` from the innermost level outwards; ``net``, the shaped network that the
+    tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
+    """
+
+    format: Literal[1]
+    name: Text
+    description: Text
+    devices: Devices
+    device: Device
+    host: Host
+    links: Annotated[tuple[Link, ...], Field(min_length=1)]
+    library: Library
+    slow_down: SlowDown
+    tables: Tables = field(default_factory=Tables)
+    net: str = ''

@@ -1,0 +1,101 @@
+"""Topology: which levels of links a group of ranks crosses, and which channels of them it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from simpar.hardware.profile import Link, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a group lies on the levels of links, innermost first.
+
+    Arguments: ``members``, at each level, of a group that communicates there; ``domains`` of each level that the group
+    touches; ``ranks`` in the group; ``nodes`` that it touches.
+    """
+
+    members: tuple[int, ...]
+    domains: tuple[int, ...]
+    ranks: int
+    nodes: int
+
+    @property
+    def outermost(self) -> int:
+        """The outermost level that the group crosses."""
+        return max((level for level, members in enumerate(self.members) if members > 1), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The levels of links over ranks in a row; rank r is on device r, which is in node r // ``node``.
+
+    Arguments: ``links``, innermost first; ``sizes``, how many neighbouring devices each joins, 0: all.
+    """
+
+    links: tuple[Link, ...]
+    sizes: tuple[int, ...]
+    node: int
+
+    def domain(self, level: int, rank: int) -> int:
+        """The domain of a rank at a level: ranks of one domain reach each other without leaving the level."""
+        size = self.sizes[level]
+        return rank // size if size else 0
+
+    def shape(self, ranks: Sequence[int]) -> Shape:
+        """How a group lies; where domains hold unequal numbers of members, the fullest counts."""
+        members, domains = [], []
+        below = {rank: rank for rank in ranks}
+        for level in range(len(self.links)):
+            held: dict[int, set[int]] = {}
+            for rank in ranks:
+                held.setdefault(self.domain(level, rank), set()).add(below[rank])
+            members.append(max(len(units) for units in held.values()))
+            domains.append(len(held))
+            below = {rank: self.domain(level, rank) for rank in ranks}
+        return Shape(tuple(members), tuple(domains), len(ranks), len({rank // self.node for rank in ranks}))
+
+    def channels(self, ranks: Sequence[int], level: int) -> tuple[str, ...]:
+        """Names of the channels of a level that a group's collective uses, e.g. ``nvlink/3``, ``hccs/0-2``."""
+        link = self.links[level]
+        if link.per == 'device':
+            return tuple(f'{link.name}/{rank}' for rank in ranks)
+        if link.per == 'node':
+            return tuple(f'{link.name}/node{node}' for node in sorted({rank // self.node for rank in ranks}))
+        return tuple(f'{link.name}/{one}-{other}' for one, other in self._pairs(ranks, level))
+
+    def _pairs(self, ranks: Sequence[int], level: int) -> Iterator[tuple[int, int]]:
+        """Pairs of ranks that communicate at a level: in one of its domains, at one place of the domains below."""
+        below = self.sizes[level - 1] if level else 1
+        for one, other in combinations(sorted(ranks), 2):
+            near = self.domain(level, one) == self.domain(level, other)
+            if near and one // below != other // below and one % below == other % below:
+                yield one, other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A profile's node, so many times.
+
+    Arguments: ``devices`` in each node; ``slow``, rank → its speed, where it is not 1.
+    """
+
+    profile: Profile
+    nodes: int
+    devices: int
+    slow: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def world(self) -> int:
+        """Number of devices."""
+        return self.nodes * self.devices
+
+    @property
+    def topology(self) -> Topology:
+        """Its links over ranks 0 to world − 1; in a node with fewer devices than the profile's, they join fewer."""
+        links = self.profile.links
+        inside = self.profile.devices
+        sizes = tuple(min(link.devices, self.devices) if link.devices <= inside else link.devices for link in links)
+        return Topology(links, sizes, self.devices)

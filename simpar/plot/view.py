@@ -1,0 +1,144 @@
+"""One program's steady step on one rank, as bars on rows: what a timeline shows, without any drawing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from simpar.intervals import Intervals, fold, minus, union
+from simpar.metrics import RankMetrics, is_communication, metrics
+from simpar.trace import Times, Trace
+
+Kind = Literal['F', 'I', 'W', 'U', 'hidden', 'exposed']
+KINDS: Final[tuple[Kind, ...]] = ('F', 'I', 'W', 'U', 'hidden', 'exposed')
+"""What a row can show: computing by phase, communication that computation hides, and exposed communication."""
+
+EASY: Final = 120
+"""Ops on a row beyond which single ops are too narrow for their names."""
+VISIBLE: Final = 320
+"""Ops on a row beyond which single ops are too narrow to see."""
+ZOOMED: Final = 50
+"""Compute ops in the window that is drawn op by op."""
+
+
+class Bar(NamedTuple):
+    """One op on a row, in seconds from the step's begin; ``start`` is later than ``arrive`` where it waited."""
+
+    row: int
+    phase: str
+    communicates: bool
+    copy: int
+    label: str
+    arrive: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    """One program's steady step on one rank.
+
+    Arguments: ``step`` in seconds; ``streams``, one for each row; ``copies`` of the program.
+    """
+
+    name: str
+    rank: int
+    step: float
+    streams: tuple[str, ...]
+    metrics: RankMetrics
+    bars: tuple[Bar, ...]
+    copies: int
+
+    @property
+    def most_bars(self) -> int:
+        """Ops on the fullest row."""
+        return int(np.bincount([bar.row for bar in self.bars], minlength=1).max())
+
+    @cached_property
+    def computing(self) -> Intervals:
+        """When the rank computes."""
+        return union(_intervals([bar for bar in self.bars if not bar.communicates]))
+
+    def intervals(self, kind: Kind, row: int) -> Intervals:
+        """When a row shows a kind, as disjoint intervals in order."""
+        bars = [bar for bar in self.bars if bar.row == row]
+        if kind not in ('hidden', 'exposed'):
+            return union(_intervals([bar for bar in bars if bar.phase == kind and not bar.communicates]))
+        communication = _intervals([bar for bar in bars if bar.communicates])
+        exposed = minus(communication, self.computing)
+        return exposed if kind == 'exposed' else minus(communication, exposed)
+
+    def middle(self) -> float:
+        """The time of the middle of the backward; of the step, if it has none."""
+        backward = [bar.arrive for bar in self.bars if bar.phase in ('I', 'W') and not bar.communicates]
+        return float(np.median(backward)) if backward else self.step / 2
+
+    def busy_stretch(self) -> float:
+        """How long the compute ops take that fill a zoomed window around the middle."""
+        times = np.sort([bar.arrive for bar in self.bars if not bar.communicates])
+        at = int(np.searchsorted(times, self.middle()))
+        low, high = max(0, at - ZOOMED // 2), min(len(times) - 1, at + ZOOMED // 2)
+        return float(times[high] - times[low]) if high > low else self.step
+
+
+def view(trace: Trace, name: str, rank: int | None = None) -> View:
+    """The steady step of a trace.
+
+    Arguments: ``rank``, unless given the one that ends last. Ops that ran before the window are shown at its end, as
+    ``metrics`` counts them.
+    """
+    if rank is None:
+        rank = trace.lanes[int(np.argmax([lane.end_KS[-1].max() for lane in trace.lanes]))].rank
+    streams = sorted(trace.role(trace.lane(rank)).streams, key=lambda stream: stream != 'compute')
+    lane = int(trace.lane_of_rank[rank])
+    return View(
+        name=name,
+        rank=rank,
+        step=trace.step,
+        streams=tuple(streams),
+        metrics=metrics(trace).steady.rank(trace.lanes[lane].rank),
+        bars=tuple(_bars(trace, rank, {stream: row for row, stream in enumerate(streams)})),
+        copies=trace.program.copies,
+    )
+
+
+def share(intervals: Intervals, times: Times, window: float) -> Times:
+    """What share of the time around each moment disjoint intervals cover.
+
+    Arguments: ``times``, rising, shape [n]; ``window``, seconds around a moment, less where it would leave ``times``.
+    """
+    if not len(intervals):
+        return np.zeros(len(times))
+    until = np.repeat(np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0]))), 2)[1:-1]
+    left, right = (np.clip(times + side * window / 2, times[0], times[-1]) for side in (-1, 1))
+    covered = np.interp(right, intervals.ravel(), until) - np.interp(left, intervals.ravel(), until)
+    return np.asarray(covered / (right - left))
+
+
+def _bars(trace: Trace, rank: int, rows: dict[str, int]) -> list[Bar]:
+    """The bars of the last step, times counted from its window's begin."""
+    end = float(trace.step_ends[-1])
+    begin = end - trace.step
+    bars = []
+    for span in trace.spans(rank):
+        communicates = is_communication(span.op)
+        since = span.arrive if communicates else span.start
+        for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
+            start = right - min(span.end - span.start, right - left)
+            label = _label(span.op.operator if communicates else span.op.name)
+            times = (left - begin, start - begin, right - begin)
+            bars.append(Bar(rows[span.stream], span.op.phase, communicates, span.copy, label, *times))
+    return [bar for bar in bars if bar.end > bar.arrive]
+
+
+def _label(name: str) -> str:
+    """An op class's name without what place and colour say already."""
+    return re.sub(r'^layer\d+\.|\.[FIWU]$', '', name).replace('_', '-')
+
+
+def _intervals(bars: list[Bar]) -> Intervals:
+    return np.array([(bar.arrive, bar.end) for bar in bars], dtype=np.float64).reshape(-1, 2)

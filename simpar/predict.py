@@ -1,0 +1,198 @@
+"""A prediction: the simulated trace and what it answers, the gain against a baseline, and why.
+
+The gain is explained in seconds that add up exactly: both programs are priced ideally, and then with one effect after
+the other switched on. What an effect contributes is how much it changes the difference of the two steps. Times are
+multiples of 2⁻⁴⁰ s, so the contributions sum to (baseline step − step) to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from simpar.cost.costs import Costs
+from simpar.cost.price import Effects, price
+from simpar.critical_path import CriticalPath, critical_path
+from simpar.engine import simulate
+from simpar.hardware import Cluster
+from simpar.metrics import Metrics, metrics
+from simpar.program import Program
+from simpar.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Pricing = Callable[[Program, Cluster, Effects], Costs]
+EFFECTS: Final = (
+    ('ideal overlap', Effects(small_operator=False, launch=False, slow_down=False, link_sharing=False)),
+    ('small operators', Effects(small_operator=True, launch=False, slow_down=False, link_sharing=False)),
+    ('launch', Effects(small_operator=True, launch=True, slow_down=False, link_sharing=False)),
+    ('slow-down under overlap', Effects(small_operator=True, launch=True, slow_down=True, link_sharing=False)),
+    ('shared links', Effects(small_operator=True, launch=True, slow_down=True, link_sharing=True)),
+)
+"""What is switched on, one after the other; the last state is the prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What one effect contributes to (baseline step − step).
+
+    Arguments: ``baseline`` and ``step``, seconds of the two steps with this and all effects before it switched on.
+    """
+
+    effect: str
+    seconds: float
+    baseline: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prediction:
+    """What a plan's steps will be like, and a baseline's.
+
+    Arguments: ``baseline``, a prediction without a baseline; ``explanation``, whose seconds sum to (baseline step −
+    step); both empty where nothing was asked against.
+    """
+
+    name: str
+    trace: Trace
+    costs: Costs
+    metrics: Metrics
+    critical_path: CriticalPath
+    baseline: Prediction | None = None
+    explanation: tuple[Contribution, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """The program that was simulated."""
+        return self.trace.program
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.trace.step
+
+    @property
+    def cold_step(self) -> float:
+        """Seconds of the first step."""
+        return self.trace.cold_step
+
+    @property
+    def gain(self) -> float | None:
+        """baseline step / step − 1: how much faster it is than the baseline; None without one."""
+        return self.baseline.step / self.step - 1 if self.baseline else None
+
+    @property
+    def grades(self) -> dict[str, float]:
+        """Share of the isolated seconds that rest on numbers of each grade."""
+        whole = sum(self.costs.grades.values())
+        return {grade: seconds / whole for grade, seconds in self.costs.grades.items()} if whole else {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know besides the figures."""
+        return (*self.program.notes, *_unsteady(self.trace))
+
+    def timeline(self) -> Figure:
+        """The timeline of a steady step, below its baseline's."""
+        from simpar.plot import timeline
+
+        if self.baseline is None:
+            return timeline(self.trace, names=(self.name, ''))
+        return timeline(self.trace, self.baseline.trace, names=(self.name, self.baseline.name))
+
+
+def predict(
+    program: Program,
+    baseline: Program | None,
+    cluster: Cluster,
+    *,
+    steps: int = 3,
+    names: tuple[str, str] = ('plan', 'baseline'),
+    baseline_cluster: Cluster | None = None,
+    pricing: Pricing = price,
+) -> Prediction:
+    """Predict a program on a cluster, and explain its gain against a baseline.
+
+    Arguments: ``steps`` that are simulated, of which the last is the answer; ``names`` of the plan and the baseline;
+    ``baseline_cluster``, where it is another. Raises ``Deadlock``. Not modelled: noise; what a gain costs in memory.
+    """
+    if baseline is None:
+        return _prediction(_priced(program, cluster, steps, pricing), names[0])
+    mine = _states(program, cluster, steps, pricing)
+    others = _states(baseline, baseline_cluster or cluster, steps, pricing)
+    return _prediction(mine[-1], names[0], _prediction(others[-1], names[1]), _explain(others, mine))
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A program's costs with some effects switched on, and what comes of them."""
+
+    costs: Costs
+    trace: Trace
+
+
+def _priced(program: Program, cluster: Cluster, steps: int, pricing: Pricing) -> _State:
+    """The state with all effects on."""
+    costs = pricing(program, cluster, EFFECTS[-1][1])
+    return _State(costs, simulate(program, costs, steps=steps))
+
+
+def _states(program: Program, cluster: Cluster, steps: int, pricing: Pricing) -> list[_State]:
+    """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
+    states: list[_State] = []
+    for _, effects in EFFECTS:
+        costs = pricing(program, cluster, effects)
+        same = bool(states) and _same(costs, states[-1].costs)
+        states.append(_State(costs, states[-1].trace if same else simulate(program, costs, steps=steps)))
+    return states
+
+
+def _prediction(
+    state: _State, name: str, baseline: Prediction | None = None, explanation: tuple[Contribution, ...] = ()
+) -> Prediction:
+    """Everything that a trace answers."""
+    return Prediction(
+        name=name,
+        trace=state.trace,
+        costs=state.costs,
+        metrics=metrics(state.trace),
+        critical_path=critical_path(state.trace, state.costs),
+        baseline=baseline,
+        explanation=explanation,
+    )
+
+
+def _explain(baselines: list[_State], states: list[_State]) -> tuple[Contribution, ...]:
+    """Differences of differences, from the ideal state to the last."""
+    rows = []
+    before = 0.0
+    for (effect, _), other, mine in zip(EFFECTS, baselines, states, strict=True):
+        baseline, step = other.trace.step, mine.trace.step
+        rows.append(Contribution(effect=effect, seconds=baseline - step - before, baseline=baseline, step=step))
+        before = baseline - step
+    return tuple(rows)
+
+
+def _same(one: Costs, other: Costs) -> bool:
+    """Whether a program takes the same time under both."""
+    arrays = ('compute', 'host', 'beside_communication', 'beside_compute', 'rank_speed')
+    return (
+        one.communication == other.communication
+        and one.waiting_slows == other.waiting_slows
+        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+    )
+
+
+def _unsteady(trace: Trace) -> tuple[str, ...]:
+    """A note where the last two steps differ, so that a further one may differ too."""
+    times = trace.step_times
+    if trace.steps < 2 or abs(times[-1] - times[-2]) <= 1e-3 * times[-1]:
+        return ()
+    change = (times[-1] / times[-2] - 1) * 100
+    return (
+        f'not steady yet: step {trace.steps} differs from step {trace.steps - 1} by {change:+.1f} %; simulate more',
+    )

@@ -1,0 +1,231 @@
+"""Profiles: found by name or path, read with every number's source and grade, and their tables of measurements."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import difflib
+import functools
+import gzip
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from simpar import document
+from simpar.document import Complaint
+from simpar.errors import Problem, ProfileError
+from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, TableFile, TimeFigure
+
+FILE: Final = 'profile.yaml'
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    'matmul': ('m', 'n', 'k', 'seconds'),
+    'attention': ('queries', 'head_dim', 'sequence', 'pairs', 'seconds'),
+    'operator': ('operator', 'phase', 'bytes', 'seconds'),
+    'collective': ('operator', 'ranks', 'nodes', 'bytes', 'seconds'),
+}
+"""Columns of each table of measurements; see docs/profiles.md."""
+_WORDS: Final = frozenset({'operator', 'phase'})
+_KNOWN: Final = {
+    'phase': ('F', 'I', 'W', 'U'),
+    'collective': ('all_reduce', 'all_gather', 'reduce_scatter'),
+}
+Row = tuple[Any, ...]
+
+
+def profile_folder() -> Path:
+    """Where the profiles that come with simpar are: in the package, or beside it in a checkout."""
+    here = Path(__file__).parent
+    return next((found for found in (here / 'hw_profiles', here.parent / 'hw_profiles') if found.is_dir()), here)
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with simpar."""
+    return sorted(path.parent.name for path in profile_folder().glob(f'*/{FILE}'))
+
+
+def profile_path(name: str | os.PathLike[str]) -> Path:
+    """The file of a profile, by its name, or by the path of it or of its folder.
+
+    Raises ``ProfileError`` that lists the names for what is none of these.
+    """
+    path = Path(name)
+    if str(name) in profile_names():
+        return profile_folder() / str(name) / FILE
+    if path.is_dir() and (path / FILE).is_file():
+        return path / FILE
+    if path.is_file() or path.suffix in {'.yaml', '.yml'}:
+        return path
+    names = profile_names()
+    close = difflib.get_close_matches(str(name), names, 1, cutoff=0.4)
+    guess = f'did you mean {close[0]}? ' if close else ''
+    instead = f'{guess}profiles: {", ".join(names)}; or the path of a {FILE}'
+    raise ProfileError(Problem('cluster', f'unknown profile {str(name)[:80]!r}', instead))
+
+
+def load_profile(name: str | os.PathLike[str]) -> Profile:
+    """Read a profile by name or path; its tables are read when they are asked for.
+
+    Raises ``ProfileError`` with every problem.
+    """
+    path = profile_path(name)
+    prepare = functools.partial(_with_paths, path.parent)
+    return document.load(path, Profile, prepare=prepare, check=_complaints, error=ProfileError)
+
+
+def _with_paths(folder: Path, root: Any) -> Any:
+    """Tables stand beside the profile: their files become paths from here."""
+    tables = root.get('tables') if isinstance(root, dict) else None
+    for table in tables.values() if isinstance(tables, dict) else ():
+        if isinstance(table, dict) and isinstance(table.get('file'), str) and table['file']:
+            table['file'] = str(folder / table['file'])
+    return root
+
+
+def _complaints(profile: Profile) -> Iterator[Complaint]:
+    """What is wrong between the fields of a profile."""
+    if profile.host.mode not in profile.host.issue:
+        modes = ', '.join(profile.host.issue) or 'none is there'
+        yield Complaint(('host', 'mode'), f'{profile.host.mode} has no time in issue', f'one of {modes}')
+    for kind in COLUMNS:
+        table = getattr(profile.tables, kind)
+        if table is None:
+            continue
+        if not Path(table.file).is_file():
+            yield Complaint(('tables', kind, 'file'), 'no such file', 'write its name; it is beside the profile')
+        if kind in ('matmul', 'attention') and table.dtype is None:
+            yield Complaint(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
+    yield from _link_complaints(profile.links)
+
+
+def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
+    for level, link in enumerate(links):
+        if 0 < link.devices < 2:
+            yield Complaint(('links', level, 'devices'), 'a link of one device', 'write 2 or more, or 0 for all')
+        if link.name in {other.name for other in links[:level]}:
+            yield Complaint(('links', level, 'name'), f'a second link {link.name!r}', 'give each its own name')
+        if level == 0:
+            continue
+        inner = links[level - 1].devices
+        if inner == 0 or (link.devices and (link.devices <= inner or link.devices % inner)):
+            what = f'does not hold whole groups of the {inner or "all"} devices of {links[level - 1].name!r}'
+            yield Complaint(('links', level, 'devices'), what, 'list links from the innermost outwards')
+
+
+def cluster(
+    profile: Profile, nodes: int = 1, *, devices: int | None = None, slow: Mapping[int, float] | None = None
+) -> Cluster:
+    """So many nodes of a profile.
+
+    Arguments: ``devices`` in a node, the profile's unless given; ``slow``, rank → speed of its device, where not 1.
+    Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, or a slow rank is
+    not in the cluster.
+    """
+    made = Cluster(profile=profile, nodes=nodes, devices=devices or profile.devices, slow=dict(slow or {}))
+    problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
+    if problems:
+        raise ProfileError(problems)
+    return made
+
+
+def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
+    profile, reach = made.profile, made.topology.sizes[-1]
+    if made.nodes < 1 or made.devices < 1:
+        yield f'{made.nodes} nodes of {made.devices} devices', 'write 1 or more of each'
+    elif made.devices > profile.devices and profile.links[0].devices:
+        yield f'{made.devices} devices in a node of {profile.devices}', f'write devices: {profile.devices} or fewer'
+    elif reach and made.world > reach:
+        last = profile.links[-1].name
+        yield (
+            f'profile {profile.name!r} says how {reach} devices are joined, not {made.world}',
+            f'add a link behind {last!r} with devices: 0, or take fewer nodes',
+        )
+    for rank, speed in made.slow.items():
+        if not 0 <= rank < made.world:
+            yield f'slow: there is no rank {rank}', f'write a rank from 0 to {made.world - 1}'
+        if not 0 < speed < math.inf:
+            yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
+
+
+def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:
+    """The same profile over one shaped link, as of ``--net paced:RATE,LATENCY`` or ``--net lab:RATE``.
+
+    Arguments: ``net``, as the user wrote it; ``rate`` of each rank's link in one direction, bytes/s; ``latency`` of a
+    step, seconds. Collectives measured under another net are dropped; the ring formula takes their place.
+    """
+    source = f'set by --net {net}'
+    link = Link(
+        name='wire',
+        devices=0,
+        per='device',
+        bandwidth=RateFigure(value=rate, source=source, grade='vendor'),
+        share=ShareFigure(value=1.0, source=source, grade='vendor'),
+        latency=TimeFigure(value=latency, source=source, grade='vendor'),
+        algorithm={2: 'ring'},
+    )
+    tables = profile.tables
+    if profile.net != net:
+        tables = dataclasses.replace(tables, collective=None)
+    return dataclasses.replace(profile, links=(link,), tables=tables, net=net)
+
+
+def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
+    """The rows of a table of measurements: its columns in the order of ``COLUMNS``.
+
+    Arguments: ``kind``, a key of ``COLUMNS``. Rows are kept as long as the file does not change.
+    Raises ``ProfileError`` with every problem of the file.
+    """
+    path = Path(table.file)
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError as failure:
+        raise ProfileError(Problem(table.file, f'cannot be read: {failure.strerror}')) from None
+    return _read(table.file, kind, stamp)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
+    try:
+        with gzip.open(name, 'rt', encoding='utf-8') if name.endswith('.gz') else open(name, encoding='utf-8') as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as failure:
+        raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
+    problems: list[Problem] = []
+    rows = tuple(_rows(name, kind, lines, problems))
+    if problems or not rows:
+        raise ProfileError(problems[:20] or Problem(f'{name}:1', 'no rows', f'columns: {",".join(COLUMNS[kind])}'))
+    return rows
+
+
+def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: list[Problem]) -> Iterator[Row]:
+    columns = COLUMNS[kind]
+    first, words = lines[0] if lines else (1, [])
+    header = [word.strip() for word in words]
+    missing = [column for column in columns if column not in header]
+    if missing:
+        problems.append(Problem(f'{name}:{first}', f'no column {", ".join(missing)}', f'columns: {",".join(columns)}'))
+        return
+    places = [header.index(column) for column in columns]
+    for number, words in lines[1:]:
+        try:
+            yield tuple(_cell(kind, column, words[place]) for column, place in zip(columns, places, strict=True))
+        except (ValueError, IndexError) as wrong:
+            what = str(wrong) if isinstance(wrong, ValueError) else f'{len(words)} columns'
+            problems.append(Problem(f'{name}:{number}', what, f'columns: {",".join(columns)}'))
+
+
+def _cell(kind: str, column: str, word: str) -> str | float:
+    if column in _WORDS:
+        known: Iterable[str] = _KNOWN.get(kind if column == 'operator' else column, ())
+        if known and word not in known:
+            raise ValueError(f'{column}: unknown value {word[:40]!r}; one of {", ".join(known)}')
+        return word
+    try:
+        value = float(word)
+    except ValueError:
+        raise ValueError(f'{column}: not a number (got {word[:40]!r})') from None
+    if not 0 < value < math.inf:
+        raise ValueError(f'{column}: not a positive number (got {word[:40]!r})')
+    return value

@@ -1,0 +1,243 @@
+"""A trace that stands on its own, as a file: times, and the names that they are joined on, without the Program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from simpar.errors import Problem, ScheduleError
+from simpar.files import write_whole
+from simpar.trace import Times, Trace
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+FORMAT: Final = 'simpar trace 1'
+Origin = Literal['simulated', 'emulated', 'measured']
+Rows = list[list[float]]
+_MOST_PROBLEMS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSlot:
+    """What a slot of a role is: ``op`` names it with its micro-batch and copy, ``op_class`` without."""
+
+    op: str
+    op_class: str
+    kind: str
+    operator: str
+    phase: str
+    partition: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLane:
+    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the recording's roles."""
+
+    rank: int
+    role: int
+    arrive_KS: Times
+    start_KS: Times
+    end_KS: Times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """A trace on its own.
+
+    Arguments: ``program``, the hash of the Program; ``roles``, the slots of each role in issue order; ``lane_of_rank``,
+    for each rank an index into ``lanes``.
+    """
+
+    program: str
+    origin: Origin
+    roles: tuple[tuple[RecordedSlot, ...], ...]
+    lanes: tuple[RecordedLane, ...]
+    lane_of_rank: tuple[int, ...]
+
+    @property
+    def step_times(self) -> Times:
+        """Shape [steps]: seconds from the end of one step to the end of the next; the first is the cold step."""
+        ends = np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0)
+        return np.asarray(np.diff(ends, prepend=0.0))
+
+
+def record(trace: Trace) -> Recording:
+    """A trace on its own."""
+    program = trace.program
+    used = sorted({int(program.role_of_rank[lane.rank]) for lane in trace.lanes})
+    roles = []
+    for index in used:
+        role = program.roles[index]
+        ops = [program.op(role, slot) for slot in range(len(role))]
+        roles.append(
+            tuple(
+                RecordedSlot(
+                    op=program.action(role, slot),
+                    op_class=op.name,
+                    kind=op.kind,
+                    operator=op.operator,
+                    phase=op.phase,
+                    partition=op.partition,
+                    stream=role.streams[int(role.stream[slot])],
+                )
+                for slot, op in enumerate(ops)
+            )
+        )
+    return Recording(
+        program=program.hash,
+        origin=trace.origin,
+        roles=tuple(roles),
+        lanes=tuple(
+            RecordedLane(
+                lane.rank,
+                used.index(int(program.role_of_rank[lane.rank])),
+                lane.arrive_KS,
+                lane.start_KS,
+                lane.end_KS,
+            )
+            for lane in trace.lanes
+        ),
+        lane_of_rank=tuple(trace.lane_of_rank.tolist()),
+    )
+
+
+def save_trace(path: Path, trace: Trace | Recording) -> None:
+    """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``."""
+    recording = record(trace) if isinstance(trace, Trace) else trace
+    columns = list(RecordedSlot.__slots__)
+    content = {
+        'format': FORMAT,
+        'program': recording.program,
+        'origin': recording.origin,
+        'lane_of_rank': list(recording.lane_of_rank),
+        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in recording.roles],
+        'lanes': [
+            {
+                'rank': lane.rank,
+                'role': lane.role,
+                'arrive': lane.arrive_KS.tolist(),
+                'start': lane.start_KS.tolist(),
+                'end': lane.end_KS.tolist(),
+            }
+            for lane in recording.lanes
+        ],
+    }
+    write_whole(path, json.dumps(content) + '\n')
+
+
+def load_trace(path: Path) -> Recording:
+    """Read a trace that ``save_trace`` wrote.
+
+    Raises ``ScheduleError`` with what is wrong, if it is no such file or does not fit together.
+    """
+    from pydantic import ValidationError
+
+    try:
+        content = _adapter().validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
+    except ValidationError as error:
+        raise ScheduleError([_problem(path, one) for one in error.errors()[:_MOST_PROBLEMS]]) from error
+    if wrong := _misfit(content):
+        raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
+    return Recording(
+        program=content.program,
+        origin=content.origin,
+        roles=tuple(_slots(role) for role in content.roles),
+        lanes=tuple(_lane(lane) for lane in content.lanes),
+        lane_of_rank=tuple(content.lane_of_rank),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RoleContent:
+    op: list[str]
+    op_class: list[str]
+    kind: list[str]
+    operator: list[str]
+    phase: list[str]
+    partition: list[str]
+    stream: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneContent:
+    rank: int
+    role: int
+    arrive: Rows
+    start: Rows
+    end: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The file, as it is checked."""
+
+    format: Literal['simpar trace 1']
+    program: str
+    origin: Origin
+    lane_of_rank: list[int]
+    roles: list[_RoleContent]
+    lanes: list[_LaneContent]
+
+
+def _adapter() -> TypeAdapter[_Content]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Content)
+
+
+def _problem(path: Path, error: ErrorDetails) -> Problem:
+    """What pydantic found, in our words; a file that is no JSON has one error and no place."""
+    place = '.'.join(str(part) for part in error['loc'])
+    what = error['msg'][0].lower() + error['msg'][1:]
+    return Problem(str(path), f'{place}: {what}' if place else what, f'expected a file of format "{FORMAT}"')
+
+
+def _misfit(content: _Content) -> str:
+    """Why the parts do not fit together, or nothing."""
+    if not content.lanes or not content.lane_of_rank:
+        return 'has no ranks'
+    if any(not 0 <= lane < len(content.lanes) for lane in content.lane_of_rank):
+        return 'lane_of_rank: names a lane that is not there'
+    for number, role in enumerate(content.roles):
+        if not role.op or len({len(getattr(role, name)) for name in _RoleContent.__slots__}) > 1:
+            return f'roles.{number}: its columns are empty or differ in length'
+    steps = len(content.lanes[0].end)
+    for number, lane in enumerate(content.lanes):
+        if not 0 <= lane.role < len(content.roles) or not 0 <= lane.rank < len(content.lane_of_rank):
+            return f'lanes.{number}: names a role or a rank that is not there'
+        if wrong := _misfit_of_times(lane, steps, len(content.roles[lane.role].op)):
+            return f'lanes.{number}: {wrong}'
+    return ''
+
+
+def _misfit_of_times(lane: _LaneContent, steps: int, slots: int) -> str:
+    """Why a lane's times cannot be a trace of so many steps and slots, or nothing."""
+    tables = (lane.arrive, lane.start, lane.end)
+    if not steps or any(len(table) != steps or any(len(row) != slots for row in table) for table in tables):
+        return f'its times are not {steps} steps of {slots} ops'
+    arrive, start, end = (np.array(table) for table in tables)
+    if not (np.isfinite(arrive).all() and np.isfinite(start).all() and np.isfinite(end).all()):
+        return 'some time is not a finite number'
+    if (end < arrive).any() or (end < start).any():
+        return 'some op ends before it arrives or starts'
+    return ''
+
+
+def _slots(role: _RoleContent) -> tuple[RecordedSlot, ...]:
+    columns = [getattr(role, name) for name in RecordedSlot.__slots__]
+    return tuple(
+        RecordedSlot(**dict(zip(RecordedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True)
+    )
+
+
+def _lane(lane: _LaneContent) -> RecordedLane:
+    return RecordedLane(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))

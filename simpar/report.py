@@ -1,0 +1,213 @@
+"""A prediction as a person and as a program read it: one screen, and one JSON object; docs/answers.md explains both."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from simpar.metrics import RankMetrics, StepMetrics
+from simpar.plot import headline
+from simpar.predict import Prediction
+from simpar.units import format_time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+FORMAT = 'simpar prediction 1'
+_MOST_RANKS = 4
+"""How many distinct ranks the screen shows."""
+
+
+def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
+    """The answer on one screen.
+
+    Arguments: ``colour``, unless given only if standard output is a terminal and NO_COLOR is not set; ``width`` in
+    columns.
+    """
+    baseline = prediction.baseline
+    answer = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
+    parts: list[RenderableType] = [answer, '', _figures(prediction)]
+    if baseline:
+        parts += ['', _why(prediction, baseline)]
+    parts += ['', _streams(prediction), '', prediction.critical_path.words]
+    parts += [line for line in (grades_line(prediction),) if line]
+    parts += [f'Note: {note}' for note in prediction.notes]
+    return rendered(parts, colour=colour, width=width)
+
+
+def rendered(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
+    """Lines and tables below one another, the first bold; arguments as of ``screen``."""
+    from rich.console import Console
+
+    coloured = (sys.stdout.isatty() and not os.environ.get('NO_COLOR')) if colour is None else colour
+    text = io.StringIO()
+    console = Console(
+        file=text,
+        width=width,
+        force_terminal=coloured,
+        color_system='standard' if coloured else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for index, part in enumerate(parts):
+        console.print(part, style='bold' if index == 0 else None)
+    return ''.join(f'{line.rstrip()}\n' for line in text.getvalue().splitlines())
+
+
+def table(*columns: str) -> Table:
+    """A table without lines; the first column is text, the others figures."""
+    from rich.table import Table
+
+    empty = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style='bold')
+    for index, column in enumerate(columns):
+        empty.add_column(column, justify='right' if index else 'left')
+    return empty
+
+
+def as_json(prediction: Prediction) -> dict[str, Any]:
+    """The answer as one object; seconds, and shares from 0 to 1."""
+    from simpar import __version__
+
+    return {
+        'format': FORMAT,
+        'simpar': __version__,
+        **_answer(prediction),
+        'gain': prediction.gain,
+        'explanation': [
+            {'effect': row.effect, 'seconds': row.seconds, 'baseline': row.baseline, 'step': row.step}
+            for row in prediction.explanation
+        ],
+        'baseline': _answer(prediction.baseline) if prediction.baseline else None,
+    }
+
+
+def grades_line(prediction: Prediction) -> str:
+    """How well the numbers behind the answer are known."""
+    shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share > 0]
+    return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
+
+
+def _figures(prediction: Prediction) -> Table:
+    """Plan and baseline, figure by figure; means over the ranks."""
+    sides = [prediction, prediction.baseline] if prediction.baseline else [prediction]
+    rows = table('', *(side.name for side in sides))
+    steady = [side.metrics.steady for side in sides]
+    rows.add_row('step', *(format_time(side.step) for side in sides))
+    rows.add_row('first step, from cold', *(format_time(side.cold_step) for side in sides))
+    rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
+    rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
+    if len({name for m in steady for name in _exposed_by(m)}) > 1:
+        for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
+            rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
+    rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
+    if any(m.bubble != m.idle for m in steady):
+        rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
+    rows.add_row('overlap', *(_share(m.overlap) for m in steady))
+    return rows
+
+
+def _why(prediction: Prediction, baseline: Prediction) -> Table:
+    """The gain in seconds that add up."""
+    rows = table('why', 'saves', prediction.name, baseline.name)
+    for row in prediction.explanation:
+        rows.add_row(row.effect, _signed(row.seconds), format_time(row.step), format_time(row.baseline))
+    rows.add_row('together', _signed(baseline.step - prediction.step), '', '', style='bold')
+    return rows
+
+
+def _streams(prediction: Prediction) -> Table:
+    """Every stream of the ranks that differ."""
+    steady = prediction.metrics.steady
+    rows = table('stream', 'busy', 'waiting for peers', 'idle', 'ops')
+    for rank in steady.ranks[:_MOST_RANKS]:
+        prefix = f'rank {rank.rank} ' if len(steady.ranks) > 1 else ''
+        for stream in rank.streams:
+            seconds = (stream.busy, stream.waiting, stream.idle)
+            rows.add_row(f'{prefix}{stream.stream}', *(_of(s, steady.step) for s in seconds), str(stream.ops))
+    if len(steady.ranks) > _MOST_RANKS:
+        rows.add_row(f'and {len(steady.ranks) - _MOST_RANKS} more ranks: see --json')
+    return rows
+
+
+def _answer(prediction: Prediction) -> dict[str, Any]:
+    """One program's answer, without the baseline's."""
+    path = prediction.critical_path
+    return {
+        'name': prediction.name,
+        'program': prediction.program.hash,
+        'ranks': prediction.program.world,
+        'step': prediction.step,
+        'cold_step': prediction.cold_step,
+        'steady': _window(prediction.metrics.steady),
+        'cold': _window(prediction.metrics.cold),
+        'critical_path': {'words': path.words, 'shares': path.shares, 'stretched': path.stretched},
+        'grades': prediction.grades,
+        'notes': list(prediction.notes),
+    }
+
+
+def _window(window: StepMetrics) -> dict[str, Any]:
+    """Means over the ranks, and every rank that differs."""
+    return {
+        'seconds': window.step,
+        'compute': window.compute,
+        'communication': window.communication,
+        'exposed': window.exposed,
+        'idle': window.idle,
+        'bubble': window.bubble,
+        'overlap': _finite(window.overlap),
+        'ranks': [_rank(rank) for rank in window.ranks],
+    }
+
+
+def _rank(rank: RankMetrics) -> dict[str, Any]:
+    return {
+        'rank': rank.rank,
+        'stands_for': rank.ranks,
+        'compute': rank.compute,
+        'communication': rank.communication,
+        'exposed': rank.exposed,
+        'idle': rank.idle,
+        'bubble': rank.bubble,
+        'overlap': _finite(rank.overlap),
+        'phases': rank.phases,
+        'exposed_by': rank.exposed_by,
+        'streams': [
+            {'stream': s.stream, 'busy': s.busy, 'waiting': s.waiting, 'idle': s.idle, 'ops': s.ops}
+            for s in rank.streams
+        ],
+    }
+
+
+def _exposed_by(window: StepMetrics) -> dict[str, float]:
+    """Mean seconds exposed by communicator."""
+    names: Iterator[str] = (name for rank in window.ranks for name in rank.exposed_by)
+    return {name: window.mean(lambda rank, name=name: rank.exposed_by.get(name, 0.0)) for name in dict.fromkeys(names)}  # type: ignore[misc]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _of(seconds: float, whole: float) -> str:
+    """Seconds and their share of a step."""
+    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+
+
+def _share(value: float) -> str:
+    return _percent(value) if math.isfinite(value) else 'no communication'
+
+
+def _percent(share: float) -> str:
+    return f'{share * 100:.1f} %' if share < 0.9995 else f'{share * 100:.0f} %'
+
+
+def _signed(seconds: float) -> str:
+    return f'{"+" if seconds > 0 else "-"}{format_time(abs(seconds))}' if seconds else '0'

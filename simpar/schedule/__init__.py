@@ -1,0 +1,14 @@
+"""Schedule: what the user writes, a workload, a plan and a cluster; every fault with file:line and a remedy."""
+
+from simpar.schedule.contents import ClusterReference
+from simpar.schedule.fit import check_against_cluster
+from simpar.schedule.schedule import Schedule, load_schedule, schedule_schema, written
+
+__all__ = [
+    'ClusterReference',
+    'Schedule',
+    'check_against_cluster',
+    'load_schedule',
+    'schedule_schema',
+    'written',
+]

@@ -1,0 +1,133 @@
+"""What must fit together between the keys of a schedule, as far as it can be told without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import gcd
+
+from simpar.document import Complaint, Key
+from simpar.plan import Plan
+from simpar.schedule.contents import Contents
+from simpar.workload import Dense, Network, Transformer, Workload
+
+MNIST_PIXELS = 28 * 28
+MNIST_CLASSES = 10
+RESERVED = frozenset({'x', 'target', 'labels', 'loss'})
+"""Names that a program gives to tensors and operators of its own."""
+
+_NETWORK: Key = ('workload', 'network')
+_TRANSFORMER: Key = ('workload', 'transformer')
+
+
+def check(contents: Contents) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change."""
+    workload, plan = contents.workload, contents.plan
+    if isinstance(workload.model, Network):
+        yield from _network(workload, workload.model)
+    else:
+        yield from _transformer(workload, workload.model)
+    yield from _sequence_parallel(workload, plan)
+    yield from _cuts(workload, plan)
+    yield from batch_fits(workload, plan, max(1, plan.data))
+
+
+def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
+    """The batch must divide into equal slices for each data rank and copy."""
+    slices = data * plan.copies
+    if workload.batch % slices:
+        factors = f'data {data} × copies {plan.copies} = {slices}' if data > 1 else f'copies {plan.copies}'
+        what = f'{workload.batch} samples do not divide by {factors}'
+        yield Complaint(('workload', 'batch'), what, _multiple(workload.batch, slices))
+
+
+def divisors(number: int, most: int = 8) -> str:
+    """The largest divisors of a number, as text."""
+    found = [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
+    return ', '.join(str(divisor) for divisor in found[-most:])
+
+
+def _multiple(number: int, of: int) -> str:
+    return f'write a multiple of {of}, e.g. {max(1, round(number / of)) * of}'
+
+
+def _network(workload: Workload, model: Network) -> Iterator[Complaint]:
+    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
+    if not dense:
+        yield Complaint(_NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
+        return
+    for (_, before), (place, layer) in pairwise(dense):
+        if layer.inputs != before.outputs:
+            what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
+            yield Complaint(_dense(place, 'in'), what, f'write {before.outputs}')
+    yield from _names(model)
+    if workload.data == 'mnist':
+        yield from _mnist(workload, dense)
+
+
+def _dense(place: int, key: str) -> Key:
+    return (*_NETWORK, 'layers', place, 'dense', key)
+
+
+def _names(model: Network) -> Iterator[Complaint]:
+    taken = set(RESERVED)
+    counts: dict[str, int] = {}
+    for place, layer in enumerate(model.layers):
+        kind = type(layer).__name__.lower()
+        name = layer.name or f'{kind}{counts.get(kind, 0)}'
+        counts[kind] = counts.get(kind, 0) + 1
+        if name in taken:
+            key = (*_NETWORK, 'layers', place, kind, 'name')
+            yield Complaint(key, f'the name {name} is taken', 'write another name')
+        taken.add(name)
+
+
+def _mnist(workload: Workload, dense: list[tuple[int, Dense]]) -> Iterator[Complaint]:
+    (start, first), (end, last) = dense[0], dense[-1]
+    if first.inputs != MNIST_PIXELS:
+        what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
+        yield Complaint(_dense(start, 'in'), what, f'write {MNIST_PIXELS}')
+    if last.outputs < MNIST_CLASSES:
+        what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
+        yield Complaint(_dense(end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    if workload.loss == 'mse':
+        yield Complaint(('workload', 'loss'), 'mnist has classes, which mse cannot take', 'write cross-entropy')
+
+
+def _transformer(workload: Workload, model: Transformer) -> Iterator[Complaint]:
+    if model.hidden % model.heads:
+        what = f'{model.hidden} does not divide by heads {model.heads}'
+        yield Complaint((*_TRANSFORMER, 'hidden'), what, _multiple(model.hidden, model.heads))
+    if model.heads % model.key_value_heads:
+        what = f'{model.key_value_heads} does not divide heads {model.heads}'
+        yield Complaint((*_TRANSFORMER, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
+    if workload.loss == 'mse':
+        yield Complaint(('workload', 'loss'), 'a transformer has no mse', 'write cross-entropy')
+    if workload.data == 'mnist':
+        yield Complaint(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
+
+
+def _sequence_parallel(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    key = ('plan', 'sequence_parallel')
+    if not plan.sequence_parallel:
+        return
+    if isinstance(workload.model, Network):
+        yield Complaint(key, 'a network has no sequence', 'write false')
+    elif plan.tensor == 1:
+        yield Complaint(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
+    elif workload.model.sequence % plan.tensor:
+        what = f'sequence {workload.model.sequence} does not divide by tensor {plan.tensor}'
+        multiple = _multiple(workload.model.sequence, plan.tensor).removeprefix('write ')
+        yield Complaint(key, what, f'write false, or a sequence that is {multiple}')
+
+
+def _cuts(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    model = workload.model
+    if isinstance(model, Network):
+        return
+    for name, heads in (('heads', model.heads), ('kv_heads', model.key_value_heads)):
+        if heads % plan.tensor:
+            common = gcd(model.heads, model.key_value_heads)
+            what = f'{name} {heads} of the transformer do not divide by tensor {plan.tensor}'
+            yield Complaint(('plan', 'tensor'), what, f'write one of {divisors(common)}')
+            return

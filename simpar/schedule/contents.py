@@ -1,0 +1,54 @@
+"""What a schedule file may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from simpar.document import Short
+from simpar.plan import Plan
+from simpar.workload import Workload
+
+VERSION: Final = 1
+MOST_DIFFERENCES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReference:
+    """A profile by its name or path, and what is changed of it; `simpar.hardware` makes the cluster of it."""
+
+    profile: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=4096,
+            examples=['ascend910a-8'],
+            description='name of a profile (`simpar profiles`), or a path, from the folder of this file',
+        ),
+    ]
+    nodes: Annotated[int, Field(ge=1, le=2**16, description='number of nodes')] = 1
+    devices: Annotated[int, Field(ge=0, le=2**16, description='devices used of each node; 0: all')] = 0
+    slow: Annotated[
+        dict[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]],
+        Field(description='ranks whose device computes slower, and its share of the normal speed'),
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """A schedule as it stands in a file."""
+
+    simpar: Annotated[int, Field(ge=VERSION, le=VERSION, description='version of this format')]
+    cluster: Annotated[ClusterReference, Short('profile'), Field(description='what it runs on')]
+    workload: Annotated[Workload, Field(description='what one training step computes')]
+    plan: Annotated[Plan, Field(description='how the workload is divided over the ranks')] = field(default_factory=Plan)
+    against: Annotated[
+        dict[str, Any] | None,
+        Field(
+            max_length=MOST_DIFFERENCES,
+            description='dotted keys and their values in the baseline that gain is measured from; '
+            '{plan.copies: 1} unless given and copies above 1; {}: no baseline',
+        ),
+    ] = None

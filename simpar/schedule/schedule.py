@@ -1,0 +1,163 @@
+"""Schedule: a schedule file, read and checked, and the baseline that it is compared with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.document import Key, Tree, build, dotted, dump, json_schema, one_screen, override, put, read
+from simpar.errors import Problem, ScheduleError
+from simpar.schedule.checks import check
+from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
+from simpar.workload import MODEL, Network
+
+_FIXED = ('simpar', 'against')
+_SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
+_MODELS = ('transformer', 'network')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(Contents):
+    """Workload × plan × cluster, and what is different in the baseline.
+
+    Arguments: ``origins``, the file:line that each key comes from, and ``folder``, where paths in the file start; both
+    empty where the schedule comes from no file.
+    """
+
+    origins: Mapping[Key, str] = field(default_factory=dict, compare=False, repr=False)
+    folder: Path = field(default=Path(), compare=False, repr=False)
+
+    def where(self, key: str = '') -> str:
+        """The file:line (or `--set`) of a dotted key, or of the nearest key above it."""
+        places = {'': 'schedule', **{dotted(known): place for known, place in self.origins.items()}}
+        parts = key.split('.')
+        above = ('.'.join(parts[:end]) for end in range(len(parts), -1, -1))
+        return next(places[name] for name in above if name in places)
+
+    @property
+    def differences(self) -> dict[str, Any]:
+        """Dotted keys and values of the baseline: ``against``; unless given, one copy where there are more."""
+        if self.against is not None:
+            return self.against
+        return {'plan.copies': 1} if self.plan.copies > 1 else {}
+
+    def baseline(self) -> Schedule | None:
+        """The schedule that gain is measured from; None where there is none, or where it would be the same.
+
+        Raises `ScheduleError` where ``against`` does not make a schedule, at its line.
+        """
+        same = Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
+        tree, problems = _differing(same, self.differences, self.origins)
+        contents = None if problems else _attempt(tree, problems)
+        if contents is None:
+            raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
+        changed = contents.cluster.profile != self.cluster.profile
+        cluster = _from_folder(contents.cluster, self.folder) if changed else contents.cluster
+        other = replace(self, **{**_values(contents), 'cluster': cluster})
+        return None if replace(other, against=self.against) == self else other
+
+
+def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Schedule:
+    """Read a schedule file.
+
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
+    Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
+    """
+    tree = override(replace(read(path), shorts=_SHORTS), overrides)
+    problems: list[Problem] = []
+    contents = _attempt(tree, problems)
+    if contents is None:
+        raise ScheduleError(one_screen([*problems, *_problems_of_against(tree, problems)]))
+    from_set = tree.where(('cluster', 'profile')).startswith('--set ')
+    folder = Path(path).parent
+    cluster = contents.cluster if from_set else _from_folder(contents.cluster, folder)
+    schedule = Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
+    schedule.baseline()
+    return schedule
+
+
+def schedule_schema() -> dict[str, Any]:
+    """JSON Schema of schedule files, for completion in editors."""
+    return {**json_schema(Contents), 'title': 'simpar schedule'}
+
+
+def written(schedule: Contents) -> dict[str, Any]:
+    """The plain tree that `load_schedule` reads as this schedule, with every key of its own."""
+    tree: dict[str, Any] = dump(schedule, Contents)
+    workload = tree['workload']
+    model = workload.pop(MODEL)
+    network = schedule.workload.model
+    if isinstance(network, Network) and network == Network(layers=network.layers):
+        model['network'] = model['network']['layers']
+    return {**tree, 'workload': {**model, **workload}}
+
+
+def _values(contents: Contents) -> dict[str, Any]:
+    return {part.name: getattr(contents, part.name) for part in fields(Contents)}
+
+
+def _from_folder(cluster: ClusterReference, folder: Path) -> ClusterReference:
+    """A path to a profile as it is from the current folder; a name stays as it is."""
+    named = '/' not in cluster.profile and os.sep not in cluster.profile
+    if named and not cluster.profile.endswith(('.yaml', '.yml')):
+        return cluster
+    return replace(cluster, profile=str(folder / cluster.profile))
+
+
+def _in_full(root: Any) -> Any:
+    """The short forms written out, and the model where `Workload` has it."""
+    if not isinstance(root, dict):
+        return root
+    if 'cluster' in root and not isinstance(root['cluster'], dict):
+        root['cluster'] = {'profile': root['cluster']}
+    workload = root.get('workload')
+    if isinstance(workload, dict):
+        model = {name: workload.pop(name) for name in _MODELS if name in workload}
+        if 'network' in model and not isinstance(model['network'], dict):
+            model['network'] = {'layers': model['network']}
+        workload[MODEL] = model
+    return root
+
+
+def _attempt(tree: Tree, problems: list[Problem]) -> Contents | None:
+    """The contents of a tree, or None and its problems added to the list."""
+    try:
+        return build(tree, Contents, prepare=_in_full, check=check)
+    except ScheduleError as wrong:
+        problems += wrong.problems
+        return None
+
+
+def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]) -> tuple[Tree, list[Problem]]:
+    """A tree with other values at dotted keys, and why some could not be put there."""
+    problems: list[Problem] = []
+    for key, value in values.items():
+        where = origins.get(('against', key)) or tree.where(('against',))
+        try:
+            tree = _put_other(tree, key, value, where)
+        except ScheduleError as wrong:
+            problems += wrong.problems
+    return tree, problems
+
+
+def _put_other(tree: Tree, key: str, value: Any, where: str) -> Tree:
+    if key.split('.', maxsplit=1)[0].strip() in _FIXED:
+        raise ScheduleError(
+            Problem(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
+        )
+    return put(tree, key, value, where)
+
+
+def _problems_of_against(tree: Tree, known: list[Problem]) -> list[Problem]:
+    """What is wrong with ``against`` in a file that is wrong without it, as far as it can be told."""
+    against = tree.get(('against',))
+    if not isinstance(against, dict) or len(against) > MOST_DIFFERENCES:
+        return []
+    other, problems = _differing(tree, against, tree.origins)
+    _attempt(other, problems)
+    old = {(problem.where, problem.what) for problem in known}
+    new = [problem for problem in problems if (problem.where, problem.what) not in old]
+    return [replace(problem, what=f'against: {problem.what}') for problem in new]

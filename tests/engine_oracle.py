@@ -1,0 +1,206 @@
+"""A second simulator for small programs, written to be obviously right: exact fractions, no grid, no heap, no folding.
+
+It looks at every rank at every moment, and raises all speeds together until nothing can rise. It shares no code with
+the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from simpar.cost.costs import Costs
+from simpar.program import Program
+
+Key = tuple[int, int, int]
+"""(rank, step, slot)."""
+
+
+@dataclass
+class Task:
+    """A compute op, or a communication with all its participants."""
+
+    members: list[Key]
+    op_class: int
+    latency: Fraction
+    work: Fraction
+    beside: Fraction
+    computes: bool
+    demands: dict[int, Fraction]
+    start: Fraction | None = None
+    end: Fraction | None = None
+    speed: Fraction = Fraction(0)
+
+    @property
+    def ranks(self) -> list[int]:
+        return [rank for rank, _, _ in self.members]
+
+
+def tasks_of(program: Program, costs: Costs, steps: int) -> dict[Key, Task]:
+    """Every op of every rank and step → the task that it takes part in."""
+    tasks: dict[Key, Task] = {}
+    meetings: dict[tuple, list[Key]] = {}
+    for rank in range(program.world):
+        role, counts = program.role(rank), {}
+        for step in range(steps):
+            for slot in range(len(role)):
+                where = _meeting(program, rank, slot)
+                number = counts[where] = counts.get(where, -1) + 1
+                kind = program.op(role, slot).kind
+                first = meetings.setdefault((where, number), [])
+                first.insert(0 if kind == 'send' else len(first), (rank, step, slot))
+    for keys in meetings.values():
+        task = _task(program, costs, keys)
+        tasks.update(dict.fromkeys(keys, task))
+    return tasks
+
+
+def _meeting(program: Program, rank: int, slot: int) -> tuple:
+    """Where an op meets its partners: equal for ops that are counted together, each rank for itself."""
+    role = program.role(rank)
+    op = program.op(role, slot)
+    stream = role.streams[role.stream[slot]]
+    if op.kind == 'compute':
+        return ('compute', rank, slot)
+    group, position = program.partitions[op.partition].place(rank)
+    there = (position + op.peer) % program.partitions[op.partition].size
+    ends = {'collective': (), 'send': (position, there), 'recv': (there, position)}[op.kind]
+    return (op.partition, group, stream, ends)
+
+
+def _task(program: Program, costs: Costs, keys: list[Key]) -> Task:
+    rank, _, slot = keys[0]
+    index = int(program.role(rank).op_class[slot])
+    op = program.op_classes[index]
+    if op.kind == 'compute':
+        # the grid of isolated durations is part of the model
+        seconds = Fraction(round(costs.compute[index] / costs.rank_speed[rank] * 2**40), 2**40)
+        return Task(keys, index, Fraction(0), seconds, Fraction(costs.beside_communication[index]), True, {})
+    group = program.partitions[op.partition].place(rank)[0]
+    cost = costs.communication[index][group]
+    demands = {link: Fraction(demand) for link, demand in cost.links}
+    beside = Fraction(costs.beside_compute[index])
+    return Task(keys, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands)
+
+
+@dataclass
+class Oracle:
+    """One run."""
+
+    program: Program
+    costs: Costs
+    steps: int
+    now: Fraction = Fraction(0)
+    arrive: dict[Key, Fraction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tasks = tasks_of(self.program, self.costs, self.steps)
+        self.every = list({id(task): task for task in self.tasks.values()}.values())
+        self.before = {key: self._before(key) for key in self.tasks}
+        self.issued = {key: self._issue_time(key) for key in self.tasks}
+
+    def run(self) -> dict[Key, tuple[float, float, float]]:
+        """(arrive, start, end) of every op."""
+        self._settle()
+        while any(task.end is None for task in self.every):
+            self._solve()
+            self._pass(self._next())
+            self._settle()
+        return {
+            key: tuple(float(time) for time in (self.arrive[key], task.start, task.end))
+            for key, task in self.tasks.items()
+        }
+
+    def longest_paths(self, slower: dict[int, float] | None = None) -> dict[Key, float]:
+        """The end of every op if nothing slowed anything: the longest path to it at isolated durations.
+
+        Arguments: ``slower``: instead, every op goes at the speed of its op class given here all the time.
+        """
+        ends = dict.fromkeys(map(id, self.every), 0.0)
+        for _ in range(len(self.every) + 1):
+            for task in self.every:
+                lasts = float(task.latency) + float(task.work) / (slower or {}).get(task.op_class, 1.0)
+                ready = [max([float(self.issued[k]), *(ends[id(t)] for t in self.before[k])]) for k in task.members]
+                ends[id(task)] = max(ready) + lasts
+        return {key: ends[id(task)] for key, task in self.tasks.items()}
+
+    def _before(self, key: Key) -> list[Task]:
+        """What must have ended before this op arrives."""
+        rank, step, slot = key
+        role = self.program.role(rank)
+        stream = [s for s in range(len(role)) if role.stream[s] == role.stream[slot]]
+        place = stream.index(slot)
+        keys = [(rank, step, need) for need in role.needs()[slot]]
+        keys += [(rank, step - 1, need) for need in role.carried()[slot] if step]
+        keys += [(rank, step, stream[place - 1])] if place else [(rank, step - 1, stream[-1])] * (step > 0)
+        return [self.tasks[other] for other in keys]
+
+    def _issue_time(self, key: Key) -> Fraction:
+        rank, step, slot = key
+        host = [Fraction(self.costs.host[op]) for op in self.program.role(rank).op_class]
+        return step * sum(host) + sum(host[: slot + 1])
+
+    def _settle(self) -> None:
+        """All that happens at this moment."""
+        while self._arrivals() | self._starts() | self._ends():
+            pass
+
+    def _arrivals(self) -> bool:
+        new = [
+            key
+            for key, before in self.before.items()
+            if key not in self.arrive and self.issued[key] <= self.now and all(task.end is not None for task in before)
+        ]
+        self.arrive.update(dict.fromkeys(new, self.now))
+        return bool(new)
+
+    def _starts(self) -> bool:
+        new = [t for t in self.every if t.start is None and all(key in self.arrive for key in t.members)]
+        for task in new:
+            task.start = self.now
+        return bool(new)
+
+    def _ends(self) -> bool:
+        new = [t for t in self._running() if t.latency == 0 and t.work == 0]
+        for task in new:
+            task.end = self.now
+        return bool(new)
+
+    def _running(self) -> list[Task]:
+        return [task for task in self.every if task.start is not None and task.end is None]
+
+    def _solve(self) -> None:
+        """Speeds of everything, from nothing: all rise at once, and who cannot rise any more stays."""
+        running = self._running()
+        busy = {rank for task in running if task.computes for rank in task.ranks}
+        waiting = [key for key in self.arrive if self.tasks[key].start is None] if self.costs.waiting_slows else []
+        linked = {rank for task in running if not task.computes for rank in task.ranks} | {key[0] for key in waiting}
+        for task in running:
+            task.speed = Fraction(0)
+            slowed = linked if task.computes else busy
+            task.top = task.beside if slowed.intersection(task.ranks) else Fraction(1)
+        rising = [task for task in running if task.latency == 0]
+        while rising:
+            loads = {link for task in rising for link in task.demands}
+            room = {link: 1 - sum(t.speed * t.demands.get(link, 0) for t in running) for link in loads}
+            steps = [task.top - task.speed for task in rising]
+            steps += [room[link] / sum(t.demands.get(link, 0) for t in rising) for link in loads]
+            for task in rising:
+                task.speed += min(steps)
+            full = {link for link in loads if sum(t.speed * t.demands.get(link, 0) for t in running) == 1}
+            rising = [t for t in rising if t.speed < t.top and not full.intersection(t.demands)]
+
+    def _next(self) -> Fraction:
+        running = self._running()
+        times = [task.latency for task in running if task.latency]
+        times += [task.work / task.speed for task in running if not task.latency]
+        times += [time - self.now for key, time in self.issued.items() if key not in self.arrive and time > self.now]
+        return min(times)
+
+    def _pass(self, time: Fraction) -> None:
+        for task in self._running():
+            if task.latency:
+                task.latency -= time
+            else:
+                task.work -= time * task.speed
+        self.now += time

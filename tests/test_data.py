@@ -1,0 +1,163 @@
+"""MNIST's files, read or refused in words, and the generated images that stand in for them."""
+
+import gzip
+import logging
+import struct
+
+import numpy as np
+import pytest
+
+from simpar.errors import ScheduleError
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor import data  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def idx(values):
+    """IDX bytes as the format's page says, written here without the reader's help."""
+    return bytes([0, 0, 8, values.ndim]) + b''.join(struct.pack('>i', n) for n in values.shape) + values.tobytes()
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.delenv('DATA_PATH', raising=False)
+    data.load.cache_clear()
+    yield
+    data.load.cache_clear()
+
+
+@pytest.fixture
+def digits():
+    draw = np.random.default_rng(3)
+    return draw.integers(256, size=(50, 28, 28), dtype=np.uint8), draw.integers(10, size=50, dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path, digits):
+    images, labels = digits
+    (tmp_path / data.IMAGES).write_bytes(idx(images))
+    (tmp_path / f'{data.LABELS}.gz').write_bytes(gzip.compress(idx(labels)))
+    return tmp_path
+
+
+def test_files_are_read_gzipped_or_not(folder, digits):
+    read = data.load(str(folder))
+    np.testing.assert_array_equal(read.images, digits[0])
+    np.testing.assert_array_equal(read.labels, digits[1])
+
+
+def test_a_batch_holds_normalised_images_and_their_labels(folder, digits, monkeypatch):
+    monkeypatch.setenv('DATA_PATH', str(folder))
+    x = data.batch((20, 784), torch.float64, seed=1, index=0)
+    labels = data.batch((20,), torch.int64, seed=1, index=0)
+    pixels = ((x * 0.3081 + 0.1307) * 255).round().to(torch.uint8).reshape(20, 28, 28).numpy()
+    for image, label in zip(pixels, labels.tolist(), strict=True):
+        (found,) = np.flatnonzero((digits[0] == image).all(axis=(1, 2)))
+        assert digits[1][found] == label
+
+
+def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(folder, monkeypatch):
+    monkeypatch.setenv('DATA_PATH', str(folder))
+    epochs = [torch.cat([data.batch((10, 28, 28), torch.float64, 7, e * 5 + i) for i in range(5)]) for e in range(2)]
+    images = [{image.numpy().tobytes() for image in epoch} for epoch in epochs]
+    assert len(images[0]) == 50
+    assert images[0] == images[1]
+    assert not torch.equal(*epochs)
+    assert torch.equal(data.batch((10, 28, 28), torch.float64, 7, 0), epochs[0][:10])
+    assert not torch.equal(data.batch((10, 28, 28), torch.float64, 8, 0), epochs[0][:10])
+
+
+def test_without_files_images_are_generated_and_that_is_said_once(caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv('DATA_PATH', str(tmp_path))
+    with caplog.at_level(logging.WARNING, 'executor'):
+        for index in range(3):
+            data.batch((32, 784), torch.float32, seed=0, index=index)
+    (record,) = caplog.records
+    assert record.message == (
+        f'DATA_PATH {tmp_path} has no train-images-idx3-ubyte[.gz]: training on generated images of 10 classes'
+    )
+
+
+def test_generated_classes_can_be_learnt():
+    """By the nearest mean of another half; a guess would be right one time in ten."""
+    digits = data.generate(2000)
+    x, labels = digits.images.reshape(2000, -1).astype(float), digits.labels
+    means = np.stack([x[:1000][labels[:1000] == c].mean(0) for c in range(10)])
+    nearest = ((x[1000:, None] - means) ** 2).sum(-1).argmin(1)
+    assert (nearest == labels[1000:]).mean() > 0.9
+    assert 0.05 < x.mean() / 255 < 0.3
+
+
+def broken_magic(folder):
+    (folder / data.IMAGES).write_bytes(b'\x89PNG' + bytes(100))
+
+
+def truncated(folder):
+    content = (folder / data.IMAGES).read_bytes()
+    (folder / data.IMAGES).write_bytes(content[:-1])
+
+
+def empty(folder):
+    (folder / data.IMAGES).write_bytes(b'')
+
+
+def broken_gzip(folder):
+    content = (folder / f'{data.LABELS}.gz').read_bytes()
+    (folder / f'{data.LABELS}.gz').write_bytes(content[: len(content) // 2])
+
+
+def no_gzip(folder):
+    (folder / f'{data.LABELS}.gz').write_bytes(b'labels')
+
+
+def swapped(folder):
+    (folder / data.IMAGES).write_bytes(gzip.decompress((folder / f'{data.LABELS}.gz').read_bytes()))
+
+
+def fewer_labels(folder):
+    (folder / f'{data.LABELS}.gz').write_bytes(gzip.compress(idx(np.zeros(49, np.uint8))))
+
+
+def eleven_classes(folder):
+    (folder / f'{data.LABELS}.gz').write_bytes(gzip.compress(idx(np.full(50, 10, np.uint8))))
+
+
+def no_labels(folder):
+    (folder / f'{data.LABELS}.gz').unlink()
+
+
+@pytest.mark.parametrize(
+    ('breaks', 'message'),
+    [
+        (broken_magic, 'is no IDX file of bytes in 3 dims (starts with 89504e47)'),
+        (truncated, 'holds 39199 bytes, its header says 39200; fetch it again'),
+        (empty, 'is no IDX file of bytes in 3 dims (starts with nothing)'),
+        (broken_gzip, 'cannot be read: '),
+        (no_gzip, 'cannot be read: '),
+        (swapped, 'is no IDX file of bytes in 3 dims (starts with 00000801)'),
+        (fewer_labels, '49 labels for 50 images'),
+        (eleven_classes, 'a label is 10, but there are 10 classes'),
+        (no_labels, 'train-labels-idx1-ubyte[.gz] is missing; put both files there, or neither'),
+    ],
+)
+def test_broken_files_are_refused_by_name(folder, breaks, message):
+    breaks(folder)
+    with pytest.raises(ScheduleError) as caught:
+        data.load(str(folder))
+    (problem,) = caught.value.problems
+    assert problem.where.startswith(str(folder))
+    assert message in str(problem)
+
+
+def test_a_network_of_another_width_is_refused():
+    with pytest.raises(ScheduleError, match='an image has 784 pixels, the network takes 100 inputs'):
+        data.batch((32, 100), torch.float32, 0, 0)
+
+
+def test_a_batch_larger_than_the_data_is_refused(folder, monkeypatch):
+    monkeypatch.setenv('DATA_PATH', str(folder))
+    with pytest.raises(ScheduleError, match='a batch of 51 is asked of 50 images; write at most 50'):
+        data.batch((51, 784), torch.float32, 0, 0)

@@ -1,0 +1,100 @@
+"""Ranks that behave alike share a lane, and nobody can tell."""
+
+import numpy as np
+import pytest
+from engine_cases import make_case, role_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worked import worked_costs, worked_program
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.program import OpClass, Program, grid
+
+
+def assert_same_spans(one, other):
+    for rank in range(one.program.world):
+        for name in ('arrive_KS', 'start_KS', 'end_KS'):
+            np.testing.assert_array_equal(getattr(one.lane(rank), name), getattr(other.lane(rank), name))
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pipe=st.integers(1, 3),
+    data=st.integers(1, 4),
+    tensor=st.integers(1, 4),
+    ops=st.integers(1, 15),
+    links=st.sampled_from(['none', 'alike', 'alike', 'any']),
+)
+def test_folded_is_unfolded_to_the_bit(seed, pipe, data, tensor, ops, links):
+    program, costs = (case := make_case(seed, pipe, data, tensor, ops, links)).program, case.costs
+    folded = simulate(program, costs, steps=2)
+    unfolded = simulate(program, costs, steps=2, unfold=True)
+    assert len(unfolded.lanes) == program.world
+    assert_same_spans(folded, unfolded)
+    assert_same_spans(folded, simulate(program.unfold(), costs, steps=2))
+    if len(folded.lanes) == pipe:
+        assert_same_spans(folded, simulate(program, costs, steps=2, unfold=False))
+    else:
+        with pytest.raises(ValueError, match='behave differently'):
+            simulate(program, costs, steps=2, unfold=False)
+
+
+def mesh(demand=lambda group: (0, 0.5), slow=None, data=2, tensor=4):
+    """Compute, all-reduce over tensor, compute, all-reduce over data; ``demand``: (link, share) of a tensor group."""
+    partitions = grid(data * tensor, {'data': data, 'tensor': tensor})
+    op_classes = (
+        OpClass('work', 'compute', 'matmul', 'F'),
+        OpClass('inner', 'collective', 'all_reduce', 'F', partition='tensor'),
+        OpClass('outer', 'collective', 'all_reduce', 'F', partition='data'),
+    )
+    slots = [(0, 0), (1, 1), (0, 0), (2, 1)]
+    role = role_of('all', slots, [[], [0], [1], [2]], [], ('compute', 'communication'))
+    world = data * tensor
+    speed = np.ones(world)
+    if slow is not None:
+        speed[slow] = 0.5
+    costs = Costs(
+        compute=np.array([4.0, 0.0, 0.0]),
+        host=np.zeros(3),
+        beside_communication=np.ones(3),
+        beside_compute=np.ones(3),
+        communication={
+            1: tuple(Communication(0.0, 3.0, (demand(group),)) for group in range(data)),
+            2: (Communication(0.0, 1.0),) * tensor,
+        },
+        links=('first', 'second'),
+        rank_speed=speed,
+    )
+    return Program((role,), np.zeros(world, dtype=np.int32), partitions, op_classes, ()), costs
+
+
+def test_alike_ranks_are_one_lane_and_their_groups_load_a_link_together():
+    trace = simulate(*mesh(demand=lambda group: (0, 1.0)), steps=1)
+    assert trace.lane_of_rank.tolist() == [0] * 8
+    assert trace.cold_step == 4 + 2 * 3 + 4 + 1, 'two groups share the link, so each goes at half speed'
+
+
+def test_groups_with_links_of_their_own_are_still_one_lane():
+    trace = simulate(*mesh(demand=lambda group: (group, 1.0)), steps=1)
+    assert trace.lane_of_rank.tolist() == [0] * 8
+    assert trace.cold_step == 4 + 3 + 4 + 1
+
+
+def test_groups_that_load_links_differently_are_lanes_of_their_own():
+    trace = simulate(*mesh(demand=lambda group: (group, [1.0, 0.5][group])), steps=1)
+    assert trace.lane_of_rank.tolist() == [0] * 4 + [1] * 4
+
+
+def test_a_slow_rank_splits_off_only_what_it_touches_differently():
+    trace = simulate(*mesh(slow=1), steps=1)
+    # itself | its tensor group | its data group | the rest
+    assert trace.lane_of_rank.tolist() == [0, 1, 0, 0, 2, 3, 2, 2]
+    assert [lane.rank for lane in trace.lanes] == [0, 1, 4, 5]
+
+
+def test_folding_that_is_not_exact_is_refused():
+    program = worked_program()
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 share role 'all' but behave differently"):
+        simulate(program, worked_costs(program, slow={1: 0.5}), unfold=False)

@@ -1,0 +1,273 @@
+"""Profiles: every number has a source and a grade, what is wrong is named with file and line."""
+
+import dataclasses
+import gzip
+import shutil
+
+import pytest
+
+from simpar import profiles
+from simpar.errors import ProfileError
+from simpar.hardware import GRADES, Figure, worst
+from simpar.profiles import COLUMNS, cluster, load_profile, profile_folder, profile_names, profile_path, read_table, shaped
+
+NAMES = ['a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'cpu-gloo', 'h100-sxm-8', 'h200-sxm-8']
+
+
+def figures(value):
+    """Every number of a profile."""
+    if isinstance(value, Figure):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from figures(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from figures(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from figures(getattr(value, field.name))
+
+
+def test_the_names_that_users_are_promised():
+    assert profile_names() == NAMES
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_number_says_where_it_is_from_and_how_good_it_is(name):
+    found = list(figures(load_profile(name)))
+    assert len(found) > 20
+    for figure in found:
+        assert len(figure.source) >= 8, figure
+        assert figure.grade in GRADES
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_profile_holds_no_bare_numbers(name):
+    """Quantities are figures; other numbers only count devices and members."""
+    counts = {'format', 'devices', 'algorithm'}
+
+    def bare(value, key):
+        if isinstance(value, Figure) or isinstance(value, (str, bool)) or value is None:
+            return []
+        if isinstance(value, (int, float)):
+            return [] if key in counts else [key]
+        if isinstance(value, dict):
+            return [found for part, inner in value.items() for found in bare(inner, part)]
+        if isinstance(value, tuple):
+            return [found for inner in value for found in bare(inner, key)]
+        return [found for f in dataclasses.fields(value) for found in bare(getattr(value, f.name), f.name)]
+
+    assert bare(load_profile(name), name) == []
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_its_tables_can_be_read(name):
+    profile = load_profile(name)
+    for kind, columns in COLUMNS.items():
+        table = getattr(profile.tables, kind)
+        if table is not None:
+            rows = read_table(table, kind)
+            assert len(rows) > 100
+            assert {len(row) for row in rows} == {len(columns)}
+            assert read_table(table, kind) is rows, 'read once'
+
+
+def test_all_profiles_stay_small():
+    assert sum(path.stat().st_size for path in profile_folder().rglob('*') if path.is_file()) < 1.5e6
+
+
+def test_known_data_sheets():
+    device = load_profile('h100-sxm-8').device
+    assert device.matrix['bf16'].value == 989.4e12
+    assert device.memory.bandwidth.value == 3.35e12
+    hccs = load_profile('ascend910a-8').links[0]
+    assert hccs.devices == 4
+    assert hccs.rate == pytest.approx(10e9, rel=2e-3)
+
+
+def test_worst_grade():
+    assert worst(['measured', 'literature', 'vendor']) == 'literature'
+    assert worst([]) == 'measured'
+
+
+def test_found_in_a_wheel_and_in_a_checkout(tmp_path, monkeypatch):
+    package = tmp_path / 'simpar'
+    package.mkdir()
+    monkeypatch.setattr(profiles, '__file__', str(package / 'profiles.py'))
+    shutil.copytree(profile_source('cpu-gloo'), tmp_path / 'hw_profiles' / 'beside')
+    assert profile_names() == ['beside']
+    shutil.copytree(profile_source('cpu-gloo'), package / 'hw_profiles' / 'inside')
+    assert profile_names() == ['inside']
+    assert load_profile('inside').name == 'cpu-gloo'
+
+
+def profile_source(name):
+    from pathlib import Path
+
+    return Path(__file__).parent.parent / 'hw_profiles' / name
+
+
+def test_by_path_of_file_or_folder():
+    path = profile_path('cpu-gloo')
+    assert load_profile(path).name == load_profile(path.parent).name == 'cpu-gloo'
+
+
+def test_an_unknown_name_lists_the_names_and_guesses():
+    with pytest.raises(ProfileError) as error:
+        load_profile('ascend910a')
+    [problem] = error.value.problems
+    assert error.value.exit_code == 2
+    assert problem.instead.startswith('did you mean ascend910a-8? profiles: a100-sxm-8, ')
+    with pytest.raises(ProfileError, match='no such file'):
+        load_profile('nowhere/profile.yaml')
+
+
+def test_a_cluster_counts_its_devices():
+    profile = load_profile('h100-sxm-8')
+    assert cluster(profile, nodes=3).world == 24
+    assert cluster(profile, nodes=2, devices=4).world == 8
+    assert cluster(load_profile('cpu-gloo'), devices=8).world == 8
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'says'),
+    [
+        ({'nodes': 0}, '0 nodes'),
+        ({'devices': 16}, '16 devices in a node of 8'),
+        ({'slow': {8: 0.5}}, 'there is no rank 8'),
+        ({'slow': {0: 0.0}}, 'is no speed'),
+        ({'slow': {0: float('nan')}}, 'is no speed'),
+    ],
+)
+def test_a_cluster_that_cannot_be(arguments, says):
+    with pytest.raises(ProfileError, match=says):
+        cluster(load_profile('h100-sxm-8'), **arguments)
+
+
+def test_nodes_without_a_link_between_them():
+    profile = load_profile('h100-sxm-8')
+    alone = dataclasses.replace(profile, links=profile.links[:1])
+    assert cluster(alone).world == 8
+    with pytest.raises(ProfileError, match='says how 8 devices are joined, not 16; add a link'):
+        cluster(alone, nodes=2)
+
+
+def test_a_shaped_net_replaces_links_and_the_curves_of_another():
+    measured = dataclasses.replace(load_profile('h100-sxm-8'), net='paced:1gbit,50us')
+    kept = shaped(measured, 'paced:1gbit,50us', 125e6, 50e-6)
+    dropped = shaped(measured, 'lab:1gbit', 125e6, 0.0)
+    assert kept.tables.collective is not None
+    assert dropped.tables.collective is None
+    assert [(link.rate, link.latency.value) for link in kept.links] == [(125e6, 50e-6)]
+
+
+# Broken profiles: (what to replace in cpu-gloo's text, by what, what the problem must say). Each names file and line.
+BROKEN = {
+    'bare number': ('value: 8 GB', 'value: 8', 'device.memory.size.value: not a quantity of size'),
+    'wrong kind of unit': ('value: 8 GB', 'value: 8 GB/s', 'device.memory.size.value: unknown unit'),
+    'no unit of rates': ('value: 2.3 GB/s', 'value: 2.3 GBps', 'bandwidth.value: unknown unit'),
+    'nothing a second': ('value: 2.3 GB/s', 'value: 0 GB/s', 'bandwidth.value'),
+    'negative time': ('value: 150 us', 'value: -150 us', 'latency.value: not a quantity of time'),
+    'share above one': ('value: 0.7,', 'value: 1.7,', 'memory.share.value: too large'),
+    'share of nothing': ('value: 0.7,', 'value: 0,', 'memory.share.value: too small'),
+    'share in words': ('value: 0.7,', 'value: most,', 'memory.share.value: not a number'),
+    'no source': (', source: "a generic machine"', '', 'device.memory.size.source: missing'),
+    'empty source': ('"a generic machine"', '""', 'device.memory.size.source: too short'),
+    'no grade': ('source: "a generic machine", grade: estimate', 'source: "a generic machine"', 'size.grade: missing'),
+    'unknown grade': ('machine", grade: estimate', 'machine", grade: guess', 'size.grade: unknown value'),
+    'unknown key': ('devices: 2\n', 'devices: 2\ncolour: red\n', 'colour: unknown key'),
+    'misspelt key': ('library:', 'librray:', 'librray: unknown key'),
+    'key twice': ('devices: 2\n', 'devices: 2\ndevices: 3\n', 'devices'),
+    'missing part': ('  across: flat\n', '', 'library.across: missing'),
+    'unknown way across': ('across: flat', 'across: round', 'library.across: unknown value'),
+    'no devices': ('devices: 2\n', 'devices: 0\n', 'devices: too small'),
+    'half a device': ('devices: 2\n', 'devices: 1.5\n', 'devices: not an integer'),
+    'another format': ('format: 1', 'format: 2', 'format: '),
+    'unknown dtype': ('    fp32: {value: 80', '    fp31: {value: 80', 'device.vector.fp31'),
+    'unknown algorithm': ('{2: ring}', '{2: rings}', 'algorithm.2: unknown value'),
+    'algorithm of one': ('{2: ring}', '{1: ring}', 'algorithm.1'),
+    'no algorithm': ('{2: ring}', '{}', 'algorithm'),
+    'unknown per': ('per: device', 'per: rack', 'links.0.per: unknown value'),
+    'a link of one': ('devices: 0', 'devices: 1', 'links.0.devices: a link of one device'),
+    'no links': ('links:\n', 'links: []\nlinks_off:\n', 'links_off: unknown key'),
+    'waiting in words': ('waiting: false', 'waiting: maybe', 'slow_down.waiting: not true or false'),
+    'mode without a time': ('mode: eager', 'mode: graph', 'host.mode: graph has no time in issue'),
+    'unknown mode': ('mode: eager', 'mode: lazy', 'host.mode: unknown value'),
+    'table that is not there': ('format: 1\n', TABLE := 'format: 1\ntables: {matmul: {file: a.csv, dtype: fp32, '
+                                'source: "a test", grade: measured}}\n', 'tables.matmul.file: no such file'),
+    'unknown table': ('format: 1\n', TABLE.replace('matmul', 'softmax'), 'tables.softmax: unknown key'),
+    'table without source': ('format: 1\n', TABLE.replace('source: "a test", ', ''), 'tables.matmul.source: missing'),
+    'not YAML': ('devices: 2\n', 'devices: [2\n', 'not YAML'),
+    'a list': ('format: 1', '- format: 1', ''),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', BROKEN)
+def test_a_broken_profile_names_file_and_line(case, tmp_path):
+    old, new, says = BROKEN[case]
+    text = profile_path('cpu-gloo').read_text(encoding='utf-8')
+    assert old in text
+    path = tmp_path / 'profile.yaml'
+    path.write_text(text.replace(old, new, 1), encoding='utf-8')
+    with pytest.raises(ProfileError) as error:
+        load_profile(path)
+    assert error.value.exit_code == 2
+    assert says in str(error.value)
+    for problem in error.value.problems:
+        name, _, line = problem.where.rpartition(':')
+        assert name == str(path)
+        assert line.isdigit()
+
+
+def test_all_problems_at_once(tmp_path):
+    path = tmp_path / 'profile.yaml'
+    text = profile_path('cpu-gloo').read_text(encoding='utf-8')
+    path.write_text(text.replace('value: 8 GB', 'value: 8').replace('across: flat', 'across: round'), encoding='utf-8')
+    with pytest.raises(ProfileError) as error:
+        load_profile(path)
+    assert len(error.value.problems) == 2
+
+
+BROKEN_TABLES = {
+    'empty': ('', ':1: no column operator, ranks, nodes, bytes, seconds'),
+    'header alone': ('operator,ranks,nodes,bytes,seconds\n', ':1: no rows'),
+    'column missing': ('operator,ranks,nodes,bytes\n', ':1: no column seconds'),
+    'word for a number': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,many,1e-5\n', ':2: bytes: not a number'),
+    'no time': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,8,0\n', ':2: seconds: not a positive number'),
+    'not a number': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,8,nan\n', ':2: seconds: not a positive'),
+    'short row': ('operator,ranks,nodes,bytes,seconds\n\nall_reduce,2,1\n', ':3: 3 columns'),
+    'unknown collective': ('# by hand\noperator,ranks,nodes,bytes,seconds\nscan,2,1,8,1e-5\n', ':3: operator: unknown'),
+}
+
+
+@pytest.mark.parametrize('case', BROKEN_TABLES)
+@pytest.mark.parametrize('name', ['collective.csv', 'collective.csv.gz'])
+def test_a_broken_table_names_file_and_line(case, name, tmp_path):
+    text, says = BROKEN_TABLES[case]
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith('gz') else text.encode())
+    table = dataclasses.replace(load_profile('h100-sxm-8').tables.collective, file=str(path))
+    with pytest.raises(ProfileError) as error:
+        read_table(table, 'collective')
+    assert str(error.value).startswith(f'{path}{says}')
+
+
+def test_a_table_that_is_no_gzip(tmp_path):
+    path = tmp_path / 'matmul.csv.gz'
+    path.write_text('m,n,k,seconds\n')
+    table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
+    with pytest.raises(ProfileError, match='cannot be read'):
+        read_table(table, 'matmul')
+
+
+def test_a_table_that_changes_is_read_again(tmp_path):
+    import os
+
+    path = tmp_path / 'matmul.csv'
+    table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
+    path.write_text('m,n,k,seconds\n1,1,1,1e-6\n')
+    assert read_table(table, 'matmul') == ((1, 1, 1, 1e-6),)
+    path.write_text('m,n,k,seconds\n1,1,1,2e-6\n')
+    os.utime(path, ns=(1, 1))
+    assert read_table(table, 'matmul') == ((1, 1, 1, 2e-6),)

@@ -1,0 +1,315 @@
+"""Every kernel, forward and backward, against torch's own functions and autograd in fp64."""
+
+from functools import partial
+
+import pytest
+
+from simpar.errors import ProgramError
+from simpar.program import OpClass, ProgramBuilder, Tensor
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor.kernels import KERNELS, Context, kernel  # noqa: E402
+from executor.kernels.bound import bind  # noqa: E402
+
+pytestmark = pytest.mark.torch
+functional = torch.nn.functional
+
+
+ALONE = Context(rank=0, position={}, size={})
+DOUBLE = {'dtype': torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(11)
+
+
+def at(position, size):
+    """The context of one position of the partition ``tensor``."""
+    return Context(rank=position, position={'tensor': position}, size={'tensor': size})
+
+
+def run(operator, phase, *tensors, where=ALONE, results=1, **attributes):
+    """The kernel's one result, or all of them."""
+    op = OpClass(
+        name=f'{operator}.{phase}', kind='compute', operator=operator, phase=phase,
+        accumulates=tuple(f'result{i}' for i in range(results)), attributes=attributes,
+    )  # fmt: skip
+    found = KERNELS[operator, phase](op, where, list(tensors))
+    assert len(found) == results
+    return found[0] if results == 1 else found
+
+
+def random(*shape):
+    return torch.randn(shape, **DOUBLE)
+
+
+def differentiate(function, *tensors):
+    """The value of a function, a random gradient of it, and what autograd makes of that for each tensor."""
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    y = function(*leaves)
+    dy = torch.randn_like(y)
+    return y.detach(), dy, torch.autograd.grad(y, leaves, dy)
+
+
+close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize('lead', [(5,), (2, 3)])
+@pytest.mark.parametrize(('outputs', 'inputs'), [((4,), (6,)), ((2, 3, 4), (6,)), ((5,), (2, 3, 4))])
+@pytest.mark.parametrize('biased', [True, False])
+def test_matmul(lead, outputs, inputs, biased):
+    weight, bias = random(*outputs, *inputs), random(*outputs)
+    x = random(*lead, weight[(0,) * len(outputs)].numel())
+
+    def linear(x, weight, bias):
+        y = functional.linear(x, weight.reshape(bias.numel(), -1))
+        return y + bias.flatten() if biased else y + 0 * bias.flatten()
+
+    y, dy, (dx, dweight, dbias) = differentiate(linear, x, weight, bias)
+    dims = {'outputs': len(outputs)}
+    close(run('matmul', 'F', x, weight, *([bias] if biased else []), **dims), y)
+    close(run('matmul', 'I', dy, weight, **dims), dx)
+    if biased:
+        found, found_bias = run('matmul', 'W', dy, x, results=2, **dims)
+        close(found_bias, dbias.flatten())
+    else:
+        found = run('matmul', 'W', dy, x, **dims)
+    close(found, dweight.reshape(found.shape))
+
+
+def test_matmul_takes_images_as_they_are():
+    x, weight = random(3, 4, 5), random(6, 20)
+    close(run('matmul', 'F', x, weight, outputs=1), x.flatten(1) @ weight.T)
+    dy = random(3, 6)
+    close(run('matmul', 'W', dy, x, outputs=1), dy.T @ x.flatten(1))
+
+
+@pytest.mark.parametrize('epsilon', [1e-5, 0.1])
+def test_norm(epsilon):
+    x, gain, bias = random(2, 3, 8), random(8), random(8)
+    y, dy, (dx, dgain, dbias) = differentiate(
+        lambda *t: functional.layer_norm(t[0], (8,), *t[1:], epsilon), x, gain, bias
+    )
+    found, mean, rstd = run('norm', 'F', x, gain, bias, results=3, epsilon=epsilon)
+    close(found, y)
+    close(mean, x.mean(-1, keepdim=True))
+    close(rstd, (x.var(-1, correction=0, keepdim=True) + epsilon).rsqrt())
+    close(run('norm', 'I', dy, x, gain, mean, rstd, epsilon=epsilon), dx)
+    for a, b in zip(run('norm', 'W', dy, x, mean, rstd, results=2, epsilon=epsilon), (dgain, dbias), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3), (1, 4)])
+def test_attention(groups, queries, causal):
+    qkv = random(2, 5, groups * (queries + 2) * 4)
+
+    def attention(qkv):
+        split = qkv.reshape(2, 5, groups, queries + 2, 4)
+        q = split[:, :, :, :queries].reshape(2, 5, groups * queries, 4)
+        k, v = (split[:, :, :, queries + i].repeat_interleave(queries, dim=2) for i in (0, 1))
+        heads = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return functional.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2).reshape(2, 5, -1)
+
+    y, dy, (dqkv,) = differentiate(attention, qkv)
+    attributes = {'groups': groups, 'queries': queries, 'head_dim': 4, 'causal': causal}
+    found, lse = run('attention', 'F', qkv, results=2, **attributes)
+    close(found, y)
+    close(run('attention', 'I', dy, qkv, found, lse, **attributes), dqkv)
+
+
+@pytest.mark.parametrize(
+    ('operator', 'function', 'saves'), [('gelu', functional.gelu, 'x'), ('relu', functional.relu, 'y')]
+)
+def test_activations(operator, function, saves):
+    x = random(3, 7)
+    y, dy, (dx,) = differentiate(function, x)
+    close(run(operator, 'F', x), y)
+    close(run(operator, 'I', dy, {'x': x, 'y': y}[saves]), dx)
+
+
+@pytest.mark.parametrize('operator', ['bias', 'residual'])
+def test_biases(operator):
+    x, z, bias = random(2, 3, 6), random(2, 3, 6), random(2, 3)
+    terms = [x, z] if operator == 'residual' else [x]
+    y, dy, (*_, dbias) = differentiate(lambda *t: sum(t[:-1]) + t[-1].flatten(), *terms, bias)
+    close(run(operator, 'F', *terms, bias), y)
+    close(run(operator, 'W', dy), dbias.flatten())
+
+
+def test_residual_without_bias_add_and_scale():
+    x, z = random(2, 3), random(2, 3)
+    close(run('residual', 'F', x, z), x + z)
+    close(run('add', 'I', x, z), x + z)
+    close(run('scale', 'I', x, factor=0.25), x / 4)
+
+
+@pytest.mark.parametrize('dim', [0, 1, 2])
+def test_slices_of_all_positions_make_the_whole(dim):
+    x = random(4, 6, 2)
+    for phase in 'FI':
+        slices = [run('slice', phase, x, where=at(i, 2), dim=dim, partition='tensor') for i in (0, 1)]
+        close(torch.cat(slices, dim), x)
+        slices[0].zero_()
+        assert x.count_nonzero() == x.numel()
+
+
+@pytest.mark.parametrize('degree', [1, 2, 3])
+def test_embedding_over_a_cut_vocabulary(degree):
+    tokens, weight = torch.randint(12, (2, 5)), random(12, 4)
+    y, dy, (dweight,) = differentiate(lambda weight: functional.embedding(tokens, weight), weight)
+    cut = {'partition': 'tensor'} if degree > 1 else {}
+    places = [at(i, degree) for i in range(degree)]
+    parts = [
+        run('embedding', 'F', tokens, piece, where=where, **cut)
+        for where, piece in zip(places, weight.chunk(degree), strict=True)
+    ]
+    close(sum(parts), y)
+    rows = 12 // degree
+    close(torch.cat([run('embedding', 'W', tokens, dy, where=where, rows=rows, **cut) for where in places]), dweight)
+
+
+@pytest.mark.parametrize('degree', [1, 3])
+def test_position_over_a_cut_sequence(degree):
+    x, weight = random(2, 6, 4), random(6, 4)
+    y, dy, (_, dweight) = differentiate(torch.add, x, weight)
+    cut = {'partition': 'tensor'} if degree > 1 else {}
+    pieces = [
+        (at(i, degree), *both) for i, both in enumerate(zip(x.chunk(degree, 1), dy.chunk(degree, 1), strict=True))
+    ]
+    close(torch.cat([run('position', 'F', x_i, weight, where=where, **cut) for where, x_i, _ in pieces], 1), y)
+    close(sum(run('position', 'W', dy_i, where=where, **cut) for where, _, dy_i in pieces), dweight)
+
+
+@pytest.mark.parametrize('lead', [(4,), (2, 3)])
+def test_cross_entropy(lead):
+    logits, labels = 30 * random(*lead, 7), torch.randint(7, lead)
+    loss, _, (dlogits,) = differentiate(
+        lambda logits: 0.5 * functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction='sum'), logits
+    )
+    found, lse = run('cross_entropy', 'F', logits, labels, results=2, scale=0.5)
+    close(found, loss)
+    (dlogits,) = torch.autograd.grad(
+        functional.cross_entropy((leaf := logits.clone().requires_grad_()).flatten(0, -2), labels.flatten()), leaf
+    )
+    scale = 1 / labels.numel()
+    close(run('cross_entropy', 'I', logits, labels, lse, scale=scale), dlogits)
+    close(run('cross_entropy', 'I', logits, labels, lse, scale=scale, partial_share=0.25), dlogits / 4)
+
+
+@pytest.mark.parametrize('degree', [2, 4])
+def test_cross_entropy_over_a_cut_vocabulary(degree):
+    logits, labels = 30 * random(2, 3, 8), torch.randint(8, (2, 3))
+    leaf = logits.clone().requires_grad_()
+    loss = functional.cross_entropy(leaf.flatten(0, 1), labels.flatten())
+    (dlogits,) = torch.autograd.grad(loss, leaf)
+    scale, cut = 1 / 6, {'partition': 'tensor'}
+    pieces = [(at(i, degree), piece) for i, piece in enumerate(logits.chunk(degree, -1))]
+    maximum = torch.stack([run('ce_max', 'F', piece) for _, piece in pieces]).amax(0)
+    parts = sum(run('ce_sum', 'F', piece, labels, maximum, where=where, **cut) for where, piece in pieces)
+    found, lse = run('ce_loss', 'F', parts, maximum, results=2, scale=scale)
+    close(found, loss.detach())
+    gradients = [
+        run('cross_entropy', 'I', piece, labels, lse, where=where, scale=scale, **cut) for where, piece in pieces
+    ]
+    close(torch.cat(gradients, -1), dlogits)
+
+
+def test_mse():
+    y, target = random(4, 3), random(4, 3)
+    leaf = y.clone().requires_grad_()
+    loss = functional.mse_loss(leaf, target)
+    (dy,) = torch.autograd.grad(loss, leaf)
+    close(run('mse', 'F', y, target, scale=1 / 12), loss.detach())
+    close(run('mse', 'I', y, target, scale=1 / 12), dy)
+    close(run('mse', 'I', y, target, scale=1 / 12, partial_share=0.5), dy / 2)
+
+
+@pytest.mark.parametrize(
+    ('operator', 'optimizer', 'attributes'),
+    [
+        ('sgd', partial(torch.optim.SGD, lr=0.1), {'learning_rate': 0.1}),
+        (
+            'adam',
+            partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.95), eps=1e-3),
+            {'learning_rate': 0.1, 'beta1': 0.8, 'beta2': 0.95, 'epsilon': 1e-3},
+        ),
+    ],
+)
+def test_updates(operator, optimizer, attributes):
+    weights = [random(2, 3), random(5)]
+    expected = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    torch_optimizer = optimizer(expected)
+    moments = [torch.zeros_like(w) for w in weights] * 2 if operator == 'adam' else []
+    moments = [moment.clone() for moment in moments]
+    op = OpClass(name='u', kind='compute', operator=operator, phase='U', attributes=attributes)
+    for step in range(4):
+        gradients = [random(2, 3), random(5)]
+        for parameter, gradient in zip(expected, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        torch_optimizer.step()
+        where = Context(rank=0, position={}, size={}, step=step)
+        found = KERNELS[operator, 'U'](op, where, [*gradients, *weights, *moments])
+        weights, moments = found[:2], found[2:]
+        for a, b in zip(weights, expected, strict=True):
+            close(a, b.detach())
+
+
+def test_an_unknown_kernel_is_refused_with_what_there_is():
+    op = OpClass(name='gelu.W', kind='compute', operator='gelu', phase='W')
+    with pytest.raises(ProgramError, match=r"gelu.W: no kernel for 'gelu' in phase W; there are phases F, I"):
+        kernel(op)
+    with pytest.raises(ProgramError, match='there are operators adam, add, attention'):
+        kernel(OpClass(name='x', kind='compute', operator='softmax', phase='F'))
+
+
+def program_of(op, **shapes):
+    builder = ProgramBuilder(1)
+    for name, (kind, shape, dtype) in shapes.items():
+        builder.add_tensor(Tensor(name, kind, shape, dtype))
+    builder.add_op_class(op)
+    builder.add_role('all', [0], [(op.name, 'compute', 0, 0)], ('compute',))
+    return builder.build()
+
+
+def test_a_bound_kernel_gives_the_shapes_and_dtypes_of_the_program():
+    op = OpClass(name='m.W', kind='compute', operator='matmul', phase='W', reads=('dy', 'x'),
+                 accumulates=('d:w', 'd:b'), attributes={'outputs': 2})  # fmt: skip
+    program = program_of(
+        op, dy=('activation', (4, 6), 'fp16'), x=('activation', (4, 5), 'fp16'),
+        **{'d:w': ('gradient', (2, 3, 5), 'fp32'), 'd:b': ('gradient', (2, 3), 'fp16')},
+    )  # fmt: skip
+    dy, x = torch.randn(4, 6).half(), torch.randn(4, 5).half()
+    dweight, dbias = bind(program, op, kernel(op))(ALONE, [dy, x])
+    assert (tuple(dweight.shape), dweight.dtype) == ((2, 3, 5), torch.float32)
+    assert (tuple(dbias.shape), dbias.dtype) == ((2, 3), torch.float16)
+    exact, _ = bind(program, op, kernel(op), torch.float64)(ALONE, [dy.double(), x.double()])
+    torch.testing.assert_close(exact, (dy.double().T @ x.double()).reshape(2, 3, 5))
+
+
+def test_tensors_of_other_shapes_are_refused_by_op_and_rank():
+    op = OpClass(name='layer0.add', kind='compute', operator='add', phase='I', reads=('a', 'b'), writes=('c',))
+    program = program_of(op, **dict.fromkeys('abc', ('activation', (4,), 'fp32')))
+    with pytest.raises(ProgramError, match=r'layer0.add on rank 0: .* it read \(4,\), \(3,\)'):
+        bind(program, op, kernel(op))(ALONE, [torch.zeros(4), torch.zeros(3)])
+    with pytest.raises(ProgramError, match=r'layer0.add on rank 0'):
+        bind(program, op, kernel(op))(ALONE, [torch.zeros(5), torch.zeros(5)])
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_as_exact_as_their_rounding(dtype):
+    logits, labels = (30 * random(64, 50)).to(dtype), torch.randint(50, (64,))
+    loss, lse = run('cross_entropy', 'F', logits, labels, results=2, scale=1.0)
+    torch.testing.assert_close(
+        loss.double(), functional.cross_entropy(logits.double(), labels, reduction='sum'), rtol=1e-5, atol=0
+    )
+    qkv = random(2, 5, 12).to(dtype)
+    attributes = {'groups': 1, 'queries': 1, 'head_dim': 4, 'causal': True}
+    y, lse = run('attention', 'F', qkv, results=2, **attributes)
+    exact, exact_lse = run('attention', 'F', qkv.double(), results=2, **attributes)
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.double(), exact, rtol=4 * unit, atol=4 * unit)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=4 * unit, atol=4 * unit)
+    assert run('attention', 'I', torch.ones_like(y), qkv, y, lse, **attributes).dtype == dtype

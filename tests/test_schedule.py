@@ -1,0 +1,177 @@
+"""Schedules: what is read, the baseline, and whether it fits the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from good_schedules import NETWORK, TRANSFORMER
+
+from simpar.errors import ScheduleError
+from simpar.plan import Plan
+from simpar.schedule import (
+    ClusterReference,
+    Schedule,
+    check_against_cluster,
+    load_schedule,
+)
+from simpar.workload import Adam, Dense, Flatten, Network, Relu, Sgd, Transformer, Workload
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> Schedule:
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(text, encoding='utf-8')
+    return load_schedule(path, overrides)
+
+
+# What is read
+
+
+def test_a_transformer(tmp_path):
+    model = Transformer(layers=32, hidden=2560, heads=32, ffn=10240, vocab=40000, sequence=1024)
+    assert read(tmp_path, TRANSFORMER) == Schedule(
+        simpar=1,
+        cluster=ClusterReference(profile='ascend910a-8'),
+        workload=Workload(model=model, batch=32, precision='fp16', optimizer=Sgd(learning_rate=0.01)),
+        plan=Plan(data=2, tensor=4, copies=2),
+    )
+
+
+def test_a_network_and_a_cluster_changed(tmp_path):
+    layers = (
+        Flatten(),
+        Dense(inputs=784, outputs=512, bias=False, name='matmul'),
+        Relu(),
+        Dense(inputs=512, outputs=10),
+    )
+    adam = Adam(learning_rate=1e-3)
+    assert read(tmp_path, NETWORK) == Schedule(
+        simpar=1,
+        cluster=ClusterReference(profile='h100-sxm-8', nodes=2, slow={3: 0.9}, devices=4),
+        workload=Workload(model=Network(layers=layers), batch=32, data='mnist', optimizer=adam),
+        plan=Plan(tensor=4, copies=4),
+        against={'plan.copies': 2},
+    )
+
+
+def test_the_long_form_of_a_network_holds_its_deviation(tmp_path):
+    text = TRANSFORMER.replace('transformer: {layers: 32', 'network: {layers: [{dense: {in: 4, out: 2}}]} #')
+    assert read(tmp_path, text, 'workload.network.weight_deviation=0.5').workload.model == Network(
+        layers=(Dense(inputs=4, outputs=2),), weight_deviation=0.5
+    )
+
+
+def test_merged_and_aliased_parts(tmp_path):
+    text = NETWORK.replace('    - relu: {}\n', '    - relu: {}\n    - dense: &wide {in: 512, out: 512}\n').replace(
+        '{in: 512, out: 10}', '{<<: *wide, out: 10}'
+    )
+    dense = [layer for layer in read(tmp_path, text).workload.model.layers if isinstance(layer, Dense)]
+    assert [(layer.inputs, layer.outputs) for layer in dense] == [(784, 512), (512, 512), (512, 10)]
+
+
+def test_overrides_win_in_their_order(tmp_path):
+    schedule = read(
+        tmp_path, TRANSFORMER, 'plan.copies=4', 'plan.copies=8', 'cluster.nodes=2', 'workload.optimizer={adam: {}}'
+    )
+    assert schedule.plan.copies == 8
+    assert schedule.cluster == ClusterReference(profile='ascend910a-8', nodes=2)
+    assert schedule.workload.optimizer == Adam()
+
+
+def test_a_path_to_a_profile_starts_from_the_file(tmp_path):
+    assert read(tmp_path, NETWORK.replace('h100-sxm-8', 'mine/h100.yaml')).cluster.profile == str(
+        tmp_path / 'mine/h100.yaml'
+    )
+    assert read(tmp_path, TRANSFORMER, 'cluster=mine/h100.yaml').cluster.profile == 'mine/h100.yaml'
+    assert read(tmp_path, NETWORK.replace('h100-sxm-8', '/mine/h100.yaml')).cluster.profile == '/mine/h100.yaml'
+
+
+def test_every_key_knows_its_line(tmp_path):
+    schedule = read(tmp_path, NETWORK, 'plan.reduce=late')
+    assert schedule.where('cluster.profile') == f'{tmp_path}/schedule.yaml:2'
+    assert schedule.where('workload.network.3.dense.out') == f'{tmp_path}/schedule.yaml:8'
+    assert schedule.where('against.plan.copies') == f'{tmp_path}/schedule.yaml:15'
+    assert schedule.where('plan.reduce') == '--set plan.reduce=late'
+    assert schedule.where('workload.precision') == f'{tmp_path}/schedule.yaml:3'
+
+
+# The baseline
+
+
+def test_the_baseline_has_one_copy_unless_said_otherwise(tmp_path):
+    schedule = read(tmp_path, TRANSFORMER)
+    assert schedule.baseline() == replace(schedule, plan=replace(schedule.plan, copies=1), against={})
+    assert read(tmp_path, TRANSFORMER, 'plan.copies=1').baseline() is None
+    assert read(tmp_path, TRANSFORMER, 'against={}').baseline() is None
+
+
+def test_the_baseline_differs_where_against_says(tmp_path):
+    schedule = read(tmp_path, NETWORK, 'against={cluster.nodes: 1, workload.network.1.dense.bias: true}')
+    baseline = schedule.baseline()
+    assert baseline is not None
+    assert baseline.cluster == replace(schedule.cluster, nodes=1)
+    assert baseline.workload.model.layers[1] == Dense(inputs=784, outputs=512, name='matmul')
+    assert baseline.plan == schedule.plan
+    assert baseline.baseline() is None
+
+
+def test_a_baseline_that_is_the_same_is_none(tmp_path):
+    assert read(tmp_path, TRANSFORMER, 'against={plan.copies: 2}').baseline() is None
+
+
+def test_a_baseline_on_another_profile_starts_from_the_file(tmp_path):
+    baseline = read(tmp_path, TRANSFORMER, 'against={cluster: other.yaml}').baseline()
+    assert baseline is not None
+    assert baseline.cluster.profile == str(tmp_path / 'other.yaml')
+
+
+def test_the_baseline_follows_a_schedule_that_was_changed_in_python(tmp_path):
+    schedule = read(tmp_path, TRANSFORMER)
+    changed = replace(schedule, plan=replace(schedule.plan, copies=8, reduce='late'))
+    baseline = changed.baseline()
+    assert baseline is not None
+    assert baseline.plan == replace(changed.plan, copies=1)
+    broken = replace(schedule, against={'plan.copies': 3})
+    with pytest.raises(ScheduleError, match=r'against: workload\.batch: 32 samples'):
+        broken.baseline()
+
+
+# The cluster
+
+
+def problems_on(schedule: Schedule, world: int) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        check_against_cluster(schedule, world)
+    return str(caught.value)
+
+
+def test_data_takes_the_ranks_that_are_left(tmp_path):
+    schedule = read(tmp_path, TRANSFORMER, 'plan.data=0', 'plan.tensor=2')
+    assert check_against_cluster(schedule, 8) == replace(schedule, plan=replace(schedule.plan, data=4))
+    assert check_against_cluster(read(tmp_path, TRANSFORMER), 8).plan.data == 2
+
+
+def test_degrees_and_ranks_are_told_with_their_product(tmp_path):
+    assert problems_on(read(tmp_path, TRANSFORMER), 16) == (
+        f'{tmp_path}/schedule.yaml:7: plan.data: data 2 × tensor 4 = 8 ranks, but the cluster has 16; '
+        'write data: 4, or 0 for all that tensor leaves'
+    )
+    assert problems_on(read(tmp_path, TRANSFORMER, 'plan.tensor=16', 'plan.data=0'), 8) == (
+        '--set plan.tensor=16: plan.tensor: data 1 × tensor 16 = 16 ranks, but the cluster has 8; '
+        'write a divisor of 8 as tensor: 1, 2, 4, 8'
+    )
+
+
+def test_the_batch_must_divide_by_the_ranks_that_are_left(tmp_path):
+    assert problems_on(read(tmp_path, TRANSFORMER, 'plan.data=0', 'workload.batch=36'), 32) == (
+        '--set workload.batch=36: workload.batch: 36 samples do not divide by data 8 × copies 2 = 16; '
+        'write a multiple of 16, e.g. 32'
+    )
+
+
+def test_a_slow_rank_must_be_there(tmp_path):
+    text = TRANSFORMER.replace('ascend910a-8', '{profile: ascend910a-8, slow: {7: 0.5, 8: 0.5}}')
+    assert problems_on(read(tmp_path, text), 8) == (
+        f'{tmp_path}/schedule.yaml:2: cluster.slow.8: there is no rank 8; write a rank below 8'
+    )
