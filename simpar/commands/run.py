@@ -45,7 +45,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
     if options.trace:
         from simpar.kineto import write_kineto
 
-        library = case.cluster.profile.library.name
+        library = case.cluster.profile.library.name.lower()
         paths = write_kineto(options.trace, prediction.trace, costs=prediction.costs, library=library)
         written += [str(path) for path in paths]
     if options.save:

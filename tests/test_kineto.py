@@ -1,0 +1,195 @@
+"""Kineto files: what readers rely on, the same bytes every time, and the overlap that HTA computes from them."""
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
+
+from simpar.engine import simulate
+from simpar.files import write_whole
+from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
+from simpar.metrics import metrics
+
+HTA = Path(__file__).parent / 'recorded' / 'hta'
+RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
+PROGRAM = worked_program()
+COSTS = worked_costs(PROGRAM)
+
+
+def redo():
+    """The script that makes the traces that HTA was asked about."""
+    spec = importlib.util.spec_from_file_location('redo', HTA / 'redo.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def worked(**costs):
+    return simulate(PROGRAM, worked_costs(PROGRAM, **costs), steps=2)
+
+
+@pytest.mark.parametrize('times', ['overlap in percent', 'overlap in percent, times rounded to microseconds'])
+@pytest.mark.parametrize('case', redo().CASES)
+def test_overlap_equals_what_hta_computes(case, times):
+    """HTA 0.5.0's get_comm_comp_overlap on our files, recorded by tests/recorded/hta/redo.py; it covers all steps."""
+    trace = redo().trace_of(case)
+    whole = metrics(trace).whole
+    for rank, percent in RECORDED[times][case].items():
+        lane = trace.lanes[trace.lane_of_rank[int(rank)]]
+        assert 100 * whole.rank(lane.rank).overlap == pytest.approx(percent, rel=1e-3)
+
+
+def test_files_of_a_rank_are_found_by_hta_and_the_merged_one_is_not(tmp_path):
+    paths = write_kineto(tmp_path, worked(), costs=COSTS)
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
+        'rank0.json', 'rank1.json', 'merged/all_ranks.json',
+    ]  # fmt: skip
+    assert sorted(name for name in os.listdir(tmp_path) if name.endswith('.json')) == ['rank0.json', 'rank1.json']
+    for rank in (0, 1):
+        lines = paths[rank].read_text(encoding='utf-8').splitlines()
+        found = [match.group(1) for line in lines if (match := re.search(r'"rank":\s+(\d+)', line))]
+        assert found == [str(rank)]
+
+
+def test_a_file_is_what_torch_writes():
+    """The keys of a trace of torch.profiler 2.13 that readers use."""
+    trace = worked()
+    kernels = [event for event in events(trace, [1], Style()) if event.get('cat') == 'kernel']
+    assert len(kernels) == 2 * 19
+    first, reduce = kernels[:2]
+    assert (first['name'], first['ts'], first['dur']) == ('FA.c0', 0.125e6, 4e6)
+    assert reduce['name'] == 'ncclDevKernel_AllReduce RA.c0'
+    assert reduce['args'] | {'op': 'RA', 'phase': 'F', 'micro-batch': 0, 'copy': 0, 'waited us': 0.0} == {
+        'device': 1, 'stream': 8, 'correlation': 2, 'op': 'RA', 'phase': 'F', 'micro-batch': 0, 'copy': 0,
+        'Collective name': 'all_reduce', 'In msg nelems': 16, 'Out msg nelems': 16, 'dtype': 'Float', 'Group size': 2,
+        'Process Group Name': 'tp', 'Process Group Ranks': '[0, 1]', 'waited us': 0.0,
+    }  # fmt: skip
+    assert {event['args']['stream'] for event in kernels} == {7, 8}
+
+
+@pytest.mark.parametrize(('library', 'pattern'), [('nccl', '^nccl.*Kernel'), ('hccl', '^hccl'), ('gloo', '^gloo')])
+def test_communication_kernels_are_named_by_the_library(library, pattern):
+    kernels = [event for event in events(worked(), [0], Style(library=library)) if event.get('cat') == 'kernel']
+    for kernel in kernels:
+        assert bool(re.match(pattern, kernel['name'])) == (kernel['args']['stream'] == 8)
+
+
+def test_a_wait_for_peers_belongs_to_the_kernel():
+    """On the page with rank 1 at half speed: RA.0 arrives on rank 0 at 4.125, starts at 8.125, ends at 12.125."""
+    kernels = [event for event in events(worked(slow={1: 0.5}), [0], Style()) if event.get('cat') == 'kernel']
+    reduce = kernels[1]
+    assert (reduce['ts'], reduce['dur'], reduce['args']['waited us']) == (4.125e6, 8e6, 4e6)
+
+
+def test_slices_of_a_thread_never_overlap_partly(tmp_path):
+    """Perfetto refuses such tracks."""
+    trace = redo().trace_of('random-3-slow-rank')
+    for path in write_kineto(tmp_path, trace):
+        threads = {}
+        for event in json.loads(path.read_text(encoding='utf-8'))['traceEvents']:
+            if event['ph'] == 'X':
+                ends = round((event['ts'] + event['dur']) * 1000)
+                threads.setdefault((event['pid'], event['tid']), []).append((round(event['ts'] * 1000), ends))
+        for spans in threads.values():
+            spans.sort()
+            assert all(following[0] >= span[1] for span, following in itertools.pairwise(spans))
+
+
+def test_steps_are_annotated_and_an_empty_one_is_last_for_hta():
+    steps = [event for event in events(worked(), [0], Style(for_hta=True)) if event.get('cat') == 'user_annotation']
+    assert [(step['name'], step['dur']) for step in steps] == [
+        ('ProfilerStep#1', 56.125e6), ('ProfilerStep#2', 56e6), ('ProfilerStep#3', 0.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize('costs', [COSTS, None])
+def test_every_kernel_has_one_launch_before_it_for_hta(costs):
+    found = list(events(worked(), [0], Style(for_hta=True), costs))
+    launches = {event['args']['correlation']: event for event in found if event.get('cat') == 'cuda_runtime'}
+    kernels = {event['args']['correlation']: event for event in found if event.get('cat') == 'kernel'}
+    assert launches.keys() == kernels.keys()
+    for correlation, launch in launches.items():
+        assert launch['ts'] + launch['dur'] <= kernels[correlation]['ts']
+
+
+def test_arrows_join_needs_across_streams():
+    found = list(events(worked(), [0], Style()))
+    begins = {event['id']: event for event in found if event['ph'] == 's'}
+    ends = {event['id']: event for event in found if event['ph'] == 'f'}
+    assert begins.keys() == ends.keys()
+    assert all(begins[arrow]['tid'] != ends[arrow]['tid'] for arrow in begins)
+    assert all(begins[arrow]['ts'] <= ends[arrow]['ts'] for arrow in begins)
+    # on the page: RA RA RB RB GB GB need an op of the compute stream; FB FB L L WA WA one of the other
+    assert len(begins) == 12
+    assert len([event for event in events(worked(), [0], Style(most_arrows=3)) if event['ph'] == 's']) == 3
+
+
+def test_prediction_and_measurement_stand_side_by_side(tmp_path):
+    trace = worked()
+    paths = write_kineto(tmp_path, trace, measured=replace(trace, origin='measured'), most_ranks=1)
+    merged = json.loads(paths[-1].read_text(encoding='utf-8'))['traceEvents']
+    names = {event['pid']: event['args']['name'] for event in merged if event['name'] == 'process_name'}
+    assert names == {0: 'rank 0 (measured)', 1000: 'rank 0 (predicted)'}
+    assert len(paths) == 2
+
+
+def test_use_of_a_link_on_the_page():
+    """A, demand 1, transfers 3 s of its 4.5; B, demand 1/2, 3 s of its 4.5 from second 2 on."""
+    program = shared_link_program()
+    costs = shared_link_costs(program)
+    counters = list(link_counters(simulate(program, costs, steps=1), costs))
+    assert {event['name'] for event in counters} == {'link wire'}
+    assert [(event['ts'] / 1e6, event['args']['use']) for event in counters] == [
+        (0.0, pytest.approx(2 / 3, abs=1e-6)), (2.0, pytest.approx(1.0)),
+        (4.5, pytest.approx(1 / 3, abs=1e-6)), (6.5, 0.0),
+    ]  # fmt: skip
+
+
+def test_ranks_that_differ_come_first():
+    trace = redo().trace_of('random-3-slow-rank')
+    assert chosen_ranks(trace, 8) == [0, 1, 2, 3]
+    folded = worked()
+    assert chosen_ranks(folded, 1) == [0]
+    assert chosen_ranks(replace(folded, lane_of_rank=folded.lane_of_rank), 2) == [0, 1]
+
+
+def test_the_same_bytes_whatever_the_hash_seed(tmp_path):
+    script = (
+        'import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);'
+        'from worked import *; from simpar.engine import simulate; from simpar.kineto import write_kineto;'
+        'p = worked_program(); c = worked_costs(p, {1: 0.5});'
+        't = simulate(p, c); write_kineto(Path(sys.argv[2]), t, costs=c, measured=t)'
+    )
+    contents = []
+    for seed in ('0', '1'):
+        folder = tmp_path / seed
+        command = [sys.executable, '-c', script, str(Path(__file__).parent), str(folder)]
+        subprocess.run(command, check=True, env={**os.environ, 'PYTHONHASHSEED': seed})
+        contents.append({path.name: path.read_bytes() for path in folder.rglob('*.json')})
+    assert len(contents[0]) == 3
+    assert contents[0] == contents[1]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / 'trace.json'
+    write_whole(path, 'old')
+    monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('no space left')))
+    with pytest.raises(OSError, match='no space left'):
+        write_whole(path, 'new')
+    assert path.read_text() == 'old'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
+    path, other = tmp_path / 'trace.json', tmp_path / 'other.json'
+    write_whole(path, b'new')
+    other.write_text('new')
+    assert path.stat().st_mode == other.stat().st_mode
