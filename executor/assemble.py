@@ -48,7 +48,7 @@ def assemble_run(
         parameters=_whole(program, [outcome.parameters for outcome in outcomes]),
         gradients=_whole(program, [outcome.gradients for outcome in outcomes]),
         trace=trace,
-        notes=notes,
+        notes=tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes)))),
     )
 
 
@@ -84,14 +84,14 @@ def _keyed(
     role = program.role(rank)
     if stream not in role.streams:
         return []
-    found = []
+    found: list[tuple[tuple[int, ...], int]] = []
     for slot in np.flatnonzero(role.stream == role.streams.index(stream)).tolist():
         op = program.op(role, slot)
         if op.kind == 'compute' or op.partition != partition:
             continue
         peer = group[(group.index(rank) + op.peer) % len(group)]
-        key = {'send': (rank, peer), 'recv': (peer, rank)}.get(op.kind, ())
-        found.append((key, slot))
+        ways: dict[str, tuple[int, ...]] = {'send': (rank, peer), 'recv': (peer, rank)}
+        found.append((ways.get(op.kind, ()), slot))
     return found
 
 

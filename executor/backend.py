@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from executor import lab
 from executor.assemble import Execution, assemble_run
+from executor.faults import Fault
 from executor.net import Net
 from executor.process import Setup, main
 from executor.rank import INIT_TIMEOUT, Compute, Outcome, Request
-from executor.streams import Fault
 from executor.validate import validate
 from executor.watchdog import Failure, Status, death, explain
 from simpar.cost.costs import Costs
@@ -63,6 +63,8 @@ class Pool:
                 setup = Setup(
                     rank=rank,
                     world=world,
+                    environment=dict(os.environ),
+                    directory=os.getcwd(),
                     folder=self._folder,
                     net=self.net,
                     timeout=timeout,
@@ -109,10 +111,6 @@ class Pool:
         communication before computation on the same core.
         Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
         """
-        if not self._children:
-            raise RunFailed('the pool is closed')
-        if compute == 'emulated' and costs is None:
-            raise ValueError('emulated compute needs costs')
         request = Request(
             compute=compute,
             costs=costs,
@@ -123,13 +121,19 @@ class Pool:
             favour=favour,
             faults=tuple(faults),
         )
+        return self.perform(program, request)
+
+    def perform(self, program: Program, request: Request) -> Execution:
+        """Run a program as a request says; see ``run``."""
+        if not self._children:
+            raise RunFailed('the pool is closed')
         try:
             self._load(program)
             outcomes = self._run(program, request)
         except BaseException:
             self.close()
             raise
-        return assemble_run(program, outcomes, compute, self.notes)
+        return assemble_run(program, outcomes, request.compute, self.notes)
 
     def cut(self, rank: int) -> None:
         """Take a rank's cable out (lab only); what the run in progress makes of it is a failure."""

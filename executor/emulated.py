@@ -33,7 +33,7 @@ class EmulatedMachine:
         self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
         self._speed = float(costs.rank_speed[rank])
         self._group = {name: partition.place(rank)[0] for name, partition in program.partitions.items()}
-        hosts = costs.host[role.op_class].tolist()
+        hosts: list[float] = costs.host[role.op_class].tolist()
         self._issued = list(accumulate(hosts))
         self._period = sum(hosts)
         self._begin = 0.0

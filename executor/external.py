@@ -107,6 +107,7 @@ class _External:
     def _watch(self, streams: Streams) -> None:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
+        self._report([])
         while not streams.wait(BEAT):
             now = self._status.finished()
             if now != finished:
@@ -153,16 +154,16 @@ class _External:
             if self._store.check([f'simpar/failures/{rank}']):
                 found = json.loads(self._store.get(f'simpar/failures/{rank}'))
                 failures += [Failure(**failure) for failure in found]
-        return explain(self._program, self._status, dead, failures, self._timeout)
+        explained = explain(self._program, self._status, dead, failures, self._timeout)
+        alive = min(rank for rank in range(self._program.world) if rank not in dead)
+        return explained if self._rank == alive else explained.splitlines()[0]
 
 
 def _store(launch: Launch) -> Store:
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
     serve = launch.rank == 0 and not launch.served
     try:
-        return dist.TCPStore(
-            launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False
-        )
+        return dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
     except (RuntimeError, OSError) as error:
         text = str(error).splitlines()[0]
         if serve and ('EADDRINUSE' in text or 'in use' in text):
@@ -174,6 +175,7 @@ def _packed(outcome: Outcome) -> bytes:
     content = {
         'arrive': torch.from_numpy(outcome.arrive_KS),
         'end': torch.from_numpy(outcome.end_KS),
+        'notes': list(outcome.notes),
         'losses': outcome.losses,
         'parameters': outcome.parameters,
         'gradients': outcome.gradients,
@@ -188,6 +190,7 @@ def _unpacked(content: bytes) -> Outcome:
     return Outcome(
         arrive_KS=found['arrive'].numpy(),
         end_KS=found['end'].numpy(),
+        notes=tuple(found['notes']),
         losses=found['losses'],
         parameters=found['parameters'],
         gradients=found['gradients'],

@@ -1,4 +1,4 @@
-"""The executor's command line."""
+"""The executor's command line: ``python -m executor [VERB] JOB ...``; without a verb, it runs the job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,83 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from executor.net import USAGE, Net, parse_net
-from executor.streams_faults import Fault
+from executor.faults import parse_fault
+from executor.net import Net, parse_net
 from simpar.units import parse
 
+VERBS: Final = {
+    'run': 'run a schedule for some steps, one process a rank',
+    'numerics': 'train in process and compare with the unsharded model',
+}
 DTYPES: Final = ('fp64', 'fp32', 'fp16', 'bf16')
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog='python -m executor',
+        description='Run schedules for real, with torch.distributed. Starts its ranks itself, or is one of the ranks '
+        'that torchrun, srun, mpirun or msrun start.',
+        allow_abbrev=False,
+    )
+    verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
+    for name, text in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        verb.add_argument('job', metavar='JOB', help='schedule.yaml')
+        verb.add_argument(
+            '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
+        )
+        verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
+        verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+        _ARGUMENTS[name](verb)
+    return top
+
+
+def _run(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--nproc', type=_positive, metavar='N', help='start so many ranks; must be what the job needs')
+    verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
+    verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
+    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    verb.add_argument(
+        '--timeout', type=_time, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
+    )
+    verb.add_argument('--dtype', choices=DTYPES, default='', help='in place of every floating dtype of the job')
+    verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
+    verb.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
+    verb.add_argument('--save', type=Path, metavar='JSON', help='write the trace for `simpar compare`')
+    verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
+    verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
+
+
+def _numerics(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--steps', type=_positive, default=2, metavar='N', help='steps (default: 2)')
+
+
+_ARGUMENTS: Final = {'run': _run, 'numerics': _numerics}
+
+
+def with_verb(arguments: list[str]) -> list[str]:
+    """The arguments, ``run`` put before them where they begin with a job."""
+    first = arguments[0] if arguments else '--help'
+    return arguments if first in VERBS or first.startswith('-') else ['run', *arguments]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
+    return number
+
+
+def _time(text: str) -> float:
+    try:
+        return parse(text, 'time')
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _net(text: str) -> Net:
+    try:
+        return parse_net(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -33,12 +33,14 @@ LOOPBACK: Final = '127.0.0.1'
 class Setup:
     """What a rank must know before anything else.
 
-    Arguments: ``folder`` of this pool, for what outlives a rank; ``port`` of rank 0's store, 0 for any; ``threads``
-    that a kernel uses; ``pinned``: to one core.
+    Arguments: ``environment`` and ``directory`` of the parent; ``folder`` of this pool, for what outlives a rank;
+    ``port`` of rank 0's store, 0 for any; ``threads`` that a kernel uses; ``pinned``: to one core.
     """
 
     rank: int
     world: int
+    environment: dict[str, str]
+    directory: str
     folder: Path
     net: Net
     timeout: float
@@ -99,7 +101,11 @@ class _Talk:
 
 
 def _isolate(setup: Setup) -> None:
-    """Ctrl-C is the parent's to deal with; what C++ libraries print goes to a file that the parent can read."""
+    """The parent's environment, not that of the server that forks; Ctrl-C is the parent's to deal with; what C++
+    libraries print goes to a file that the parent can read."""
+    os.environ.clear()
+    os.environ.update(setup.environment)
+    os.chdir(setup.directory)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stderr = os.open(setup.folder / f'stderr{setup.rank}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stderr, 2)
@@ -171,8 +177,8 @@ def _store(setup: Setup, talk: _Talk, host: str) -> dist.Store:
     if setup.rank == 0:
         try:
             store = dist.TCPStore(host, setup.port, is_master=True, timeout=timeout, wait_for_workers=False)
-        except (RuntimeError, OSError):
-            if not setup.port:
+        except (RuntimeError, OSError) as error:
+            if not setup.port or 'EADDRINUSE' not in str(error):
                 raise
             store = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
         talk.say('port', store.port)

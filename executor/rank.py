@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,10 @@ import torch.distributed as dist
 from executor.clock import Clock
 from executor.collectives import Channel
 from executor.emulated import EmulatedMachine
+from executor.faults import Fault
 from executor.net import Link, Net
 from executor.real import Part, RealMachine
-from executor.streams import Fault, Streams
+from executor.streams import Streams
 from executor.tensors import TORCH
 from executor.validate import communicators
 from executor.watchdog import Status
@@ -47,14 +49,19 @@ class Request:
     favour: bool = False
     faults: tuple[Fault, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.compute == 'emulated' and self.costs is None:
+            raise ValueError('emulated compute needs costs')
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a rank saw: times since the program began, shape [steps, slots]; its pieces of losses, parameters and
-    gradients."""
+    gradients; ``notes``, what was logged on the way."""
 
     arrive_KS: Times
     end_KS: Times
+    notes: tuple[str, ...] = ()
     losses: list[dict[Part, torch.Tensor]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -144,7 +151,9 @@ class Rank:
         Arguments: ``agree`` is called when this rank is ready, and gives the moment at which all begin; ``watch``
         returns when all streams are through, and raises otherwise.
         """
-        machine = self._machine(program, request)
+        log = _Log()
+        with log:
+            machine = self._machine(program, request)
         channels = self._channels[program.hash]
         streams = Streams(
             program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
@@ -159,6 +168,7 @@ class Rank:
         return Outcome(
             arrive_KS=streams.arrive_KS - begin,
             end_KS=streams.end_KS - begin,
+            notes=tuple(log.lines),
             losses=real.losses if real else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
@@ -168,6 +178,23 @@ class Rank:
         if request.compute == 'real':
             dtype = TORCH[request.dtype] if request.dtype else None
             return RealMachine(program, self.rank, request.steps, request.seed, dtype, self._clock, self._link)
-        if request.costs is None:
-            raise RunFailed('emulated compute needs costs')
-        return EmulatedMachine(program, request.costs, self.rank, self._clock, self._link)
+        costs = cast('Costs', request.costs)
+        return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
+
+
+class _Log(logging.Handler):
+    """Collects what the executor's modules have to say while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._logger = logging.getLogger('executor')
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> None:
+        self._logger.addHandler(self)
+
+    def __exit__(self, *error: object) -> None:
+        self._logger.removeHandler(self)

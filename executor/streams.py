@@ -11,11 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from executor.collectives import Channel
+from executor.faults import Fault
 from executor.machine import Machine, Work
 from executor.scheduling import favour_communication, yield_to_communication
 from executor.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status
@@ -24,17 +25,6 @@ from simpar.trace import Times
 
 Channels = Mapping[tuple[str, str], Channel]
 """(partition, stream) → the rank's channel there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that goes wrong on purpose, in tests: ``kill`` or ``stall`` a rank as it comes to an op, or ``resize``
-    the op's message."""
-
-    kind: str
-    rank: int
-    action: str
-    step: int = 0
 
 
 class Cancelled(Exception):
@@ -205,8 +195,8 @@ def _nanoseconds() -> int:
 
 
 def _in_short(error: Exception) -> str:
-    """The first line of an error, without the place in gloo's source."""
-    text = str(error).splitlines()[0] if str(error) else ''
+    """The first sentence of an error, without the place in gloo's source."""
+    text = str(error).splitlines()[0].partition('. ')[0] if str(error) else ''
     _, bracket, rest = text.partition('] ')
     text = rest if bracket and text.startswith('[') else text
     return text if isinstance(error, RuntimeError) else f'{type(error).__name__}: {text}'

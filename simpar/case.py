@@ -67,9 +67,7 @@ def case_of(schedule: Schedule) -> Case:
 def _one(schedule: Schedule) -> Case:
     hardware = cluster_of(schedule)
     fitted = check_against_cluster(schedule, hardware.world)
-    return Case(
-        schedule=schedule, cluster=hardware, program=lower(fitted.workload, fitted.plan, hardware.world)
-    )
+    return Case(schedule=schedule, cluster=hardware, program=lower(fitted.workload, fitted.plan, hardware.world))
 
 
 def cluster_of(schedule: Schedule) -> Cluster:

@@ -292,9 +292,9 @@ def _compute_details(path: CriticalPath) -> str:
             seconds[name] = seconds.get(name, 0.0) + segment.seconds
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
     whole = path.end - path.begin
-    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED]]
-    more = len(ranked) - _NAMED
-    return f' ({", ".join(named)}{f", {more} more" if more > 0 else ""})'
+    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED] if value >= 0.005 * whole]
+    more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
+    return f' ({", ".join(named + more)})' if named else ''
 
 
 def _on_rank(path: CriticalPath) -> str:

@@ -1,13 +1,13 @@
 """Every way in which simpar says no, with the exit code that the command line gives it.
 
-    SimparError
-    ├── ScheduleError     2  the user's file is wrong: a list of problems, each with file:line
-    │   └── ProfileError  2  a hardware profile is wrong
-    ├── Infeasible        3  the plan cannot be on this cluster
-    ├── Deadlock          3  the program cannot finish; draws what every stream waits for
-    ├── OutsideTolerance  4  prediction and measurement differ by more than asked
-    ├── RunFailed         5  a real run broke: rank, op and peer named
-    └── NumericsWrong     6  losses, gradients or parameters differ from the reference
+SimparError
+├── ScheduleError     2  the user's file is wrong: a list of problems, each with file:line
+│   └── ProfileError  2  a hardware profile is wrong
+├── Infeasible        3  the plan cannot be on this cluster
+├── Deadlock          3  the program cannot finish; draws what every stream waits for
+├── OutsideTolerance  4  prediction and measurement differ by more than asked
+├── RunFailed         5  a real run broke: rank, op and peer named
+└── NumericsWrong     6  losses, gradients or parameters differ from the reference
 """
 
 from __future__ import annotations

@@ -103,6 +103,9 @@ def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
     for level, link in enumerate(links):
         if 0 < link.devices < 2:
             yield Complaint(('links', level, 'devices'), 'a link of one device', 'write 2 or more, or 0 for all')
+        for members in link.algorithm:
+            if members < 2:
+                yield Complaint(('links', level, 'algorithm', members), 'a group of fewer than 2', 'write 2 or more')
         if link.name in {other.name for other in links[:level]}:
             yield Complaint(('links', level, 'name'), f'a second link {link.name!r}', 'give each its own name')
         if level == 0:

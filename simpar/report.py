@@ -90,7 +90,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
 
 def grades_line(prediction: Prediction) -> str:
     """How well the numbers behind the answer are known."""
-    shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share > 0]
+    shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share >= 0.0005]
     return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
 
@@ -163,6 +163,7 @@ def _window(window: StepMetrics) -> dict[str, Any]:
         'idle': window.idle,
         'bubble': window.bubble,
         'overlap': _finite(window.overlap),
+        'exposed_by': _exposed_by(window),
         'ranks': [_rank(rank) for rank in window.ranks],
     }
 

@@ -125,7 +125,11 @@ class Workload:
 
     model: Annotated[
         Network | Transformer,
-        OneOf(hoist=True, transformer=Transformer, network=Annotated[Network, Short('layers')]),
+        OneOf(
+            hoist=True,
+            transformer=Transformer,
+            network=Annotated[Network, Short('layers', 'layers, as a list, or a mapping of these')],
+        ),
         Field(alias=MODEL),
     ]
     batch: Annotated[Size, Field(description='samples in a step, over all ranks; a multiple of data × copies')]
@@ -133,7 +137,9 @@ class Workload:
         Literal['cross-entropy', 'mse'], Field(description='mean over the samples of a copy; mse for a network only')
     ] = 'cross-entropy'
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
-    optimizer: Annotated[Sgd | Adam, OneOf(sgd=Sgd, adam=Adam), Field(description='updates the weights')] = Sgd()
+    optimizer: Annotated[
+        Sgd | Adam, OneOf(sgd=Sgd, adam=Adam), Field(description='what updates the weights; sgd unless given')
+    ] = Sgd()
     data: Annotated[
         Literal['random', 'mnist'],
         Field(

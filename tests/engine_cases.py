@@ -131,7 +131,8 @@ def make_costs(rng: Random, program: Program, links: str, grain: float) -> Costs
     for index, op in enumerate(program.op_classes):
         if op.kind in ('collective', 'send'):
             groups = len(program.partitions[op.partition].groups_GP)
-            communication[index] = make_communication(rng, groups, len(names), links, seconds(4), seconds(20))
+            isolated = [(seconds(4), seconds(20)) for _ in range(groups if rng.random() < 0.1 else 1)]
+            communication[index] = make_communication(rng, groups, len(names), links, isolated)
     count = len(program.op_classes)
     speed = np.ones(program.world)
     if rng.random() < 0.3:
@@ -150,23 +151,19 @@ def make_costs(rng: Random, program: Program, links: str, grain: float) -> Costs
     )
 
 
-def make_communication(rng, groups, links, kind, alpha, transfer):
-    """The cost of an op class in each group of its partition."""
+def make_communication(rng, groups, links, kind, isolated):
+    """The cost of an op class in each group of its partition; ``isolated``: (alpha, transfer) of groups, in turn."""
 
     def demands(over):
         return tuple((link, rng.randint(1, 1024) / 1024) for link in sorted(over))
 
-    if not links:
-        return (Communication(alpha, transfer),) * groups
-    if kind == 'any':
-        own = [demands(rng.sample(range(links), rng.randint(0, links))) for _ in range(groups)]
-        return tuple(Communication(alpha, transfer, load) for load in own)
-    shape = rng.choice(['one', 'all', 'each', 'half'])
-    share = rng.randint(1, 1024) / 1024
-    over = {
-        'one': lambda _: [0],
-        'all': lambda _: range(links),
-        'each': lambda g: [g % links],
-        'half': lambda g: [g % 2 % links],
-    }
-    return tuple(Communication(alpha, transfer, tuple((link, share) for link in over[shape](g))) for g in range(groups))
+    shape, share = rng.choice(['one', 'all', 'each', 'half']), rng.randint(1, 1024) / 1024
+    costs = []
+    for group in range(groups):
+        if kind == 'any':
+            load = demands(rng.sample(range(links), rng.randint(0, links)))
+        else:
+            over = {'one': [0], 'all': range(links), 'each': [group % max(links, 1)], 'half': [group % 2]}[shape]
+            load = tuple((link, share) for link in over if link < links)
+        costs.append(Communication(*isolated[group % len(isolated)], load))
+    return tuple(costs)

@@ -11,7 +11,7 @@ from simpar.errors import ScheduleError
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import data  # noqa: E402
+from executor import data
 
 pytestmark = pytest.mark.torch
 

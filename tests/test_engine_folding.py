@@ -9,6 +9,7 @@ from worked import worked_costs, worked_program
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
+from simpar.engine.lanes import fold
 from simpar.program import OpClass, Program, grid
 
 
@@ -80,6 +81,12 @@ def test_groups_with_links_of_their_own_are_still_one_lane():
     trace = simulate(*mesh(demand=lambda group: (group, 1.0)), steps=1)
     assert trace.lane_of_rank.tolist() == [0] * 8
     assert trace.cold_step == 4 + 3 + 4 + 1
+
+
+def test_links_that_are_loaded_alike_are_one_link_too():
+    program, costs = mesh(demand=lambda group: (group, 1.0))
+    assert fold(program, costs).load(op_class=1, groups=(0, 1)) == ((0, 1.0),)
+    assert fold(program, costs, unfold=True).load(op_class=1, groups=(0, 1)) == ((0, 1.0), (1, 1.0))
 
 
 def test_groups_that_load_links_differently_are_lanes_of_their_own():

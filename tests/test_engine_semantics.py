@@ -31,7 +31,7 @@ def program_of(*roles, carry=()):
     return Program(tuple(made), role_of_rank, BOTH, tuple(op(name) for name in names), ())
 
 
-def run(program, seconds, *, steps=1, host=0.0, beside=(1.0, 1.0), links=(), **more):
+def run(program, seconds, *, steps=1, host=0.0, beside=(1.0, 1.0), links=(), observe=None, **more):
     """Spans (arrive, start, end) by rank and slot; ``seconds``: of compute, or (alpha, transfer)."""
     op_classes = program.op_classes
     communication = {
@@ -48,7 +48,7 @@ def run(program, seconds, *, steps=1, host=0.0, beside=(1.0, 1.0), links=(), **m
         links=('wire',) if links else (),
         **{'rank_speed': np.ones(program.world), **more},
     )
-    trace = simulate(program, costs, steps=steps)
+    trace = simulate(program, costs, steps=steps, observe=observe)
     return [[span[-3:] for step in range(steps) for span in trace.spans(rank, step)] for rank in range(program.world)]
 
 
@@ -90,6 +90,14 @@ def test_ops_that_take_no_time_take_no_time_and_slow_nothing():
     program = program_of([('work', 'other'), ('a', 'compute'), ('C', 'communication', [1]), ('b', 'compute', [2])])
     spans = run(program, {'work': 2, 'a': 0, 'C': (0, 0), 'b': 0}, beside=(0.5, 0.5))[0]
     assert spans == [(0, 0, 2), (0, 0, 0), (0, 0, 0), (0, 0, 0)]
+
+
+def test_speeds_are_solved_once_all_of_an_instant_has_happened():
+    program = program_of([('C1', 'communication'), ('a', 'compute'), ('z', 'other', [1]), ('C2', 'compute', [2])])
+    times = []
+    seconds = {'C1': (0, 9), 'a': 1, 'z': 0, 'C2': (0, 1)}
+    run(program, seconds, beside=(0.5, 0.5), observe=lambda time, _: times.append(time))
+    assert times == [0, 2], 'at 2, a ends, z passes and C2 begins'
 
 
 def test_ten_thousand_ops_of_no_time_are_no_deep_recursion():

@@ -9,7 +9,16 @@ import pytest
 from simpar import profiles
 from simpar.errors import ProfileError
 from simpar.hardware import GRADES, Figure, worst
-from simpar.profiles import COLUMNS, cluster, load_profile, profile_folder, profile_names, profile_path, read_table, shaped
+from simpar.profiles import (
+    COLUMNS,
+    cluster,
+    load_profile,
+    profile_folder,
+    profile_names,
+    profile_path,
+    read_table,
+    shaped,
+)
 
 NAMES = ['a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'cpu-gloo', 'h100-sxm-8', 'h200-sxm-8']
 
@@ -167,7 +176,7 @@ BROKEN = {
     'bare number': ('value: 8 GB', 'value: 8', 'device.memory.size.value: not a quantity of size'),
     'wrong kind of unit': ('value: 8 GB', 'value: 8 GB/s', 'device.memory.size.value: unknown unit'),
     'no unit of rates': ('value: 2.3 GB/s', 'value: 2.3 GBps', 'bandwidth.value: unknown unit'),
-    'nothing a second': ('value: 2.3 GB/s', 'value: 0 GB/s', 'bandwidth.value'),
+    'nothing a second': ('value: 2.3 GB/s', 'value: 0 GB/s', 'bandwidth.value: a rate of nothing'),
     'negative time': ('value: 150 us', 'value: -150 us', 'latency.value: not a quantity of time'),
     'share above one': ('value: 0.7,', 'value: 1.7,', 'memory.share.value: too large'),
     'share of nothing': ('value: 0.7,', 'value: 0,', 'memory.share.value: too small'),
@@ -178,19 +187,19 @@ BROKEN = {
     'unknown grade': ('machine", grade: estimate', 'machine", grade: guess', 'size.grade: unknown value'),
     'unknown key': ('devices: 2\n', 'devices: 2\ncolour: red\n', 'colour: unknown key'),
     'misspelt key': ('library:', 'librray:', 'librray: unknown key'),
-    'key twice': ('devices: 2\n', 'devices: 2\ndevices: 3\n', 'devices'),
+    'key twice': ('devices: 2\n', 'devices: 2\ndevices: 3\n', "'devices' is given twice"),
     'missing part': ('  across: flat\n', '', 'library.across: missing'),
     'unknown way across': ('across: flat', 'across: round', 'library.across: unknown value'),
     'no devices': ('devices: 2\n', 'devices: 0\n', 'devices: too small'),
     'half a device': ('devices: 2\n', 'devices: 1.5\n', 'devices: not an integer'),
-    'another format': ('format: 1', 'format: 2', 'format: '),
-    'unknown dtype': ('    fp32: {value: 80', '    fp31: {value: 80', 'device.vector.fp31'),
+    'another format': ('format: 1', 'format: 2', 'format: unknown value'),
+    'unknown dtype': ('    fp32: {value: 80', '    fp31: {value: 80', 'device.vector.fp31: unknown key'),
     'unknown algorithm': ('{2: ring}', '{2: rings}', 'algorithm.2: unknown value'),
-    'algorithm of one': ('{2: ring}', '{1: ring}', 'algorithm.1'),
-    'no algorithm': ('{2: ring}', '{}', 'algorithm'),
+    'algorithm of one': ('{2: ring}', '{1: ring}', 'links.0.algorithm.1: a group of fewer than 2'),
+    'no algorithm': ('{2: ring}', '{}', 'links.0.algorithm: too short'),
     'unknown per': ('per: device', 'per: rack', 'links.0.per: unknown value'),
     'a link of one': ('devices: 0', 'devices: 1', 'links.0.devices: a link of one device'),
-    'no links': ('links:\n', 'links: []\nlinks_off:\n', 'links_off: unknown key'),
+    'no links': ('links:\n', 'links: []\nlinks_off:\n', 'links: too short'),
     'waiting in words': ('waiting: false', 'waiting: maybe', 'slow_down.waiting: not true or false'),
     'mode without a time': ('mode: eager', 'mode: graph', 'host.mode: graph has no time in issue'),
     'unknown mode': ('mode: eager', 'mode: lazy', 'host.mode: unknown value'),
@@ -199,7 +208,7 @@ BROKEN = {
     'unknown table': ('format: 1\n', TABLE.replace('matmul', 'softmax'), 'tables.softmax: unknown key'),
     'table without source': ('format: 1\n', TABLE.replace('source: "a test", ', ''), 'tables.matmul.source: missing'),
     'not YAML': ('devices: 2\n', 'devices: [2\n', 'not YAML'),
-    'a list': ('format: 1', '- format: 1', ''),
+    'a list': ('format: 1', '- format: 1', 'not YAML'),
 }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from simpar.program import OpClass, ProgramBuilder, Tensor
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.kernels import KERNELS, Context, kernel  # noqa: E402
-from executor.kernels.bound import bind  # noqa: E402
+from executor.kernels import KERNELS, Context, kernel
+from executor.kernels.bound import bind
 
 pytestmark = pytest.mark.torch
 functional = torch.nn.functional

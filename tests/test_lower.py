@@ -126,6 +126,15 @@ def test_what_does_not_divide_stays_whole_and_says_so():
     assert program.local_shape(program.tensor['dense0.weight']) == (10, 8)
 
 
+def test_a_sequence_that_does_not_divide_stays_whole():
+    odd = replace(GPT, model=replace(GPT.model, sequence=7))
+    program = lower(odd, Plan(tensor=2, sequence_parallel=True), 2)
+    assert program.notes == (
+        'the sequence of norms and residuals stays whole on every tensor rank: 7 is not divisible by tensor 2',
+    )
+    assert set(collectives(program)) == {('all_reduce', 'tensor', 'F'), ('all_reduce', 'tensor', 'I')}
+
+
 def test_degrees_that_do_not_fit_are_infeasible():
     with pytest.raises(Infeasible, match=re.escape('data 2 × tensor 3 = 6 ranks, but the cluster has 8')):
         lower(GPT, Plan(data=2, tensor=3), 8)

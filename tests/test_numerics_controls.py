@@ -12,7 +12,7 @@ from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.numerics import check  # noqa: E402
+from executor.numerics import check
 
 pytestmark = pytest.mark.torch
 

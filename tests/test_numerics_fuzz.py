@@ -14,8 +14,8 @@ from simpar.workload import Adam, Dense, Flatten, Network, Relu, Sgd, Transforme
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.inprocess import InProcess  # noqa: E402
-from executor.numerics import check  # noqa: E402
+from executor.inprocess import InProcess
+from executor.numerics import check
 
 pytestmark = pytest.mark.torch
 

@@ -13,10 +13,10 @@ from simpar.trace import Lane, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.inprocess import InProcess  # noqa: E402
-from executor.kernels import context  # noqa: E402
-from executor.memory import Memory  # noqa: E402
-from executor.tensors import (  # noqa: E402
+from executor.inprocess import InProcess
+from executor.kernels import context
+from executor.memory import Memory
+from executor.tensors import (
     all_gather,
     all_reduce,
     assemble,

@@ -8,9 +8,9 @@ from simpar.workload import Dense, Flatten, Network, Relu, Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import data  # noqa: E402
-from executor.inprocess import InProcess  # noqa: E402
-from executor.reference import Reference  # noqa: E402
+from executor import data
+from executor.inprocess import InProcess
+from executor.reference import Reference
 
 pytestmark = pytest.mark.torch
 STEPS = 50

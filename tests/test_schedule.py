@@ -96,6 +96,17 @@ def test_every_key_knows_its_line(tmp_path):
     assert schedule.where('workload.precision') == f'{tmp_path}/schedule.yaml:3'
 
 
+def test_every_key_gives_its_value(tmp_path):
+    schedule = read(tmp_path, NETWORK)
+    assert schedule.value('plan.copies') == 4
+    assert schedule.value('workload.network.3.dense.out') == 10
+    assert schedule.value('workload.optimizer') == {
+        'adam': {'learning_rate': 0.001, 'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-8}
+    }
+    assert schedule.value('cluster.slow.3') == 0.9
+    assert schedule.value('plan.none') is None
+
+
 # The baseline
 
 

@@ -10,14 +10,14 @@ from simpar.program import OpClass
 
 def sgd(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """gradients..., weights... → weights..."""
-    gradients, weights = _quarters(tensors, 2)
+    gradients, weights = _by_kind(tensors, 2)
     torch._foreach_add_(weights, _like(gradients, weights), alpha=-float(op.attributes['learning_rate']))
     return weights
 
 
 def adam(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """gradients..., weights..., m..., v... → weights..., m..., v...; Kingma and Ba 2014, algorithm 1."""
-    gradients, weights, m, v = _quarters(tensors, 4)
+    gradients, weights, m, v = _by_kind(tensors, 4)
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     gradients = _like(gradients, m)
     torch._foreach_lerp_(m, gradients, 1 - beta1)
@@ -32,8 +32,8 @@ def adam(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch
     return [*weights, *m, *v]
 
 
-def _quarters(tensors: list[torch.Tensor], parts: int) -> list[list[torch.Tensor]]:
-    count = len(tensors) // parts
+def _by_kind(tensors: list[torch.Tensor], kinds: int) -> list[list[torch.Tensor]]:
+    count = len(tensors) // kinds
     return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
 

@@ -101,20 +101,24 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def screen(facts: dict[str, Any]) -> str:
     """The facts for a person."""
-    lines = [f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}']
+    lines = [
+        f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}'
+    ]
     for role in facts['roles']:
         ranks = role['ranks']
         span = f'ranks {ranks[0]}-{ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'
         lines.append(f'  role {role["name"]}: {span}, {role["slots"]} ops on streams {", ".join(role["streams"])}')
     for name, groups in facts['partitions'].items():
-        shown = ' '.join('[' + ' '.join(map(str, group[:8])) + (' …' if len(group) > 8 else '') + ']' for group in groups[:SHOWN_GROUPS])
+        shown = ' '.join(
+            '[' + ' '.join(map(str, group[:8])) + (' …' if len(group) > 8 else '') + ']'
+            for group in groups[:SHOWN_GROUPS]
+        )
         more = f' and {len(groups) - SHOWN_GROUPS} more' if len(groups) > SHOWN_GROUPS else ''
         lines.append(f'  partition {name}: {shown}{more}')
     lines += ['collectives of a step:'] if facts['collectives'] else ['collectives of a step: none']
     for row in facts['collectives']:
-        lines.append(
-            f'  {row["phase"]} {row["operator"]:<15}{row["partition"]:<8}{row["count"]:>5} ×  {format_size(row["bytes"])} in all'
-        )
+        what = f'{row["phase"]} {row["operator"]:<15}{row["partition"]:<8}'
+        lines.append(f'  {what}{row["count"]:>5} ×  {format_size(row["bytes"])} in all')
     size = facts['parameters']
     lines.append(f'parameters: {format_size(size["model"])}, of which {format_size(size["rank"])} on each rank')
     lines += [f'note: {note}' for note in facts['notes']]

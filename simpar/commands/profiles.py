@@ -16,7 +16,10 @@ def command(options: argparse.Namespace) -> int:
     """Print the list, or one profile."""
     if options.name is None:
         profiles = [load_profile(name) for name in profile_names()]
-        rows = [{'name': name, 'devices': profile.devices, 'library': profile.library.name} for name, profile in zip(profile_names(), profiles, strict=True)]
+        rows = [
+            {'name': name, 'devices': profile.devices, 'library': profile.library.name}
+            for name, profile in zip(profile_names(), profiles, strict=True)
+        ]
         if options.json:
             print(json.dumps(rows))
         else:

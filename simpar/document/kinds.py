@@ -32,9 +32,9 @@ class Quantity:
             raise ValueError(f'a {self.kind} of nothing; write more than 0, e.g. {EXAMPLES[self.kind]}')
         return value
 
-    def write(self, value: float) -> str:
-        """The text that is read as exactly this value."""
-        return f'{value!r} {_SI[self.kind]}'
+    def write(self, value: Any) -> Any:
+        """The text that is read as exactly this value; what is no number, e.g. ``auto`` beside a quantity, as it is."""
+        return f'{value!r} {_SI[self.kind]}' if isinstance(value, (int, float)) else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -105,12 +105,14 @@ class OneOf:
 class Short:
     """Says in the JSON Schema that a value may be written short: what is not a mapping stands for ``{key: value}``.
 
-    Does not read it: the reader's `prepare` writes it out in full.
+    Does not read it: the reader's `prepare` writes it out in full. Arguments: ``description`` of both forms.
     """
 
     key: str
+    description: str = ''
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         full = handler(schema)
         short = handler.resolve_ref_schema(full)['properties'][self.key]
-        return {'anyOf': [short, full]}
+        told = {'description': self.description} if self.description else {}
+        return {'anyOf': [short, full], **told}

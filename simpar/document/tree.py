@@ -219,7 +219,7 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
             if tree.get(path) is None:
                 made[path] = origin
                 node[path[-1]] = {}
-            node = _enter(node, path, below, tree.shorts)
+            node, path = _enter(node, path, below, tree.shorts)
         path = (*path, _place(node, parts[-1], path))
     except Unreadable as unreadable:
         raise ScheduleError(Problem(origin, *unreadable.fault)) from None
@@ -228,16 +228,17 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
     return replace(tree, root=root, origins={**kept, **made, path: origin})
 
 
-def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> Any:
-    """The value behind the last part of a path, in the form, short or full, that has a place for the part below."""
+def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> tuple[Any, Key]:
+    """The value at the end of a path, in the form, short or full, that has a place for the part below, and its path."""
     value, name = node[path[-1]], shorts.get(path)
     if name is None:
-        return value
+        return value, path
     if isinstance(value, dict):
-        return value[name] if below.isdecimal() and isinstance(value.get(name), list) else value
+        listed = below.isdecimal() and isinstance(value.get(name), list)
+        return (value[name], (*path, name)) if listed else (value, path)
     if not (isinstance(value, list) and below.isdecimal()):
         node[path[-1]] = {name: value}
-    return node[path[-1]]
+    return node[path[-1]], path
 
 
 def _check_depth(parts: list[str]) -> None:

@@ -17,7 +17,7 @@ from simpar.program import Partition, Program
 
 Colours = list[int]
 Edges = list[list[tuple[int, float]]]
-"""For each rank or link its exchanges, each marked with the rank's place or the demand of the link."""
+"""For each rank or link its exchanges, each with the demand of the link (for a rank, 0)."""
 
 
 class Groups:
@@ -39,20 +39,18 @@ class Groups:
 class Exchange:
     """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
 
-    Arguments: ``kind``, equal for exchanges that the same op classes ask for; ``ordered``: sender first.
+    Arguments: ``kind``, equal for exchanges that the same op classes ask for.
     """
 
     kind: int
     ranks: tuple[int, ...]
-    ordered: bool
     cost: Communication
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
-        among = [ranks[rank] for rank in self.ranks]
+        among = sorted(ranks[rank] for rank in self.ranks)
         over = sorted((links[link], demand) for link, demand in self.cost.links)
-        ends = among if self.ordered else sorted(among)
-        return (self.kind, self.cost.alpha, self.cost.transfer, tuple(ends), tuple(over))
+        return (self.kind, self.cost.alpha, self.cost.transfer, tuple(among), tuple(over))
 
 
 class Lanes:
@@ -132,10 +130,10 @@ def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> lis
     for kind, ((sends, partition, peer, by_group), ranks) in enumerate(kinds.items()):
         on = groups[partition]
         if sends:
-            found += [Exchange(kind, (r, on.peer(r, peer)), True, by_group[on.group[r]]) for r in ranks]
+            found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.group[r]]) for r in ranks]
         else:
             used = dict.fromkeys(on.group[rank] for rank in ranks)
-            found += [Exchange(kind, tuple(on.members[g]), False, by_group[g]) for g in used]
+            found += [Exchange(kind, tuple(on.members[g]), by_group[g]) for g in used]
     return found
 
 
@@ -143,8 +141,8 @@ def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[
     of_rank: Edges = [[] for _ in range(program.world)]
     of_link: Edges = [[] for _ in costs.links]
     for number, exchange in enumerate(exchanges):
-        for place, rank in enumerate(exchange.ranks):
-            of_rank[rank].append((number, place if exchange.ordered else 0))
+        for rank in exchange.ranks:
+            of_rank[rank].append((number, 0))
         for link, demand in exchange.cost.links:
             of_link[link].append((number, demand))
     colours = (
@@ -160,7 +158,7 @@ def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[
 
 
 def _split(colours: Colours, edges: Edges, exchanged: Colours) -> Colours:
-    own = (tuple(sorted((exchanged[exchange], mark) for exchange, mark in mine)) for mine in edges)
+    own = (tuple(sorted((exchanged[exchange], demand) for exchange, demand in mine)) for mine in edges)
     return _colours(zip(colours, own, strict=True))
 
 

@@ -41,7 +41,7 @@ def simulate(
         steps: how many steps run back to back, without a barrier.
         unfold: True, simulate every rank; False, one rank for each role; None, as few ranks as tell all, exactly.
             The spans do not depend on it, to the bit.
-        observe: called after each change of speeds.
+        observe: called whenever speeds have been solved.
 
     Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
     Speeds are max-min fair (see ``fair_speeds``). Does not model a limited queue between host and device, nor noise.

@@ -113,7 +113,7 @@ class Link:
     bandwidth: RateFigure
     share: ShareFigure
     latency: TimeFigure
-    algorithm: Annotated[Mapping[Annotated[int, Field(ge=2)], Algorithm], Field(min_length=1)]
+    algorithm: Annotated[Mapping[int, Algorithm], Field(min_length=1)]
     sharing: Literal['shared', 'fatpipe'] = 'shared'
 
     @property

@@ -128,7 +128,7 @@ class Tape:
         accumulates: tuple[str, ...] = (),
         attributes: dict[str, Attribute] | None = None,
     ) -> None:
-        """Emit a compute op; ``moved``, bytes of device memory traffic, is all that it reads and writes unless given."""
+        """Emit a compute op; ``moved``, bytes of device memory traffic, is all it reads and writes unless given."""
         gradients = sum(self.size(Value(n, self.tensors[n].shape, self._cut_of(n))) for n in accumulates)
         traffic = sum(self.size(value) for value in (*reads, *writes)) + 2 * gradients
         self.emit(

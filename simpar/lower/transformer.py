@@ -18,7 +18,7 @@ def transformer(tape: Tape, workload: Workload, model: Transformer, *, sequence_
     shape = (workload.batch, model.sequence)
     tokens = tape.input('tokens', shape, 'int64', f'tokens:{model.vocab}')
     labels = tape.input('labels', shape, 'int64', f'tokens:{model.vocab}')
-    sequence_parallel = sequence_parallel and tape.mesh.tensor > 1
+    sequence_parallel = sequence_parallel and _divides(tape, model.sequence, 'the sequence of norms and residuals')
     cut_vocab = _divides(tape, model.vocab, 'the vocabulary (embedding and head)')
     x = rules.embedding(tape, 'embedding', tokens, model.vocab, model.hidden, deviation=model.weight_deviation,
                         cut=cut_vocab)  # fmt: skip

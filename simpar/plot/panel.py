@@ -83,11 +83,9 @@ class Panel:
     def _bars(self, row: int) -> None:
         """Every op as a bar; a wait for peers as a thinner one; labels where they fit."""
         seen = [bar for bar in self.view.bars if bar.row == row and self._shows(bar)]
-        colours = [self._colour(bar) for bar in seen]
-        spans = [self._span(bar.start, bar.end) for bar in seen]
-        waits = [self._span(bar.arrive, bar.start) for bar in seen]
-        self.axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colours, linewidth=0)
-        self.axes.broken_barh(waits, (row - 0.13, 0.26), facecolors=colours, linewidth=0)
+        waited = [bar for bar in seen if bar.start > bar.arrive]
+        self._draw([(bar, bar.start, bar.end) for bar in seen], (row - 0.4, 0.8))
+        self._draw([(bar, bar.arrive, bar.start) for bar in waited], (row - 0.13, 0.26))
         exposed = self.view.intervals('exposed', row)
         self._overlay([self._span(*self._clip(left, right)) for left, right in exposed.tolist()], row)
         wide = [bar for bar in seen if self._letters(bar.end - bar.start) > 1]
@@ -95,6 +93,12 @@ class Panel:
         self.axes.vlines(edges, row - 0.4, row + 0.4, colors='white', linewidth=0.6)
         for bar in seen:
             self._label(bar)
+
+    def _draw(self, spans: list[tuple[Bar, float, float]], height: tuple[float, float]) -> None:
+        """Parts of bars, each in its bar's colour."""
+        colours = [self._colour(bar) for bar, _, _ in spans]
+        places = [self._span(since, until) for _, since, until in spans]
+        self.axes.broken_barh(places, height, facecolors=colours, linewidth=0)
 
     def _overlay(self, spans: list[tuple[float, float]], row: int) -> None:
         """Exposed communication over the bars that it is part of."""

@@ -192,5 +192,7 @@ class _Parts:
 
 def _row(kind: type[Row], fields: dict[str, Any]) -> Row:
     """A row of a table; lists become tuples."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
     return kind(**values)

@@ -37,6 +37,10 @@ class Schedule(Contents):
         above = ('.'.join(parts[:end]) for end in range(len(parts), -1, -1))
         return next(places[name] for name in above if name in places)
 
+    def value(self, key: str) -> Any:
+        """The value of a dotted key as a file holds it; None where there is none."""
+        return Tree(root=written(self), origins={}).get(tuple(key.split('.')))
+
     @property
     def differences(self) -> dict[str, Any]:
         """Dotted keys and values of the baseline: ``against``; unless given, one copy where there are more."""

@@ -1,0 +1,59 @@
+"""``python -m executor``: exit codes as of the command line ``simpar``, and never a traceback."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from executor.options import parser, with_verb
+from simpar.errors import RunFailed, SimparError
+
+WRONG_USE = 2
+INTERNAL = 70
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    options = parser().parse_args(with_verb(list(sys.argv[1:] if arguments is None else arguments)))
+    signal.signal(signal.SIGTERM, _terminate)
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    try:
+        if importlib.util.find_spec('torch') is None:
+            raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')  # noqa: TRY301
+        code: int = importlib.import_module(f'executor.commands.{options.verb}').command(options)
+    except SimparError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print('executor: interrupted', file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f'executor: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        return WRONG_USE
+    except Exception as error:
+        if os.environ.get('SIMPAR_DEBUG'):
+            raise
+        print(f'executor: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
+        return INTERNAL
+    return code
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave as on Ctrl-C, so that every ``with`` ends what it has started."""
+    sys.exit(TERMINATED)
+
+
+if __name__ == '__main__':
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # process groups of other ranks may be gone; their destructors would abort
+    os._exit(exit_code)

@@ -1,0 +1,1 @@
+"""What the verbs of ``python -m executor`` do, one file a verb."""

@@ -1,0 +1,134 @@
+"""``run``: a job on real ranks, started here or by somebody else."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+
+from executor.assemble import Execution
+from executor.launch import Launch, detect
+from executor.rank import Request
+from executor.validate import validate
+from simpar.cost.costs import Costs
+from simpar.errors import RunFailed
+from simpar.program import Program
+from simpar.units import format_time
+
+EMULATED = 'emulated compute shows dependencies, streams and communication, not compute'
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program, and its costs where compute is emulated."""
+
+    program: Program
+    costs: Costs | None
+
+
+def command(options: argparse.Namespace) -> int:
+    """Run the job; rank 0, or the parent of the ranks, says what it found and what came of it."""
+    launch = None if options.nproc else detect(os.environ)
+    if launch is not None and launch.idle:
+        return 0
+    job = load_job(options)
+    validate(job.program)
+    if options.nproc and options.nproc != job.program.world:
+        raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
+    if launch is None or launch.rank == 0:
+        _say(_found(options, launch, job.program))
+    request = Request(
+        compute=options.compute,
+        costs=job.costs,
+        steps=options.steps,
+        seed=options.seed,
+        dtype=options.dtype,
+        favour=options.favour_communication,
+        faults=tuple(options.fault),
+    )
+    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
+    if execution is not None:
+        _show(options, execution)
+    return 0
+
+
+def load_job(options: argparse.Namespace) -> Job:
+    """The job of a schedule file; ``module:function`` names a function that builds a program (and ``--costs`` one from
+    a program to its costs), for tests."""
+    emulated = options.compute == 'emulated'
+    if ':' in options.job and not os.path.exists(options.job):
+        program = _function(options.job)()
+        return Job(program, _function(options.costs)(program) if emulated else None)
+    from simpar.case import load_case
+    from simpar.cost.price import price
+
+    case = load_case(options.job, options.set)
+    return Job(case.program, price(case.program, case.cluster) if emulated else None)
+
+
+def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    module, _, name = reference.partition(':')
+    return getattr(importlib.import_module(module), name)
+
+
+def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution:
+    """On ranks of our own."""
+    from executor.backend import Pool
+
+    with Pool(job.program.world, net=options.net, timeout=options.timeout, port=options.port) as pool:
+        return pool.perform(job.program, request)
+
+
+def _among(options: argparse.Namespace, launch: Launch, job: Job, request: Request) -> Execution | None:
+    """As one of the ranks that somebody else has started."""
+    from executor.external import run_external
+
+    return run_external(launch, job.program, request, options.net, options.timeout)
+
+
+def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
+    """One line on what will run where."""
+    where = f'{program.world} ranks on this machine' if launch is None else str(launch)
+    return f'executor: {where}; program {program.hash[:12]}; compute {options.compute}; network {options.net}'
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(options: argparse.Namespace, execution: Execution) -> None:
+    trace = execution.trace
+    if options.save:
+        from simpar.recording import save_trace
+
+        save_trace(options.save, trace)
+    notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]
+    if options.json:
+        facts = {
+            'program': trace.program.hash,
+            'origin': trace.origin,
+            'ranks': trace.program.world,
+            'network': str(options.net),
+            'step_times': trace.step_times.tolist(),
+            'losses': list(execution.losses),
+            'notes': notes,
+        }
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    cold, *steady = trace.step_times.tolist()
+    print(f'cold step {format_time(cold)}{_steady(steady)}')
+    if execution.losses:
+        print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
+    for note in notes:
+        print(f'note: {note}')
+
+
+def _steady(steps: list[float]) -> str:
+    if not steps:
+        return ''
+    spread = f'{format_time(min(steps))} to {format_time(max(steps))}'
+    return f', then {format_time(statistics.median(steps))} a step (median of {len(steps)}, {spread})'

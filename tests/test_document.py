@@ -1,0 +1,382 @@
+"""The door: YAML 1.2's scalars, limits on what a file may do, strict dataclasses, units, settings, JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from simpar.document import (
+    Bytes,
+    Complaint,
+    Flops,
+    OneOf,
+    Rate,
+    Seconds,
+    Short,
+    compose,
+    dump,
+    json_schema,
+    load,
+    override,
+    put,
+    read,
+)
+from simpar.errors import ProfileError, ScheduleError
+from simpar.units import UNITS, parse
+
+FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Square:
+    side: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle:
+    radius: Seconds = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    count: Annotated[int, Field(alias='number', ge=1, le=9, description='how many')] = 1
+    share: float = 0.5
+    shapes: tuple[Annotated[Square | Circle, OneOf(square=Square, circle=Circle)], ...] = ()
+    sizes: Mapping[Literal['small', 'large'], Bytes] = field(default_factory=dict)
+    rate: Rate | None = None
+    peak: Flops | Literal['auto'] = 'auto'
+    inner: Annotated[Circle, Short('radius')] = Circle()
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        if self.share > 1:
+            raise ValueError('more than the whole; write at most 1')
+
+
+def paper(tmp_path: Path, text: str, *overrides: str, **how: Any) -> Paper:
+    path = tmp_path / 'paper.yaml'
+    path.write_text(text, encoding='utf-8')
+    return load(path, Paper, overrides=overrides, **how)
+
+
+def refused(tmp_path: Path, text: str, *overrides: str, **how: Any) -> list[str]:
+    """The problems of a text, without the path."""
+    with pytest.raises(ScheduleError) as caught:
+        paper(tmp_path, text, *overrides, **how)
+    return [str(problem).replace(f'{tmp_path}/paper.yaml:', '') for problem in caught.value.problems]
+
+
+def root(tmp_path: Path, text: str | bytes) -> Any:
+    path = tmp_path / 'tree.yaml'
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read(path).root
+
+
+# Text
+
+
+def test_the_core_schema_of_yaml_1_2(tmp_path):
+    """Example 10.9 of the specification, without the infinities, and the traps of YAML 1.1."""
+    text = """
+A null: null
+Also a null: # Empty
+Not a null: ""
+Booleans: [ true, True, false, FALSE ]
+Integers: [ 0, 0o7, 0x3A, -19 ]
+Floats: [ 0., -0.0, .5, +12e03, -2E+05, 1e-6 ]
+Texts: [ on, yes, No, 1_000, 0b11, 12:30:45, 2001-12-14, 0o8, 1e, ., "1", 'true' ]
+"""
+    assert root(tmp_path, text) == {
+        'A null': None,
+        'Also a null': None,
+        'Not a null': '',
+        'Booleans': [True, True, False, False],
+        'Integers': [0, 7, 0x3A, -19],
+        'Floats': [0.0, -0.0, 0.5, 12e3, -2e5, 1e-6],
+        'Texts': ['on', 'yes', 'No', '1_000', '0b11', '12:30:45', '2001-12-14', '0o8', '1e', '.', '1', 'true'],
+    }
+
+
+letters = st.characters(exclude_categories=('Cc', 'Cs', 'Cn', 'Co', 'Zl', 'Zp'), exclude_characters='\ufeff')
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(letters, max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(letters, min_size=1, max_size=6), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+@FUZZ
+@given(tree=plain.filter(lambda tree: tree is not None))
+def test_json_is_yaml(tree, tmp_path):
+    assert root(tmp_path, json.dumps(tree, ensure_ascii=False)) == tree
+
+
+@pytest.mark.parametrize('loader', [yaml.SafeLoader, yaml.CSafeLoader])
+def test_both_of_pyyamls_parsers_serve(loader, tmp_path, monkeypatch):
+    monkeypatch.setattr(compose, '_LOADER', loader)
+    text = 'a: &a {x: 1, y: [2, *x]}\nb: {<<: *a, x: 3}\nc: !tag 4\nd: "5"\na: 6\n'.replace('*x', '2.5')
+    (tmp_path / 'tree.yaml').write_text(text)
+    tree = read(tmp_path / 'tree.yaml')
+    assert tree.root == {'a': {'x': 1, 'y': [2, 2.5]}, 'b': {'x': 3, 'y': [2, 2.5]}, 'c': None, 'd': '5'}
+    assert [problem.where.rpartition(':')[2] for problem in tree.problems] == ['5', '3']
+    assert tree.where(('a', 'y', 1)).endswith(':1')
+    assert tree.where(('b', 'x')).endswith(':2')
+    with pytest.raises(ScheduleError, match=r'tree\.yaml:2: not YAML'):
+        root(tmp_path, 'a: 1\nb: [1, 2\n')
+
+
+@pytest.mark.parametrize(
+    ('data', 'told'),
+    [
+        (b'', ':1: the file is empty; start from one of the examples'),
+        (b' \n\n', ':1: the file is empty; start from one of the examples'),
+        (b'a: 1\nb: \xff', ':2: not text in UTF-8; save it as UTF-8'),
+        ('a: 1'.encode('utf-16'), ':1: not text in UTF-8; save it as UTF-8'),
+        (b'a: 1\nb: \x00', ':2: holds the character U+0000, so it is no YAML; write text in UTF-8'),
+        (b'# ' + b'x' * 2**20, ': more than 1048576 bytes; keep tables in CSV files beside it'),
+        (b'[' * 10**6, ':1: more than 32 levels; write it flatter'),
+        (b'a: 1\n' * 10**5, ':50000: more than 100000 values; write less'),
+    ],
+)
+def test_files_that_are_no_yaml(data, told, tmp_path):
+    with pytest.raises(ScheduleError) as caught:
+        root(tmp_path, data)
+    assert str(caught.value) == f'{tmp_path}/tree.yaml{told}'
+
+
+def test_a_mark_of_byte_order_is_no_fault(tmp_path):
+    assert root(tmp_path, b'\xef\xbb\xbfa: 1') == {'a': 1}
+
+
+def test_paths_that_are_no_files(tmp_path):
+    (tmp_path / 'multi_copy.yaml').write_text('a: 1')
+    for path, told in (
+        (tmp_path / 'multi_copi.yaml', f'no such file; did you mean {tmp_path}/multi_copy.yaml?'),
+        (tmp_path / 'zzz.yaml', 'no such file; check the path'),
+        (tmp_path / 'nowhere' / 'a.yaml', f'no such file; there is no folder {tmp_path}/nowhere'),
+        (tmp_path, 'a folder, not a file; name a YAML file in it'),
+        (tmp_path / ('x' * 300), 'cannot be read: File name too long'),
+    ):
+        with pytest.raises(ScheduleError) as caught:
+            read(path)
+        assert str(caught.value) == f'{path}: {told}'
+    with pytest.raises(ScheduleError, match='cannot be read: embedded null'):
+        read('a\0b')
+
+
+# Dataclasses
+
+
+def test_all_kinds_of_values(tmp_path):
+    text = """
+number: 3
+share: 1
+shapes: [{square: {side: 2 ms}}, {circle: {}}]
+sizes: {small: 1 KiB, large: 1.5 GB}
+rate: 100 Gbit/s
+peak: 256 TFLOP/s
+inner: {radius: 0 s}
+even: true
+"""
+    assert paper(tmp_path, text) == Paper(
+        count=3,
+        share=1.0,
+        shapes=(Square(side=2e-3), Circle()),
+        sizes={'small': 1024.0, 'large': 1.5e9},
+        rate=12.5e9,
+        peak=256e12,
+        inner=Circle(radius=0.0),
+        even=True,
+    )
+    assert paper(tmp_path, 'number: 1') == Paper()
+
+
+@pytest.mark.parametrize(
+    ('text', 'told'),
+    [
+        ('number: 2.5', '1: number: not an integer (got 2.5); write an integer from 1 to 9'),
+        ('number: 2.0', '1: number: not an integer (got 2.0); write an integer from 1 to 9'),
+        ('number: true', '1: number: not an integer (got true); write an integer from 1 to 9'),
+        ('number: "2"', '1: number: not an integer (got "2"); write an integer from 1 to 9'),
+        ('number:', '1: number: not an integer (got nothing); write an integer from 1 to 9'),
+        ('number: 10', '1: number: too large (got 10); write an integer from 1 to 9'),
+        ('count: 2', '1: count: unknown key; known keys: number, share, shapes, sizes, rate, peak, inner, even'),
+        ('numbr: 2', '1: numbr: unknown key; did you mean number? known keys: number, share, shapes, sizes, rate, …'),
+        ('share: "0.5"', '1: share: not a number (got "0.5"); write a number'),
+        ('share: false', '1: share: not a number (got false); write a number'),
+        ('share: 1.5', '1: more than the whole; write at most 1'),
+        ('even: yes', '1: even: not true or false (got "yes"); write true or false'),
+        ('even: 1', '1: even: not true or false (got 1); write true or false'),
+        ('rate: 100', '1: rate: not a quantity of rate (got 100); write a number and a unit, e.g. "200 GB/s"'),
+        ('rate: 100 GB', "1: rate: unknown unit 'GB' of rate (got \"100 GB\"); write e.g. \"200 GB/s\""),
+        ('rate: 0 GB/s', '1: rate: a rate of nothing (got "0 GB/s"); write more than 0, e.g. "200 GB/s"'),
+        ('rate: 1e300 PB/s', '1: rate: too large a quantity of rate (got "1e300 PB/s"); write e.g. "200 GB/s"'),
+        ('peak: [1]', '1: peak: …'),
+        ('sizes: {middle: 1 GB}', '1: sizes.middle: unknown key; known keys: small, large'),
+        ('sizes: {small: 1}', '1: sizes.small: not a quantity of size (got 1); …'),
+        ('sizes: [1 GB]', '1: sizes: not a mapping (got a list); write a mapping'),
+        ('shapes: {circle: {}}', '1: shapes: not a list (got a mapping); write a list'),
+        ('shapes: [circle]', '1: shapes.0: not a mapping (got "circle"); write a mapping with exactly one of …'),
+        ('shapes: [{}]', '1: shapes.0: has none of square, circle; write exactly one of square, circle'),
+        ('shapes: [{square: {}}]', '1: shapes.0.square.side: missing; add side: a number and a unit, e.g. "50 us"'),
+        ('shapes:\n- square:\n    side: 5', '3: shapes.0.square.side: not a quantity of time (got 5); …'),
+    ],
+)  # fmt: skip
+def test_strict_about_kinds(text, told, tmp_path):
+    [problem] = refused(tmp_path, text)
+    assert re.fullmatch('.*'.join(re.escape(part) for part in told.split('…')), problem)
+
+
+def test_the_last_resort_names_neither_pydantic_nor_its_site(tmp_path):
+    told = '\n'.join(refused(tmp_path, 'peak: [1]\nshapes: [1, {square: 1}, {cube: 1}]\nnumber: {}\ninner: 3\nx: 1'))
+    assert 'pydantic' not in told
+    assert 'http' not in told
+    assert 'Input should' not in told
+
+
+def test_prepare_and_check_and_the_error_of_the_caller(tmp_path):
+    def prepare(tree: Any) -> Any:
+        return {**tree, 'inner': {'radius': tree['inner']}} if isinstance(tree.get('inner'), str) else tree
+
+    def check(value: Paper) -> Iterator[Complaint]:
+        if value.inner.radius > 1:
+            yield Complaint(('inner', 'radius'), 'too wide', 'write at most 1 s')
+        if not value.shapes:
+            yield Complaint(('shapes',), 'no shapes', 'add one')
+
+    assert paper(tmp_path, 'inner: 1 ms', prepare=prepare).inner == Circle(radius=1e-3)
+    (tmp_path / 'paper.yaml').write_text('even: true\ninner: 2 s\n')
+    with pytest.raises(ProfileError) as caught:
+        load(tmp_path / 'paper.yaml', Paper, prepare=prepare, check=check, error=ProfileError)
+    assert [str(problem).replace(f'{tmp_path}/paper.yaml:', '') for problem in caught.value.problems] == [
+        '1: shapes: no shapes; add one',
+        '2: inner.radius: too wide; write at most 1 s',
+    ]
+
+
+# Settings
+
+
+def test_settings_go_deep_and_into_lists(tmp_path):
+    (tmp_path / 'tree.yaml').write_text('a: {b: 1}\nc: [1, {d: 2}]\n')
+    tree = override(read(tmp_path / 'tree.yaml'), ['a.x.y=[1, 2]', 'c.1.d=1e-6', 'c.0={e: on}', 'new=', 'a.b="1"'])
+    assert tree.root == {'a': {'b': '1', 'x': {'y': [1, 2]}}, 'c': [{'e': 'on'}, {'d': 1e-6}], 'new': None}
+    assert tree.where(('c', 1, 'd')) == '--set c.1.d=1e-6'
+    assert tree.where(('c', 1)) == f'{tmp_path}/tree.yaml:2'
+    assert tree.where(('a', 'x', 'y', 0)) == '--set a.x.y=[1, 2]'
+
+
+def test_settings_go_below_short_forms(tmp_path):
+    (tmp_path / 'tree.yaml').write_text('a: {b: name, c: [1, 2]}\n')
+    tree = replace(read(tmp_path / 'tree.yaml'), shorts={('a', 'b'): 'name', ('a', 'c'): 'items'})
+    assert override(tree, ['a.b.size=3', 'a.c.1=4']).root == {'a': {'b': {'name': 'name', 'size': 3}, 'c': [1, 4]}}
+    full = override(tree, ['a.c.size=3', 'a.c.1=4'])
+    assert full.root == {'a': {'b': 'name', 'c': {'items': [1, 4], 'size': 3}}}
+    assert full.where(('a', 'c', 'items', 1)) == '--set a.c.1=4'
+
+
+def test_all_settings_that_are_wrong_are_told(tmp_path):
+    (tmp_path / 'tree.yaml').write_text('a: {b: 1}\nc: [1]\n')
+    with pytest.raises(ScheduleError) as caught:
+        override(read(tmp_path / 'tree.yaml'), ['a', 'a.b.c=1', 'c.x=1', 'c.1=1', 'a={', 'a=*x', '=1'])
+    assert [problem.what for problem in caught.value.problems] == [
+        'not a key and a value',
+        'a.b: not a mapping',
+        'c: has no item x',
+        'c: has no item 1',
+        'not YAML: did not find expected node content',
+        'a: *x refers to itself or to no anchor',
+        'not a key and a value',
+    ]
+
+
+def test_put_leaves_the_tree_as_it_was(tmp_path):
+    (tmp_path / 'tree.yaml').write_text('a: {b: [1]}\n')
+    tree = read(tmp_path / 'tree.yaml')
+    assert put(tree, 'a.b.0', 2, 'here').root == {'a': {'b': [2]}}
+    assert tree.root == {'a': {'b': [1]}}
+
+
+# Out again, and the schema
+
+quantities = st.floats(0, 1e30, allow_subnormal=False)
+
+
+@FUZZ
+@given(
+    value=st.builds(
+        Paper,
+        count=st.integers(1, 9),
+        share=st.floats(-1e300, 1),
+        shapes=st.lists(st.builds(Square, side=quantities) | st.builds(Circle, radius=quantities)).map(tuple),
+        sizes=st.dictionaries(st.sampled_from(['small', 'large']), quantities),
+        rate=st.none() | quantities.filter(bool),
+        peak=st.just('auto') | quantities.filter(bool),
+        inner=st.builds(Circle, radius=quantities),
+        even=st.booleans(),
+    )
+)
+def test_what_is_dumped_is_read_as_the_same(value, tmp_path):
+    assert paper(tmp_path, json.dumps(dump(value))) == value
+
+
+def test_the_schema_says_what_a_file_may_hold():
+    schema = json_schema(Paper)
+    assert schema['additionalProperties'] is False
+    assert schema['properties']['number'] == {
+        'default': 1,
+        'description': 'how many',
+        'maximum': 9,
+        'minimum': 1,
+        'type': 'integer',
+    }
+    shape = schema['properties']['shapes']['items']
+    assert (shape['minProperties'], shape['maxProperties'], set(shape['properties'])) == (1, 1, {'square', 'circle'})
+    assert schema['properties']['inner']['anyOf'][0]['type'] == 'string'
+    assert 'default' not in schema['$defs']['Circle']['properties']['radius']
+
+
+@FUZZ
+@given(
+    text=st.from_regex(r'[0-9.e+-]{1,4} ?(GB|Gbit|GiB|b|kB|us|s|min|TFLOP/s)(/s|ps)?', fullmatch=True)
+    | st.builds(
+        '{}{}{}'.format, st.sampled_from(['1', '.5', '1.', '1e9', '-1', '']), st.sampled_from(['', ' ']),
+        st.sampled_from(sorted({unit for units in UNITS.values() for unit in units})),
+    ),
+    kind=st.sampled_from(['side', 'rate', 'peak', 'small']),
+)  # fmt: skip
+def test_the_schema_accepts_the_quantities_that_are_read(text, kind):
+    properties = {**json_schema(Paper)['properties'], 'side': json_schema(Square)['properties']['side']}
+    properties |= {'small': properties['sizes']['additionalProperties']}
+    pattern = next(one['pattern'] for one in [properties[kind], *properties[kind].get('anyOf', [])] if 'pattern' in one)
+    name = {'side': 'time', 'rate': 'rate', 'peak': 'flops', 'small': 'size'}[kind]
+    try:
+        read_as = parse(text, name)
+    except ValueError:
+        read_as = math.nan
+    assert (re.search(pattern, text) is not None) == (not math.isnan(read_as))
+
+
+def test_pydantic_is_not_imported_before_a_file_is_read():
+    code = 'import sys, simpar.document; print("pydantic" in sys.modules)'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout == 'False\n'

@@ -1,0 +1,300 @@
+"""Whatever is written is a schedule or an error of ours; what is written out is read as the same; the JSON Schema."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from good_schedules import NETWORK, TRANSFORMER
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simpar.errors import ScheduleError
+from simpar.plan import Plan
+from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
+from simpar.workload import Adam, Dense, Flatten, Network, Sgd, Transformer, Workload
+
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
+FUZZ = settings(max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+words = st.sampled_from(
+    ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',
+     'in', 'out', 'relu', 'batch', 'optimizer', 'sgd', 'adam', 'plan', 'data', 'tensor', 'copies', 'against', '<<',
+     'plan.copies', 'cluster.nodes', '\0model', '', '3']
+)  # fmt: skip
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.integers(0, 64),
+    st.floats(),
+    st.text(max_size=8),
+    words,
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def places(tree: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
+
+
+@st.composite
+def changed_schedules(draw: st.DrawFn) -> Any:
+    """A good schedule of which up to four values are replaced, removed or added to."""
+    tree = {'schedule': yaml.safe_load(draw(st.sampled_from([TRANSFORMER, NETWORK])))}
+    for _ in range(draw(st.integers(0, 4))):
+        *way, last = draw(st.sampled_from(places(tree)[1:]))
+        node: Any = tree
+        for key in way:
+            node = node[key]
+        if draw(st.booleans()) and last != 'schedule':
+            del node[last]
+        else:
+            node[last] = draw(trees)
+        if not isinstance(tree.get('schedule'), dict | list):
+            break
+    return tree['schedule']
+
+
+def try_to_read(path: Path, overrides: tuple[str, ...] = ()) -> Schedule | None:
+    """A schedule, or none and an error of ours that fits on a screen; anything else fails the test."""
+    try:
+        return load_schedule(path, overrides)
+    except ScheduleError as error:
+        refused = error
+    lines = str(refused).split('\n')
+    assert 0 < len(lines) <= 21
+    assert len(lines) == len(refused.problems)
+    assert all(line.isprintable() and len(line) < 600 for line in lines)
+    return None
+
+
+@FUZZ
+@given(tree=trees | changed_schedules())
+def test_any_tree_is_a_schedule_or_an_error(tree, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding='utf-8', errors='surrogatepass')
+    schedule = try_to_read(path)
+    if schedule is not None:
+        schedule.baseline()
+
+
+@FUZZ
+@given(
+    data=st.binary(max_size=200) | st.text(alphabet='{}[]:,-&*!<> \n\t"\'#|>%@`abc12.~\\x', max_size=80).map(str.encode)
+)
+def test_any_bytes_are_an_error(data, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_bytes(data)
+    assert try_to_read(path) is None
+
+
+@FUZZ
+@given(
+    overrides=st.lists(
+        st.text(max_size=20)
+        | st.builds(
+            lambda keys, value: f'{".".join(keys)}={value}',
+            st.lists(words | st.just('0') | st.text(max_size=3), max_size=5),
+            scalars | st.text(alphabet='{}[]:,-&*!<> "\'#abc12.~', max_size=20),
+        ),
+        max_size=3,
+    )
+)
+def test_any_settings_are_a_schedule_or_an_error(overrides, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(NETWORK, encoding='utf-8')
+    try_to_read(path, tuple(overrides))
+
+
+networks = st.builds(
+    lambda sizes, bias, deviation: Network(
+        layers=(Flatten(), *(Dense(inputs=a, outputs=b, bias=bias) for a, b in pairwise(sizes))),
+        weight_deviation=deviation,
+    ),
+    st.lists(st.integers(1, 2**24), min_size=2, max_size=4),
+    st.booleans(),
+    st.floats(0, 1e6),
+)
+transformers = st.builds(
+    lambda heads, width, **keys: Transformer(heads=heads, hidden=heads * width, **keys),
+    st.sampled_from([2, 4, 6]),
+    st.integers(1, 99),
+    layers=st.integers(1, 99),
+    vocab=st.integers(1, 2**20),
+    sequence=st.integers(1, 99).map(lambda half: 2 * half),
+    kv_heads=st.sampled_from([0, 2]),
+    tied=st.booleans(),
+)
+optimizers = st.builds(Sgd, learning_rate=st.floats(0, 1e6)) | st.builds(
+    Adam, beta1=st.floats(0, 1, exclude_max=True), epsilon=st.floats(0, 1, exclude_min=True)
+)
+clusters = st.builds(
+    ClusterReference,
+    profile=st.text('abc-', min_size=1),
+    nodes=st.integers(1, 9),
+    devices=st.integers(0, 9),
+    slow=st.dictionaries(st.integers(0, 99), st.floats(0, 1, exclude_min=True), max_size=3),
+)
+workloads = st.builds(
+    Workload, model=networks | transformers, batch=st.integers(1, 99).map(lambda part: 12 * part), optimizer=optimizers
+)
+plans = st.builds(
+    Plan, tensor=st.integers(1, 2), copies=st.integers(1, 4), streams=st.sampled_from(['group', 'single'])
+)
+schedules = st.builds(
+    Schedule,
+    simpar=st.just(1),
+    cluster=clusters,
+    workload=workloads,
+    plan=plans,
+    against=st.sampled_from([None, {}, {'plan.copies': 1, 'plan.reduce': 'late'}]),
+)
+
+
+@FUZZ
+@given(schedule=schedules)
+def test_what_is_written_is_read_as_the_same(schedule, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(yaml.safe_dump(written(schedule)))
+    assert load_schedule(path) == schedule
+
+
+# The JSON Schema
+
+
+def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether a value is valid by the keywords of JSON Schema 2020-12 that the schema uses."""
+    if '$ref' in schema and not valid(value, root['$defs'][schema['$ref'].split('/')[-1]], root):
+        return False
+    kinds = {
+        'object': dict, 'array': list, 'string': str, 'boolean': bool, 'null': type(None), 'number': int | float,
+    }  # fmt: skip
+    kind = schema.get('type')
+    if kind == 'integer' and not (type(value) is int or (type(value) is float and value.is_integer())):
+        return False
+    if kind in kinds and (not isinstance(value, kinds[kind]) or (kind == 'number' and isinstance(value, bool))):
+        return False
+    rules = {
+        'anyOf': lambda some: any(valid(value, one, root) for one in some),
+        'oneOf': lambda some: sum(valid(value, one, root) for one in some) == 1,
+        'enum': lambda choices: value in choices,
+        'minimum': lambda least: value >= least,
+        'maximum': lambda most: value <= most,
+        'exclusiveMinimum': lambda least: value > least,
+        'exclusiveMaximum': lambda most: value < most,
+        'pattern': lambda pattern: re.search(pattern, value) is not None,
+        'minLength': lambda least: len(value) >= least,
+        'maxLength': lambda most: len(value) <= most,
+        'minItems': lambda least: len(value) >= least,
+        'maxItems': lambda most: len(value) <= most,
+        'items': lambda one: all(valid(item, one, root) for item in value),
+        'minProperties': lambda least: len(value) >= least,
+        'maxProperties': lambda most: len(value) <= most,
+        'required': lambda names: set(names) <= set(value),
+        'properties': lambda known: all(valid(value[name], one, root) for name, one in known.items() if name in value),
+        'additionalProperties': lambda more: all(
+            more is True or (more is not False and valid(value[name], more, root))
+            for name in set(value) - set(schema.get('properties', ()))
+        ),
+    }
+    known = {
+        *rules,
+        '$ref',
+        '$defs',
+        '$schema',
+        'type',
+        'title',
+        'description',
+        'default',
+        'examples',
+        'propertyNames',
+        'x-quantity',
+    }
+    assert set(schema) <= known, set(schema) - known
+    return all(rule(schema[name]) for name, rule in rules.items() if name in schema)
+
+
+def in_json(tree: Any) -> Any:
+    return {str(key): in_json(value) for key, value in tree.items()} if isinstance(tree, dict) else (
+        [in_json(value) for value in tree] if isinstance(tree, list) else tree
+    )  # fmt: skip
+
+
+def test_the_schema_accepts_the_examples():
+    schema = schedule_schema()
+    examples = sorted((DOCUMENTATION.parent.parent / 'examples').glob('*.yaml'))
+    assert examples
+    for path in examples:
+        assert isinstance(load_schedule(path), Schedule)
+    for text in (TRANSFORMER, NETWORK, *(path.read_text() for path in examples)):
+        tree = in_json(yaml.safe_load(text))
+        assert valid(tree, schema, schema)
+        wrong = copy.deepcopy(tree)
+        wrong['plan']['copys'] = 2
+        assert not valid(wrong, schema, schema)
+
+
+@FUZZ
+@given(tree=changed_schedules())
+def test_the_schema_accepts_what_is_read(tree, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding='utf-8', errors='surrogatepass')
+    if try_to_read(path) is not None:
+        schema = schedule_schema()
+        assert valid(in_json(tree), schema, schema)
+
+
+# The table in the documentation
+
+KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
+         'object': 'mapping', 'null': ''}  # fmt: skip
+
+
+def in_words(schema: dict[str, Any]) -> str:
+    """The type of a key, and its bounds."""
+    if 'anyOf' in schema:
+        return ' or '.join(filter(None, (in_words(one) for one in schema['anyOf'])))
+    if 'enum' in schema:
+        return ', '.join(f'`{choice}`' for choice in schema['enum'])
+    bounds = (('minimum', '≥'), ('exclusiveMinimum', '>'), ('maximum', '≤'), ('exclusiveMaximum', '<'))
+    told = [f'{sign} {schema[bound]:.16g}' for bound, sign in bounds if bound in schema]
+    return ', '.join([KINDS[schema.get('type', 'object')], *told])
+
+
+def rows(schema: dict[str, Any], root: dict[str, Any], at: str = '') -> list[str]:
+    """A line of the table for each key, in the order of the schema."""
+    made = []
+    for name, one in schema.get('properties', {}).items():
+        key = f'{at}{name}'
+        full = {**root['$defs'][one['$ref'].split('/')[-1]], **one} if '$ref' in one else one
+        forms = [
+            root['$defs'][form['$ref'].split('/')[-1]] if '$ref' in form else form for form in full.get('anyOf', [])
+        ]
+        default = full.get('default')
+        shown = '' if default in (None, '') else f'`{json.dumps(default)}`'.replace('"', '')
+        shown = 'required' if name in schema.get('required', ()) else shown
+        words = in_words({'anyOf': forms} if forms else full)
+        description = full.get('description', '').replace('|', '\\|')
+        made.append(f'| `{key}` | {words} | {shown} | {description} |')
+        for form in [full, *forms]:
+            made += rows(form, root, f'{key}.')
+            made += [] if name == 'layers' else rows(form.get('items', {}), root, f'{key}.0.')
+    return made
+
+
+def test_the_documentation_holds_every_key():
+    schema = schedule_schema()
+    text = DOCUMENTATION.read_text(encoding='utf-8')
+    table = [line for line in text.split('\n') if line.startswith('| `')]
+    assert table == rows(schema, schema)
