@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from executor.collectives import Channel
 from executor.faults import Fault
@@ -104,6 +105,7 @@ class Streams:
 
     def _run(self, stream: _Stream, begin: float) -> None:
         step, slot = 0, -1
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
             if self._favour and self._computes(stream):
                 yield_to_communication()

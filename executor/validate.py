@@ -7,6 +7,7 @@ wrong numbers silently, and everything else is a timeout. Needs no torch.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -210,13 +211,14 @@ def _cycles(program: Program) -> Iterator[str]:
 def _issued(program: Program, rank: int) -> Iterator[str]:
     """A rank's collectives in issue order, each by a name that all ranks of its group give it."""
     role = program.role(rank)
+    times: Counter[str] = Counter()
     for slot in range(len(role)):
         op = program.op(role, slot)
         if op.kind == 'collective':
             group = program.partitions[op.partition].members(rank)
-            stream = role.streams[int(role.stream[slot])]
-            copy = f'micro-batch {role.micro_batch[slot]} copy {role.copy[slot]}'
-            yield f'{op.name} ({copy}) of group {group} on {stream}'
+            name = f'{program.action(role, slot)} of group {group} on {role.streams[int(role.stream[slot])]}'
+            times[name] += 1
+            yield name if times[name] == 1 else f'{name}, time {times[name]},'
 
 
 def _cycle(after: dict[str, dict[str, int]]) -> list[str]:

@@ -43,13 +43,11 @@ _TORCH_DTYPES: Final = {
 class Style:
     """How events are written.
 
-    Arguments: ``library``, a key of ``KERNEL_NAMES``; ``label`` of the processes; ``first_pid``, process of rank 0;
-    ``most_arrows``, how many needs across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA
+    Arguments: ``library``, a key of ``KERNEL_NAMES``; ``first_pid``, process of rank 0; ``most_arrows``, how many needs across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA
     wants besides.
     """
 
     library: str = 'nccl'
-    label: str = 'predicted'
     first_pid: int = 0
     most_arrows: int = 2000
     for_hta: bool = False
@@ -76,7 +74,7 @@ def write_kineto(
     if costs is not None:
         both += link_counters(trace, costs)
     if measured is not None:
-        seen = [*events(measured, ranks, Style(library=library, label=measured.origin))]
+        seen = [*events(measured, ranks, Style(library=library))]
         both = seen + both
     style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
@@ -179,7 +177,8 @@ class _Drawing:
 
     def names(self) -> Iterator[Event]:
         """Names and order of the process and its threads."""
-        yield self._meta('process_name', name=f'rank {self.rank} ({self.style.label})')
+        origin = 'predicted' if self.trace.origin == 'simulated' else self.trace.origin
+        yield self._meta('process_name', name=f'rank {self.rank} ({origin})')
         yield self._meta('process_sort_index', sort_index=self.pid)
         threads = {_HOST: 'host', _STEPS: 'steps'}
         threads |= {_STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.lane).streams)}

@@ -62,6 +62,8 @@ def quantise(seconds: float) -> float:
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    if not value:
+        return f'0 {steps[0][1] if steps[0][1] == "s" else steps[-1][1]}'
     for factor, unit in steps:
         if abs(value) >= factor:
             return f'{value / factor:.4g} {unit}'

@@ -249,10 +249,7 @@ def test_measured_costs_are_sane_for_any_group(operator, group, size):
 
 
 @given(group=GROUP, size=SIZE)
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(group, size):
-    """By formula, in bytes; in latency too, but for the start."""
-    made = LAWS['h100 by formula']
-    both, scatter, gather = (made.cost(collective(operator, size), group) for operator in OPERATORS[:1] + OPERATORS[1:])
-    ring = made.topology.shape(group).members[0] < 5 or made.topology.shape(group).nodes > 1
-    if ring:
-        assert both.transfer == pytest.approx(scatter.transfer + gather.transfer)
+def test_a_ring_all_reduce_is_a_reduce_scatter_and_an_all_gather(group, size):
+    both, gather, scatter = (LAWS['cpu-gloo'].cost(collective(operator, size), group) for operator in OPERATORS)
+    assert both.transfer == pytest.approx(scatter.transfer + gather.transfer)
+    assert both.alpha == pytest.approx(scatter.alpha + gather.alpha)

@@ -10,9 +10,9 @@ FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
     ['workload', 'plan', 'program', 'hardware', 'profiles'],
     ['trace', 'cost'],
-    ['lower', 'engine', 'metrics', 'critical_path', 'kineto', 'plot'],
+    ['lower', 'engine', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
     ['schedule', 'predict', 'report'],
-    ['compare', 'calibrate'],
+    ['case', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

@@ -47,18 +47,16 @@ class Links(Generic[F]):
             neighbours.update(self._flows[link])
         return neighbours
 
-    def component(self, seeds: Iterable[F]) -> list[F]:
-        """The flows that share links with the seeds, directly or through others, and the seeds."""
+    def component(self, seeds: Iterable[F]) -> dict[F, None]:
+        """The seeds and the flows that share links with them, directly or through others."""
         found = list(seeds)
-        known = dict.fromkeys(found)
         seen: set[int] = set()
         for flow in found:
             for link, _ in flow.links:
                 if link not in seen:
                     seen.add(link)
-                    found += [other for other in self._flows[link] if other not in known]
-                    known.update(self._flows[link])
-        return found
+                    found += self._flows[link]
+        return dict.fromkeys(found)
 
 
 def fair_speeds(flows: Iterable[F]) -> dict[F, float]:

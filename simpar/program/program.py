@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.tensor import BYTES, Tensor
+from simpar.program.tensor import BYTES, PER_RANK, Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,17 @@ class Program:
         """The op class of a slot."""
         return self.op_classes[int(role.op_class[slot])]
 
+    def sliced(self, op: OpClass) -> bool:
+        """Whether an op is done for each micro-batch and copy; sums of gradients and updates are done once a step."""
+        names = (*op.reads, *op.writes, *op.accumulates)
+        return not names or any(self.tensor[name].kind not in PER_RANK for name in names)
+
     def action(self, role: Role, slot: int) -> str:
         """A slot as readers name it: ``layer0.qkv.F`` and, where there are several, ``.mb1`` and ``.c0``."""
-        name = self.op(role, slot).name
+        op = self.op(role, slot)
+        name = op.name
+        if not self.sliced(op):
+            return name
         if self.micro_batches > 1:
             name += f'.mb{role.micro_batch[slot]}'
         return f'{name}.c{role.copy[slot]}' if self.copies > 1 else name

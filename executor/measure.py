@@ -1,0 +1,98 @@
+"""Measurement: several programs on one pool of ranks, in rounds of a new order each, so that drift hits all alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.assemble import Execution
+from executor.backend import Pool
+from executor.rank import Request
+from simpar.program import Program
+from simpar.trace import Times
+
+Case = tuple[Program, Request]
+FIRST_STEADY = 2
+"""Step from which on steps count: end(k) − end(k−1), k = 3 being the first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Seconds of some repeats.
+
+    A machine that is shared adds time and never takes any, so a low quantile tells what was measured, the median what a
+    user sees, and the spread how much to believe either.
+    """
+
+    samples: Times
+
+    @property
+    def count(self) -> int:
+        """Number of repeats."""
+        return len(self.samples)
+
+    @property
+    def p10(self) -> float:
+        """The 10th percentile."""
+        return float(np.quantile(self.samples, 0.1))
+
+    @property
+    def median(self) -> float:
+        """The median."""
+        return float(np.median(self.samples))
+
+    @property
+    def iqr(self) -> float:
+        """The distance between the quartiles."""
+        return float(np.subtract(*np.quantile(self.samples, [0.75, 0.25])))
+
+    @property
+    def cv(self) -> float:
+        """The standard deviation over the mean."""
+        return float(np.std(self.samples) / np.mean(self.samples))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What was measured of one case.
+
+    Arguments: ``step``, one sample a round: the median of its steady steps; ``execution``, the round whose step is the
+    nearest to the 10th percentile.
+    """
+
+    step: Statistics
+    execution: Execution
+
+
+def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2, seed: int = 0) -> list[Measured]:
+    """Run every case once a round.
+
+    Arguments: ``cases``, pairs (program, request) of at least three steps; ``warmup``, rounds before those that count;
+    ``seed`` of the orders, which the parent decides for all ranks.
+    """
+    if short := [request.steps for _, request in cases if request.steps <= FIRST_STEADY]:
+        raise ValueError(f'no step of {short[0]} is steady; take at least {FIRST_STEADY + 1}')
+    shuffled, order = random.Random(seed), list(range(len(cases)))
+    found: list[list[Execution]] = [[] for _ in cases]
+    for turn in range(warmup + rounds):
+        shuffled.shuffle(order)
+        for index in order:
+            execution = pool.perform(*cases[index])
+            if turn >= warmup:
+                found[index].append(execution)
+    return [_measured(executions) for executions in found]
+
+
+def steady(execution: Execution) -> float:
+    """Seconds of a steady step: the median, where there are several."""
+    return float(np.median(execution.trace.step_times[FIRST_STEADY:]))
+
+
+def _measured(executions: list[Execution]) -> Measured:
+    step = Statistics(np.array([steady(execution) for execution in executions]))
+    return Measured(step, min(executions, key=lambda execution: abs(steady(execution) - step.p10)))
+
+
