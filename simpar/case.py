@@ -33,7 +33,7 @@ class Case:
         differences = self.schedule.differences
         if self.baseline is None or not differences:
             return 'plan', 'baseline'
-        mine = ', '.join(f'{_short(key)} {_value(self.schedule, key)}' for key in differences)
+        mine = ', '.join(f'{_short(key)} {self.schedule.value(key)}' for key in differences)
         return mine, ', '.join(f'{_short(key)} {value}' for key, value in differences.items())
 
     def predict(self, steps: int = 3) -> Prediction:
@@ -90,11 +90,3 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
 
 def _short(key: str) -> str:
     return key.removeprefix('plan.').replace('_', ' ')
-
-
-def _value(schedule: Schedule, key: str) -> object:
-    """The value of a dotted key; the whole schedule's text where it is none of its fields."""
-    value: object = schedule
-    for part in key.split('.'):
-        value = getattr(value, part, None)
-    return value

@@ -43,8 +43,8 @@ _TORCH_DTYPES: Final = {
 class Style:
     """How events are written.
 
-    Arguments: ``library``, a key of ``KERNEL_NAMES``; ``first_pid``, process of rank 0; ``most_arrows``, how many needs across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA
-    wants besides.
+    Arguments: ``library``, a key of ``KERNEL_NAMES``; ``first_pid``, process of rank 0; ``most_arrows``, how many needs
+    across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA wants besides.
     """
 
     library: str = 'nccl'

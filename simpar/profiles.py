@@ -212,11 +212,21 @@ def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: li
         return
     places = [header.index(column) for column in columns]
     for number, words in lines[1:]:
-        try:
-            yield tuple(_cell(kind, column, words[place]) for column, place in zip(columns, places, strict=True))
-        except (ValueError, IndexError) as wrong:
-            what = str(wrong) if isinstance(wrong, ValueError) else f'{len(words)} columns'
-            problems.append(Problem(f'{name}:{number}', what, f'columns: {",".join(columns)}'))
+        row = _row(kind, places, words)
+        if isinstance(row, str):
+            problems.append(Problem(f'{name}:{number}', row, f'columns: {",".join(columns)}'))
+        else:
+            yield row
+
+
+def _row(kind: str, places: list[int], words: list[str]) -> Row | str:
+    """The row of a line, or what is wrong with it."""
+    if len(words) <= max(places):
+        return f'{len(words)} columns'
+    try:
+        return tuple(_cell(kind, column, words[place]) for column, place in zip(COLUMNS[kind], places, strict=True))
+    except ValueError as wrong:
+        return str(wrong)
 
 
 def _cell(kind: str, column: str, word: str) -> str | float:

@@ -7,6 +7,8 @@ A lower-case b is a bit, an upper-case B a byte; K M G T are powers of 1000, Ki 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from math import isfinite
 from typing import Final
 
 GRID: Final = 2.0**40
@@ -50,10 +52,10 @@ def parse(text: object, kind: str) -> float:
     factor = UNITS[kind].get(match[2])
     if factor is None:
         raise ValueError(f'unknown unit {match[2]!r} of {kind}; write e.g. {EXAMPLES[kind]}')
-    value = float(match[1]) * factor
-    if value == float('inf'):
+    if not isfinite(float(match[1]) * factor):
         raise ValueError(f'too large a quantity of {kind}; write e.g. {EXAMPLES[kind]}')
-    return value
+    # In decimals, so that 0.511 ms is the float nearest to 0.000511.
+    return float(Decimal(match[1]) * Decimal(repr(factor)))
 
 
 def quantise(seconds: float) -> float:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import gzip
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -122,8 +124,6 @@ def test_found_in_a_wheel_and_in_a_checkout(tmp_path, monkeypatch):
 
 
 def profile_source(name):
-    from pathlib import Path
-
     return Path(__file__).parent.parent / 'hw_profiles' / name
 
 
@@ -281,8 +281,6 @@ def test_a_table_that_is_no_gzip(tmp_path):
 
 
 def test_a_table_that_changes_is_read_again(tmp_path):
-    import os
-
     path = tmp_path / 'matmul.csv'
     table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
     path.write_text('m,n,k,seconds\n1,1,1,1e-6\n')
@@ -290,3 +288,15 @@ def test_a_table_that_changes_is_read_again(tmp_path):
     path.write_text('m,n,k,seconds\n1,1,1,2e-6\n')
     os.utime(path, ns=(1, 1))
     assert read_table(table, 'matmul') == ((1, 1, 1, 2e-6),)
+
+
+def test_the_profile_in_the_manual(tmp_path):
+    manual = (Path(__file__).parent.parent / 'docs' / 'profiles.md').read_text(encoding='utf-8')
+    text = manual.partition('```yaml\n')[2].partition('```')[0]
+    (tmp_path / 'profile.yaml').write_text(text, encoding='utf-8')
+    (tmp_path / 'matmul.csv').write_text('m,n,k,seconds\n32,512,784,5e-4\n')
+    (tmp_path / 'operator.csv').write_text('operator,phase,bytes,seconds\nrelu,F,131072,2e-5\n')
+    (tmp_path / 'collective.csv').write_text('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,1048576,9e-3\n')
+    profile = load_profile(tmp_path)
+    assert profile.net == 'paced:1gbit,50us'
+    assert read_table(profile.tables.operator, 'operator') == (('relu', 'F', 131072, 2e-5),)

@@ -1,5 +1,6 @@
 """Topology: the levels that a group crosses and the channels that it uses."""
 
+import dataclasses
 from math import prod
 
 import pytest
@@ -42,8 +43,6 @@ def test_ports_pairs_and_cards():
 
 
 def test_a_card_for_each_node():
-    import dataclasses
-
     profile = load_profile('h100-sxm-8')
     shared = dataclasses.replace(profile.links[1], per='node')
     made = cluster(dataclasses.replace(profile, links=(profile.links[0], shared)), nodes=3).topology

@@ -21,7 +21,7 @@ Group = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """``alpha`` and ``seconds`` of a message, ``best`` without latency; in words; what it rests on besides the table."""
+    """``alpha`` and ``seconds`` of a message, ``best`` without latency; in words; what it rests on beside the table."""
 
     alpha: float
     seconds: float

@@ -16,7 +16,7 @@ GRADES = ('measured', 'vendor', 'literature', 'estimate')
 class Communication:
     """Isolated cost of one collective (or send and recv pair) in one group: it lasts ``alpha`` + ``transfer``.
 
-    Arguments: ``alpha`` in seconds uses no link and is not stretched; while it transfers (``transfer`` seconds alone) it
+        host: shape [C], seconds that the host takes to issue the op.
     demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, a multiple of 2⁻¹⁰.
     """
 

@@ -19,7 +19,7 @@ def major(seconds: float, parts: Iterable[Part]) -> tuple[Figure, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """``seconds``; ``best``, without the fixed time of a kernel and at full efficiency; what bounds it; major figures."""
+    """``seconds``; ``best``, without the fixed time of a kernel and at full efficiency; what bounds it; figures."""
 
     seconds: float
     best: float

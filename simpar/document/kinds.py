@@ -98,6 +98,8 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         made: dict[str, Any] = handler(schema)
+        for name, kind in self._classes():
+            made['properties'][name].setdefault('description', (kind.__doc__ or '').partition('\n')[0])
         return {**made, 'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
 
 

@@ -115,10 +115,10 @@ class Panel:
         """The op's name and copy, or one of them, where there is room."""
         since, until = self._clip(bar.start, bar.end)
         room = self._letters(until - since) - 1
-        copy = f'c{bar.copy}' if self.view.copies > 1 else ''
+        copy = f'c{bar.copy}' if self.view.copies > 1 and bar.copy is not None else ''
         texts = (f'{bar.label} {copy}'.strip(), bar.label, copy)
         text = next((text for text in texts if len(text) <= room), '')
-        dark = not bar.communicates and bar.phase in ('F', 'W') and bar.copy == 0
+        dark = not bar.communicates and bar.phase in ('F', 'W') and not bar.copy
         if text:
             box = {'facecolor': 'white', 'alpha': 0.75, 'linewidth': 0, 'pad': 0.6} if bar.communicates else None
             self.axes.text(
@@ -145,6 +145,6 @@ class Panel:
         from matplotlib.colors import to_rgb
 
         kind = next(kind for kind in KINDS if kind == ('hidden' if bar.communicates else bar.phase))
-        white = 0.5 * bar.copy / max(1, self.view.copies - 1)
+        white = 0.5 * (bar.copy or 0) / max(1, self.view.copies - 1)
         red, green, blue = (channel + (1 - channel) * white for channel in to_rgb(COLOURS[kind]))
         return red, green, blue

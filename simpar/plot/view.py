@@ -26,12 +26,15 @@ ZOOMED: Final = 50
 
 
 class Bar(NamedTuple):
-    """One op on a row, in seconds from the step's begin; ``start`` is later than ``arrive`` where it waited."""
+    """One op on a row, in seconds from the step's begin.
+
+    ``start`` is later than ``arrive`` where it waited; ``copy`` is None for what is done once for all copies.
+    """
 
     row: int
     phase: str
     communicates: bool
-    copy: int
+    copy: int | None
     label: str
     arrive: float
     start: float
@@ -129,9 +132,10 @@ def _bars(trace: Trace, rank: int, rows: dict[str, int]) -> list[Bar]:
         since = span.arrive if communicates else span.start
         for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
             start = right - min(span.end - span.start, right - left)
+            copy = span.copy if trace.program.sliced(span.op) else None
             label = _label(span.op.operator if communicates else span.op.name)
             times = (left - begin, start - begin, right - begin)
-            bars.append(Bar(rows[span.stream], span.op.phase, communicates, span.copy, label, *times))
+            bars.append(Bar(rows[span.stream], span.op.phase, communicates, copy, label, *times))
     return [bar for bar in bars if bar.end > bar.arrive]
 
 

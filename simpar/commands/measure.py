@@ -1,0 +1,66 @@
+"""``simpar measure FILE``: run the very same program with torch.distributed, then compare with the prediction."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from simpar.case import Case, load_case
+from simpar.commands.executor import need_torch, start
+from simpar.compare import compare, comparison_json, comparison_screen
+from simpar.recording import Recording, load_trace
+
+WARM_UP = 2
+LOW = 10.0
+"""Percentile of the measured steps that is compared: on a shared machine, others only ever lengthen a step."""
+
+
+def command(options: argparse.Namespace) -> int:
+    """Start the executor, read its trace, print the comparison."""
+    need_torch()
+    case = load_case(options.file, options.set)
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = Path(folder) / 'measured.json'
+        flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
+        flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
+        if options.json:
+            flags.append('--quiet')
+        code = start('run', options.file, options.set, flags)
+        if code:
+            return code
+        measured = load_trace(recorded)
+        if options.save:
+            from simpar.files import write_whole
+
+            options.save.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(options.save, recorded.read_bytes())
+    _answer(options, case, measured)
+    return 0
+
+
+def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> None:
+    prediction = case.predict()
+    comparison = compare(prediction.trace, measured, percentile=LOW)
+    note = _note(options, case)
+    if options.json:
+        print(json.dumps({**comparison_json(comparison), 'note': note}, ensure_ascii=False, allow_nan=False))
+        return
+    sys.stdout.write(comparison_screen(comparison))
+    if note:
+        print(f'Note: {note}')
+
+
+def _note(options: argparse.Namespace, case: Case) -> str:
+    """What the reader must know of a comparison with this machine."""
+    name = case.cluster.profile.name
+    if case.cluster.profile.library.name != 'gloo':
+        return (
+            f'the prediction is for {name}, the measurement was made on this machine with gloo; for a comparison write '
+            'a profile of this machine with `simpar calibrate` and pass it as --set cluster=PROFILE.yaml'
+        )
+    if options.compute == 'emulated':
+        return 'emulated compute checks order, streams and communication, not the seconds of computation'
+    return ''
