@@ -16,8 +16,8 @@ GRADES = ('measured', 'vendor', 'literature', 'estimate')
 class Communication:
     """Isolated cost of one collective (or send and recv pair) in one group: it lasts ``alpha`` + ``transfer``.
 
-        host: shape [C], seconds that the host takes to issue the op.
-    demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, a multiple of 2⁻¹⁰.
+    Arguments: ``alpha`` in seconds uses no link and is not stretched; while it transfers (``transfer`` seconds alone)
+    it demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, a multiple of 2⁻¹⁰.
     """
 
     alpha: float
