@@ -1,3 +1,69 @@
-"""simpar predicts, trains and compares multi-copy, pipeline and optimizer parallelism."""
+"""simpar predicts, trains and compares multi-copy, pipeline and optimizer parallelism.
 
-__version__ = '0.1.0'
+    import simpar
+
+    case = simpar.load_case('examples/multi_copy.yaml', ['plan.copies=4'])
+    prediction = case.predict()
+    prediction.step, prediction.gain, prediction.critical_path.words
+
+Names are imported when they are first used, so that ``import simpar`` costs nothing. The verbs live in modules of their
+name: ``from simpar.lower import lower``, ``simpar.predict``, ``simpar.compare``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from simpar.case import Case as Case
+    from simpar.case import case_of as case_of
+    from simpar.case import load_case as load_case
+    from simpar.cost.price import Effects as Effects
+    from simpar.cost.price import price as price
+    from simpar.engine import simulate as simulate
+    from simpar.plan import Plan as Plan
+    from simpar.predict import Prediction as Prediction
+    from simpar.profiles import cluster as cluster
+    from simpar.profiles import load_profile as load_profile
+    from simpar.profiles import profile_names as profile_names
+    from simpar.program import Program as Program
+    from simpar.schedule import Schedule as Schedule
+    from simpar.schedule import load_schedule as load_schedule
+    from simpar.trace import Trace as Trace
+    from simpar.workload import Network as Network
+    from simpar.workload import Transformer as Transformer
+    from simpar.workload import Workload as Workload
+
+__version__: Final = '0.1.0'
+
+_HOMES: Final = {
+    'Case': 'simpar.case',
+    'Effects': 'simpar.cost.price',
+    'Network': 'simpar.workload',
+    'Plan': 'simpar.plan',
+    'Prediction': 'simpar.predict',
+    'Program': 'simpar.program',
+    'Schedule': 'simpar.schedule',
+    'Trace': 'simpar.trace',
+    'Transformer': 'simpar.workload',
+    'Workload': 'simpar.workload',
+    'case_of': 'simpar.case',
+    'cluster': 'simpar.profiles',
+    'load_case': 'simpar.case',
+    'load_profile': 'simpar.profiles',
+    'load_schedule': 'simpar.schedule',
+    'price': 'simpar.cost.price',
+    'profile_names': 'simpar.profiles',
+    'simulate': 'simpar.engine',
+}
+
+__all__ = sorted([*_HOMES, '__version__'])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -11,15 +11,17 @@ from pathlib import Path
 from simpar.errors import RunFailed
 
 
-def start(verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] = ()) -> int:
+def start(
+    verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] = (), *, silent: bool = False
+) -> int:
     """Run one of the executor's verbs on a schedule file and return its exit code.
 
-    Raises ``RunFailed`` where torch is not installed.
+    Arguments: ``silent`` drops its standard output, so that ours can be one JSON object. Raises ``RunFailed`` where torch is not installed.
     """
     need_torch()
     settings = [word for override in overrides for word in ('--set', override)]
     command = [sys.executable, '-m', 'executor', verb, str(file), *settings, *flags]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL if silent else None).returncode
 
 
 def need_torch() -> None:

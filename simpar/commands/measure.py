@@ -26,9 +26,7 @@ def command(options: argparse.Namespace) -> int:
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
-        if options.json:
-            flags.append('--quiet')
-        code = start('run', options.file, options.set, flags)
+        code = start('run', options.file, options.set, flags, silent=options.json)
         if code:
             return code
         measured = load_trace(recorded)

@@ -1,0 +1,182 @@
+"""The command line: verbs and flags pinned, exit codes, what is printed, how soon."""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simpar import cli
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
+TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
+
+FLAGS = {
+    'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
+    'check': ['--json', '--numerics', '--program', '--set', 'file'],
+    'measure': [
+        '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+    ],
+    'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
+    'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
+    'profiles': ['--json', 'name'],
+    'schema': [],
+}  # fmt: skip
+
+
+def verbs():
+    action = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices
+
+
+def simpar(*words, **environment):
+    """Run the command line in a process of its own: exit code, output, errors, CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, '-m', 'simpar', *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stdout, done.stderr, seconds
+
+
+def test_verbs_and_flags_are_these():
+    found = {
+        name: sorted(action.option_strings[0] if action.option_strings else action.dest for action in verb._actions[1:])
+        for name, verb in verbs().items()
+    }
+    assert found == FLAGS
+
+
+@pytest.mark.parametrize('example', EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_predicted_and_checked(example, capsys):
+    assert cli.main(['run', str(example)]) == 0
+    assert 'Critical path' in capsys.readouterr().out
+    assert cli.main(['check', str(example)]) == 0
+    assert 'collectives of a step' in capsys.readouterr().out
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    for words in (['run', str(TUTORIAL)], ['check', str(TUTORIAL)], ['profiles'], ['profiles', 'h100-sxm-8']):
+        assert cli.main([*words, '--json']) == 0
+        json.loads(capsys.readouterr().out)
+    assert cli.main(['schema']) == 0
+    assert json.loads(capsys.readouterr().out)['title'] == 'simpar schedule'
+
+
+def test_explanation_adds_up_exactly(capsys):
+    assert cli.main(['run', str(EXAMPLES[-1]), '--json']) == 0
+    answer = json.loads(capsys.readouterr().out)
+    saved = sum(row['seconds'] for row in answer['explanation'])
+    assert saved == answer['baseline']['step'] - answer['step']
+
+
+def test_the_plot_the_trace_and_the_recording_are_written(tmp_path, capsys):
+    words = ['--plot', tmp_path / 'deep' / 'p.png', '--trace', tmp_path / 'trace', '--save', tmp_path / 'p.json']
+    assert cli.main(['run', str(TUTORIAL), *map(str, words)]) == 0
+    assert (tmp_path / 'deep' / 'p.png').read_bytes().startswith(b'\x89PNG')
+    assert json.loads((tmp_path / 'trace' / 'rank0.json').read_text(encoding='utf-8'))['traceEvents']
+    assert 'wrote' in capsys.readouterr().out
+    assert cli.main(['compare', str(tmp_path / 'p.json'), str(tmp_path / 'p.json'), '--tolerance', '0%']) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['deep', 'p.json', 'trace']
+
+
+def test_a_comparison_outside_the_tolerance_exits_with_4(tmp_path, capsys):
+    for name, copies in (('a', 1), ('b', 1)):
+        speed = {'a': 1.0, 'b': 0.5}[name]
+        words = ['--set', f'plan.copies={copies}', '--set', f'cluster.slow={{0: {speed}}}']
+        assert cli.main(['run', str(TUTORIAL), *words, '--save', str(tmp_path / name)]) == 0
+    assert cli.main(['compare', str(tmp_path / 'a'), str(tmp_path / 'b')]) == 0
+    assert cli.main(['compare', str(tmp_path / 'a'), str(tmp_path / 'b'), '--tolerance', '10%']) == 4
+    assert 'step' in capsys.readouterr().err
+
+
+def test_a_program_written_by_check_is_read_back(tmp_path, capsys):
+    from simpar.program.text import parse_program
+
+    assert cli.main(['check', str(TUTORIAL), '--program', str(tmp_path / 'x.program'), '--json']) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert parse_program((tmp_path / 'x.program').read_text(encoding='utf-8')).hash == facts['program']
+
+
+WRONG = {
+    'no verb': ([], 2, 'VERB'),
+    'verb': (['rnu', 'x'], 2, 'did you mean run?'),
+    'flag': (['run', 'x.yaml', '--polt', 'y'], 2, 'did you mean --plot?'),
+    'missing file': (['run', 'nowhere.yaml'], 2, 'nowhere.yaml'),
+    'a folder': (['run', 'examples'], 2, 'examples'),
+    'set': (['run', TUTORIAL, '--set', 'plan.copeis=2'], 2, '--set plan.copeis=2'),
+    'cluster': (['run', TUTORIAL, '--set', 'cluster=h100-sxm-9'], 2, 'did you mean h100-sxm-8?'),
+    'ranks': (['run', TUTORIAL, '--set', 'plan.tensor=3'], 2, 'write a divisor of 8 as tensor'),
+    'plot': (['run', TUTORIAL, '--plot', 'x.gif'], 2, '.png'),
+    'tolerance': (['compare', 'a', 'b', '--tolerance', '7'], 2, '10%'),
+    'steps': (['measure', TUTORIAL, '--steps', '0'], 2, 'whole number from 1'),
+    'profile': (['profiles', 'h100'], 2, 'did you mean h100-sxm-8?'),
+    'not a trace': (['compare', TUTORIAL, TUTORIAL], 2, 'multi_copy.yaml'),
+}
+
+
+@pytest.mark.parametrize('case', WRONG, ids=str)
+def test_wrong_use_is_one_screen_and_never_a_traceback(case):
+    words, code, said = WRONG[case]
+    returned, out, errors, _ = simpar(*words)
+    assert (returned, out) == (code, '')
+    assert said in errors
+    assert 'Traceback' not in errors
+    assert len(errors.splitlines()) <= 25
+
+
+def test_an_unwritable_output_is_named(tmp_path):
+    target = tmp_path / 'file'
+    target.write_text('x', encoding='utf-8')
+    code, _, errors, _ = simpar('run', TUTORIAL, '--save', target / 'below.json')
+    assert code == 2
+    assert 'Traceback' not in errors
+    assert str(target) in errors
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f'{sys.executable} -m simpar check {TUTORIAL} | head -1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr == ''
+
+
+def test_without_torch_measuring_says_what_to_install(tmp_path):
+    (tmp_path / 'sitecustomize.py').write_text(
+        'import importlib.util as u, sys\n'
+        'find = u.find_spec\n'
+        'u.find_spec = lambda name, package=None: None if name == "torch" else find(name, package)\n',
+        encoding='utf-8',
+    )
+    for words in (['measure', TUTORIAL], ['check', TUTORIAL, '--numerics']):
+        code, _, errors, _ = simpar(*words, PYTHONPATH=str(tmp_path))
+        assert code == 5
+        assert errors == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+
+
+def test_answers_come_soon():
+    """CPU seconds, best of three on a machine that others use too: help 0.3, the tutorial's prediction 1.5."""
+    assert min(simpar('--help')[3] for _ in range(3)) <= 0.3
+    assert min(simpar('run', TUTORIAL)[3] for _ in range(3)) <= 1.5
+
+
+def test_the_same_file_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
+    traces = []
+    for seed in ('0', '1', 'random'):
+        folder = tmp_path / seed
+        code, *_ = simpar('run', TUTORIAL, '--trace', folder, '--save', folder / 'saved', PYTHONHASHSEED=seed)
+        assert code == 0
+        files = sorted(path for path in folder.rglob('*') if path.is_file())
+        traces.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    assert traces[0] == traces[1] == traces[2]
+    assert len(traces[0]) == 10
