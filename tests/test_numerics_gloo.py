@@ -1,0 +1,93 @@
+"""On gloo: covering plans in one persistent pool of ranks train as the unsharded model does, and as they do in process."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from sabotage import change_ops, skip
+
+from executor.backend import Pool
+from executor.inprocess import InProcess
+from executor.numerics import compare
+from executor.reference import Reference
+from executor.result import Result
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+
+pytestmark = pytest.mark.torch
+
+WORLD = 4
+STEPS = 3
+GPT = Workload(
+    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2),
+    batch=8,
+    optimizer=Sgd(learning_rate=0.05),
+)
+GQA = replace(GPT, model=replace(GPT.model, kv_heads=2, tied=True, vocab=25))
+MLP = Workload(
+    model=Network(
+        layers=(Dense(inputs=12, outputs=16), Relu(), Dense(inputs=16, outputs=8), Relu(), Dense(inputs=8, outputs=10)),
+        weight_deviation=0.3,
+    ),
+    batch=16,
+    optimizer=Sgd(learning_rate=0.1),
+)
+MSE = replace(MLP, loss='mse', optimizer=Adam(learning_rate=0.01))
+CASES = {
+    'data 4': (GPT, Plan(data=4)),
+    'data 4, copies 2': (GPT, Plan(data=4, copies=2)),
+    'tensor 4': (GPT, Plan(tensor=4)),
+    'tensor 4, copies 2': (GPT, Plan(tensor=4, copies=2)),
+    'tensor 4, copies 4, late': (GPT, Plan(tensor=4, copies=4, reduce='late')),
+    'tensor 4, sequence parallel, copies 2': (GPT, Plan(tensor=4, sequence_parallel=True, copies=2)),
+    'data 2, tensor 2': (GPT, Plan(data=2, tensor=2)),
+    'data 2, tensor 2, copies 4, summed': (GPT, Plan(data=2, tensor=2, copies=4, copies_loss='sum')),
+    'data 2, tensor 2, sequence parallel': (GPT, Plan(data=2, tensor=2, sequence_parallel=True)),
+    'data 2, tensor 2, sequence parallel, copies 2, late': (
+        GPT,
+        Plan(data=2, tensor=2, sequence_parallel=True, copies=2, reduce='late'),
+    ),
+    'grouped queries, tied, whole vocabulary': (GQA, Plan(data=2, tensor=2, copies=2)),
+    'single stream': (GPT, Plan(tensor=4, copies=2, streams='single')),
+    'network, tensor 4, copies 2': (MLP, Plan(tensor=4, copies=2)),
+    'network, data 2, tensor 2, late': (MLP, Plan(data=2, tensor=2, copies=2, reduce='late')),
+    'network, mean squared error, Adam': (MSE, Plan(data=2, tensor=2, copies=2)),
+    'network, mean squared error, tensor 4, late': (MSE, Plan(tensor=4, copies=4, reduce='late')),
+}
+
+
+@pytest.fixture(scope='module')
+def pool():
+    with Pool(WORLD, timeout=60) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_plan_on_gloo_trains_as_the_unsharded_model(pool, name):
+    workload, plan = CASES[name]
+    program = lower(workload, plan, WORLD)
+    run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)
+    found = Result(run.losses, run.parameters, run.gradients)
+    wanted = Reference(workload, plan).run(STEPS)
+    worst = max(compare(found, wanted), key=lambda deviation: deviation.error)
+    assert worst.error <= 1e-5, worst
+    in_process = InProcess(program, dtype=torch.float32).run(STEPS)
+    assert found.losses == pytest.approx(in_process.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize('control', ['a gradient skipped', 'a mask wrong'])
+def test_what_is_wrong_is_found_wrong(pool, control):
+    """Negative controls: the same comparison fails where the program is not right."""
+    workload, plan = CASES['tensor 4, copies 2']
+    program = lower(workload, plan, WORLD)
+    if control == 'a gradient skipped':
+        program = skip(program, 'layer1.fc2.W', 1)
+    else:
+        program = change_ops(program, 'layer0.attention.F', attributes={'causal': False})
+    run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)
+    found = Result(run.losses, run.parameters, run.gradients)
+    deviations = compare(found, Reference(workload, plan).run(STEPS))
+    assert max(deviation.error for deviation in deviations) > 1e-3
