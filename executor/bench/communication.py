@@ -1,0 +1,80 @@
+"""Communication items: collectives over their range of sizes, in groups of every size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from executor.bench.compute import unique
+from executor.bench.item import Item, group_sizes, isolate, operand, partition_name, result
+from executor.bench.sizes import Sizes
+from executor.collectives import SMALL
+from executor.net import Net
+from simpar.program import OpClass, Program, Tensor
+from simpar.program.op import COLLECTIVES
+
+WIDTH = 4
+"""Bytes of a number."""
+
+
+def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
+    """Every collective in groups of every size; the groups of one size communicate at once."""
+    largest = net.rate * sizes.message_seconds
+    return [
+        collective(operator, members, size)
+        for members in group_sizes(world)
+        for operator in COLLECTIVES
+        for size in sizes.messages
+        if size == min(sizes.messages) or size <= largest
+    ]
+
+
+def collective(operator: str, members: int, size: int) -> Item:
+    """A collective of fp32 numbers.
+
+    Arguments: ``size`` in bytes of the full vector, rounded up to whole numbers for every member.
+    """
+    part = -(-size // (WIDTH * members))
+    whole = part * members
+    shape, out = {
+        'all_reduce': (whole, whole),
+        'all_gather': (part, whole),
+        'reduce_scatter': (whole, part),
+    }[operator]
+    name = f'{operator}.{members}.{size}'
+    read, written = operand((shape,)), result(f'{name}>out', (out,))
+    op = OpClass(
+        name=name,
+        kind='collective',
+        operator=operator,
+        phase='F',
+        bytes=float(WIDTH * whole),
+        partition=partition_name(members),
+        reduce='' if operator == 'all_gather' else 'sum',
+        reads=(read.name,),
+        writes=(written.name,),
+        frees=(written.name,),
+        attributes={} if operator == 'all_reduce' else {'dim': 0},
+    )
+    return _item(op, members, (read, written))
+
+
+def program_messages(program: Program, world: int, prefix: str) -> list[Item]:
+    """The distinct collectives of a program, alone, as far as this world has groups of their size."""
+    found = []
+    for op in program.op_classes:
+        alone = isolate(program, replace(op, name=f'{prefix}.{op.name}'), world) if op.kind == 'collective' else None
+        if alone is not None:
+            found.append(_item(alone[0], program.partitions[op.partition].size, alone[1]))
+    return unique(found)
+
+
+def _item(op: OpClass, members: int, tensors: tuple[Tensor, ...]) -> Item:
+    exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
+    key = {
+        'operator': op.operator,
+        'ranks': members,
+        'nodes': 1,
+        'bytes': int(op.bytes),
+        'algorithm': 'exchange' if exchanged else 'ring',
+    }
+    return Item('collective', key, (op,), tensors)

@@ -1,0 +1,138 @@
+"""Items: what is measured, each one op class on tensors that every rank holds whole, and programs that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
+
+COMPUTE: Final = 'compute'
+COMMUNICATION: Final = 'communication'
+DRAWN: Final = 'normal:0.02'
+"""How operands start: numbers of any size, so that no kernel meets a special case."""
+ANY_SIZE: Final = frozenset({'embedding', 'ce_sum', 'cross_entropy'})
+"""Operators that are told a partition and do the same work whatever its size is."""
+Key = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One line of a table.
+
+    Arguments: ``table``, matmul, attention, operator or collective; ``key``, its columns without the times; ``ops``,
+    run one after the other, of which the last is measured; ``tensors`` that they touch.
+    """
+
+    table: str
+    key: Key
+    ops: tuple[OpClass, ...]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the op that is measured."""
+        return self.ops[-1].name
+
+
+def partition_name(size: int) -> str:
+    """The partition of a bench program into groups of so many neighbouring ranks."""
+    return f'of{size}'
+
+
+def group_sizes(world: int) -> list[int]:
+    """Sizes of groups that ``world`` ranks can be cut into: powers of two, and all."""
+    powers = {2**power for power in range(1, 20) if world % 2**power == 0}
+    return sorted(powers | ({world} if world > 1 else set()))
+
+
+def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ()) -> Program:
+    """A program in which every rank runs the items in this order, communication on a stream of its own.
+
+    Arguments: ``streams`` to have, those that the items need unless given.
+    """
+    sizes = group_sizes(world)
+    ranks = np.arange(world, dtype=np.int32)
+    builder = ProgramBuilder(world, [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes])
+    for tensor in {tensor.name: tensor for item in items for tensor in item.tensors}.values():
+        builder.add_tensor(tensor)
+    ops = [op for item in items for op in item.ops]
+    for op in {op.name: op for op in ops}.values():
+        builder.add_op_class(op)
+    slots = [(op.name, COMPUTE if op.kind == 'compute' else COMMUNICATION, 0, 0) for op in ops]
+    used = {stream for _, stream, _, _ in slots}
+    streams = streams or tuple(stream for stream in (COMPUTE, COMMUNICATION) if stream in used)
+    builder.add_role('all', range(world), slots, streams)
+    return builder.build()
+
+
+def operand(shape: tuple[int, ...], place: int = 0, initial: str = DRAWN, dtype: str = 'fp32') -> Tensor:
+    """A tensor that is there from the start; those of one form and place are one tensor.
+
+    Arguments: ``place`` among the operands of one op, so that no two of them are the same memory.
+    """
+    size = 'x'.join(map(str, shape))
+    return Tensor(f'{initial}.{dtype}.{size}.{place}', 'state', shape, dtype, initial=initial)
+
+
+def result(name: str, shape: tuple[int, ...], dtype: str = 'fp32') -> Tensor:
+    """A tensor that an op writes, and frees at once."""
+    return Tensor(name, 'activation', shape, dtype)
+
+
+def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[Tensor, ...]] | None:
+    """An op of any program alone, on its local shapes; None where it needs groups that ``world`` cannot form."""
+    attributes, partition = dict(op.attributes), op.partition or str(op.attributes.get('partition', ''))
+    if partition:
+        size = program.partitions[partition].size
+        if size not in group_sizes(world) and op.operator in ANY_SIZE:
+            size = world
+        if size not in group_sizes(world):
+            return None
+        partition = partition_name(size)
+        attributes |= {'partition': partition} if op.kind == 'compute' else {}
+    reads = _operands(program, op)
+    updates = op.phase == 'U'
+    writes = [reads[op.reads.index(name)] if updates else _written(program, op, name) for name in op.writes]
+    sums = [replace(_written(program, op, name), kind='gradient') for name in op.accumulates]
+    alone = replace(
+        op,
+        partition=partition if op.kind != 'compute' else '',
+        attributes=attributes,
+        reads=tuple(tensor.name for tensor in reads),
+        writes=tuple(tensor.name for tensor in writes),
+        accumulates=tuple(tensor.name for tensor in sums),
+        frees=() if updates else tuple(tensor.name for tensor in (*writes, *sums)),
+    )
+    return alone, tuple({tensor.name: tensor for tensor in (*reads, *writes, *sums)}.values())
+
+
+def _operands(program: Program, op: OpClass) -> list[Tensor]:
+    """What an op reads, in the order that it reads it; updates have tensors of their own, for they change them."""
+    found = []
+    for place, name in enumerate(op.reads):
+        tensor = program.tensor[name]
+        shape = program.local_shape(tensor)
+        made = operand(shape, place, _initial(tensor), tensor.dtype)
+        found.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
+    return found
+
+
+def _initial(tensor: Tensor) -> str:
+    if not tensor.dtype.startswith('int'):
+        return tensor.initial if tensor.kind in ('parameter', 'state') else DRAWN
+    return tensor.initial if tensor.initial.startswith(('tokens:', 'classes:')) else 'classes:2'
+
+
+def _written(program: Program, op: OpClass, name: str) -> Tensor:
+    tensor = program.tensor[name]
+    return result(f'{op.name}>{name}', program.local_shape(tensor), tensor.dtype)
+
+
+def twice(item: Item) -> Item:
+    """The same op a second time, when it adds to what the first has left instead of creating it."""
+    first, second = (replace(item.ops[-1], name=f'{item.name}.{word}') for word in ('first', 'again'))
+    return replace(item, ops=(replace(first, frees=()), second))

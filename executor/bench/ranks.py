@@ -1,0 +1,80 @@
+"""Ranks that also say how much CPU time every op took: on a machine that is shared, wall time alone misleads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from executor import process, rank
+from executor.backend import Pool
+from executor.machine import Work
+from executor.process import Setup
+from executor.rank import Request
+from executor.real import RealMachine
+from simpar.program import Program
+from simpar.trace import Times, Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """A run: its trace, and ``cpu_RKS``, seconds of CPU time, shape [ranks, steps, slots]: of the op's own thread for
+    compute, of the whole process for communication, whose work gloo's threads do."""
+
+    trace: Trace
+    cpu_RKS: Times
+
+
+class TimedPool(Pool):
+    """A pool of pinned ranks, each with one thread for computation."""
+
+    def timed(self, program: Program, steps: int) -> Timed:
+        """Run a program for some steps, back to back; see ``Pool.run``."""
+        execution = self.perform(program, Request(steps=steps))
+        shape = (steps, len(program.role(0)))
+        cpu = [np.fromfile(_file(self._folder, rank)).reshape(shape) for rank in range(program.world)]
+        return Timed(execution.trace, np.array(cpu))
+
+    def _start(self, target: Callable[..., object], *arguments: object) -> Any:
+        return super()._start(main if target is process.main else target, *arguments)
+
+
+def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
+    """A rank's process, in which the machine of real compute is one that reads CPU clocks."""
+    TimedMachine.place = _file(setup.folder, setup.rank)
+    vars(rank)['RealMachine'] = TimedMachine
+    process.main(replace(setup, threads=1), pipe, lifeline)
+
+
+class TimedMachine(RealMachine):
+    """Real compute; leaves CPU times in the file ``place``."""
+
+    place: ClassVar[Path]
+
+    def __init__(self, program: Program, rank: int, steps: int, *more: Any) -> None:
+        super().__init__(program, rank, steps, *more)
+        shape = (steps, len(program.role(rank)))
+        self._cpu_KS: Times = np.asarray(np.memmap(self.place, dtype=np.float64, mode='w+', shape=shape))
+
+    def compute(self, work: Work, arrived: float) -> float:
+        """As real compute does."""
+        before = time.thread_time()
+        end = super().compute(work, arrived)
+        self._cpu_KS[work.step, work.slot] = time.thread_time() - before
+        return end
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """As real compute does."""
+        before = time.process_time()
+        end = super().communicate(work, arrived)
+        self._cpu_KS[work.step, work.slot] = time.process_time() - before
+        return end
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f'cpu{rank}'

@@ -1,0 +1,57 @@
+"""Samples: items in shuffled orders on one set of ranks, warm-ups dropped, every repeat kept."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.bench.item import Item, program_of
+from executor.bench.ranks import Timed, TimedPool
+from simpar.trace import Times
+
+WARM_UP = 2
+"""Steps of every run that do not count."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Repeats of one item on all ranks: seconds by the clock and of CPU time."""
+
+    wall: Times
+    cpu: Times
+
+
+def sample(
+    pool: TimedPool, items: Sequence[Item], orders: int, trials: int, seed: int, said: Callable[[], None] = lambda: None
+) -> list[Samples]:
+    """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
+
+    Arguments: ``orders``, shuffled ones; ``trials`` in each that count; ``said`` is called after each order.
+    """
+    shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
+    for _ in range(orders):
+        order = list(items)
+        shuffled.shuffle(order)
+        run = pool.timed(program_of(order, pool.world), WARM_UP + trials)
+        for name, wall, cpu in seconds_by_op(run):
+            found[name].append((wall, cpu))
+        said()
+    return [
+        Samples(*(np.concatenate([pair[which] for pair in found[item.name]]) for which in (0, 1))) for item in items
+    ]
+
+
+def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
+    """Op class, seconds from start to end and CPU seconds of every slot, over steps that count and all ranks."""
+    role = run.trace.program.role(0)
+    lanes = run.trace.lanes
+    wall_RKS = np.array([lane.end_KS - lane.start_KS for lane in lanes])[:, WARM_UP:]
+    cpu_RKS = run.cpu_RKS[:, WARM_UP:]
+    return [
+        (run.trace.program.op(role, slot).name, wall_RKS[:, :, slot].ravel(), cpu_RKS[:, :, slot].ravel())
+        for slot in range(len(role))
+    ]

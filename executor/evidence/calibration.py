@@ -1,0 +1,122 @@
+"""Communication calibrated in the run that it is used in, on sizes other than those of the schedules.
+
+Each collective is measured over a range of sizes; seconds are α + size / rate by relative least squares over the 10th
+percentiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor.assemble import Execution
+from simpar.cost.model import CollectiveCost
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
+
+LOW = 0.1
+REPEATS = 3
+Kind = tuple[str, int]
+"""A collective and the number of ranks in its group."""
+
+
+def kinds_of(programs: Iterable[Program]) -> dict[Kind, set[int]]:
+    """The collectives of some programs, and the sizes that they carry."""
+    found: dict[Kind, set[int]] = {}
+    for program in programs:
+        for op in program.op_classes:
+            if op.kind == 'collective':
+                kind = (op.operator, program.partitions[op.partition].size)
+                found.setdefault(kind, set()).add(int(op.bytes))
+    return found
+
+
+def sizes_around(used: set[int], count: int = 5) -> list[int]:
+    """Sizes that span those used and equal none of them, multiples of 4096 bytes."""
+    low, high = min(used) * 0.7, max(used) * 1.35
+    grid = np.geomspace(low, max(high, 4 * low), count)
+    sizes = [max(4096, round(size / 4096) * 4096) for size in grid.tolist()]
+    return sorted({size + 4096 if size in used else size for size in sizes})
+
+
+def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
+    """A program that does nothing but this collective, each size ``REPEATS`` times in a row."""
+    operator, ranks = kind
+    groups = np.arange(world, dtype=np.int32).reshape(-1, ranks)
+    builder = ProgramBuilder(world, [Partition('group', groups)])
+    slots = []
+    for size in sizes:
+        for repeat in range(REPEATS):
+            names = [f'{part}.{size}.{repeat}' for part in ('in', 'out')]
+            for name in names:
+                builder.add_tensor(Tensor(name, 'state', (size // 4,), 'fp32'))
+            op = OpClass(
+                name=f'{operator}.{size}.{repeat}',
+                kind='collective',
+                operator=operator,
+                phase='F',
+                bytes=float(size),
+                partition='group',
+                reduce='' if operator == 'all_gather' else 'sum',
+                reads=(names[0],),
+                writes=(names[1],),
+                attributes={} if operator == 'all_reduce' else {'dim': 0},
+            )
+            builder.add_op_class(op)
+            slots.append((op.name, 'group', 0, 0))
+    builder.add_role('all', range(world), slots, ('group',))
+    return builder.build()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of a collective: ``alpha`` + size / ``rate``; ``residual``, the largest relative misfit."""
+
+    alpha: float
+    rate: float
+    residual: float
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of single collectives by size, over all runs of a calibration program."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, execution: Execution) -> None:
+        """Take a run's durations, from the last participant's arrival to the last end; the first step is warm-up."""
+        trace = execution.trace
+        program = trace.program
+        for slot, index in enumerate(program.roles[0].op_class.tolist()):
+            size = int(program.op_classes[index].bytes)
+            lanes = [trace.lane(rank) for rank in program.partitions['group'].members(0)]
+            start = np.max([lane.start_KS[1:, slot] for lane in lanes], axis=0)
+            end = np.max([lane.end_KS[1:, slot] for lane in lanes], axis=0)
+            self.seconds.setdefault(size, []).extend((end - start).tolist())
+
+    def fit(self) -> Line:
+        """The line that misses the low quantiles least, relatively."""
+        sizes = np.array(sorted(self.seconds), dtype=np.float64)
+        low = np.array([np.quantile(self.seconds[int(size)], LOW) for size in sizes.tolist()])
+        rows = np.stack([1 / low, sizes / low], axis=1)
+        (alpha, slope), *_ = np.linalg.lstsq(rows, np.ones_like(low), rcond=None)
+        if alpha < 0:
+            alpha, slope = 0.0, float(np.mean(low / sizes))
+        residual = float(np.max(np.abs((alpha + slope * sizes) / low - 1)))
+        return Line(float(alpha), 1 / float(slope), residual)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedCollectives:
+    """Prices collectives by their lines; each rank's one link is taken whole while they transfer."""
+
+    lines: dict[Kind, Line]
+
+    def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
+        """α + size / rate."""
+        line = self.lines[op.operator, len(ranks)]
+        transfer = op.bytes / line.rate
+        why = f'calibrated in this run: {line.alpha * 1e3:.3g} ms + bytes / {line.rate / 1e6:.4g} MB/s'
+        links = tuple((f'wire/{rank}', 1.0) for rank in ranks)
+        return CollectiveCost(line.alpha, transfer, transfer, links, why, 'measured')

@@ -1,0 +1,178 @@
+"""Predicts and measures all cases in one run: one pool of ranks, rounds in shuffled order, calibration among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.assemble import Execution
+from executor.backend import Pool
+from executor.evidence.calibration import CalibratedCollectives, Kind, Line, Samples, kinds_of, program_of, sizes_around
+from executor.evidence.cases import EvidenceCase
+from executor.measure import FIRST_STEADY, Statistics
+from executor.net import Net
+from executor.rank import Request
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.hardware import Cluster, ShareFigure
+from simpar.profiles import cluster, load_profile, shaped
+from simpar.program import Program
+
+STEPS = 4
+APART = 0.05
+"""Steps that are predicted further apart than this must be measured in the same order."""
+BESIDE = 0.9
+"""Speed of emulated compute beside a collective."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One program of a round, and who takes what is measured."""
+
+    program: Program
+    request: Request
+    take: Callable[[Execution], None]
+
+
+def steady_steps(execution: Execution) -> list[float]:
+    """Seconds of the steps from the third on."""
+    times: list[float] = execution.trace.step_times[FIRST_STEADY:].tolist()
+    return times
+
+
+def _into(found: list[float]) -> Callable[[Execution], None]:
+    return lambda execution: found.extend(steady_steps(execution))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One case: predicted seconds of a step, measured ones, and the same of the case that gain is measured from."""
+
+    case: EvidenceCase
+    predicted: float
+    measured: Statistics
+    gain_predicted: float | None
+    gain_measured: float | None
+
+    @property
+    def error(self) -> float:
+        """predicted / the 10th percentile measured − 1."""
+        return self.predicted / self.measured.p10 - 1
+
+    @property
+    def gain_error(self) -> float:
+        """Difference of the gains, as a share; 0 for a baseline."""
+        if self.gain_predicted is None or self.gain_measured is None:
+            return 0.0
+        return self.gain_predicted - self.gain_measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """All rows of a run, and the lines that communication was calibrated to."""
+
+    net: Net
+    world: int
+    rows: tuple[Row, ...]
+    lines: dict[Kind, Line]
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a step."""
+        return max(abs(row.error) for row in self.rows)
+
+    @property
+    def worst_gain(self) -> float:
+        """The largest error of a gain."""
+        return max(abs(row.gain_error) for row in self.rows)
+
+    @property
+    def disordered(self) -> list[tuple[str, str]]:
+        """Pairs predicted clearly apart and measured the other way round."""
+        wrong = []
+        for one, other in itertools.combinations(self.rows, 2):
+            apart = abs(one.predicted - other.predicted) > APART * min(one.predicted, other.predicted)
+            if apart and (one.predicted < other.predicted) != (one.measured.p10 < other.measured.p10):
+                wrong.append((one.case.name, other.case.name))
+        return wrong
+
+
+def gather(
+    cases: Sequence[EvidenceCase],
+    net: Net,
+    world: int,
+    *,
+    rounds: int = 20,
+    steps_a_run: int = STEPS,
+    timeout: float = 60.0,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Evidence:
+    """Measure everything, calibrate from the same rounds, predict.
+
+    Arguments: ``rounds`` that count, after one of warm-up; ``steps_a_run``, of which those from the third on count;
+    ``progress`` is told the rounds done and all. Raises ``RunFailed``.
+    """
+    hardware = emulated_cluster(net, world)
+    samples: dict[Kind, Samples] = {}
+    steps: dict[str, list[float]] = {}
+    jobs: list[Job] = []
+    for case in cases:
+        request = Request(compute='emulated', costs=price(case.program, hardware), steps=steps_a_run)
+        found = steps.setdefault(case.name, [])
+        jobs.append(Job(case.program, request, _into(found)))
+    for kind, used in kinds_of(case.program for case in cases).items():
+        program = program_of(kind, sizes_around(used), world)
+        samples[kind] = Samples()
+        request = Request(compute='emulated', costs=price(program, hardware), steps=2)
+        jobs.append(Job(program, request, samples[kind].add))
+    with Pool(world, net=net, timeout=timeout, pinned=True) as pool:
+        _measure(jobs, pool, rounds, progress)
+    lines = {kind: found.fit() for kind, found in samples.items()}
+    calibrated = CalibratedCollectives(lines)
+    predicted = {
+        case.name: simulate(case.program, price(case.program, hardware, collective=calibrated)).step for case in cases
+    }
+    measured = {name: Statistics(np.array(found)) for name, found in steps.items()}
+    return Evidence(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)
+
+
+def emulated_cluster(net: Net, world: int) -> Cluster:
+    """CPU cores over one shaped link each; compute is slowed beside collectives, as given, and collectives are not."""
+    profile = shaped(load_profile('cpu-gloo'), str(net), net.rate, net.latency)
+
+    def factor(value: float) -> ShareFigure:
+        return ShareFigure(value=value, source='given to the emulated device', grade='estimate')
+
+    slow_down = dataclasses.replace(
+        profile.slow_down, matrix=factor(BESIDE), memory=factor(BESIDE), collective=factor(1.0)
+    )
+    return cluster(dataclasses.replace(profile, slow_down=slow_down, devices=world))
+
+
+def _measure(jobs: Sequence[Job], pool: Pool, rounds: int, progress: Callable[[int, int], None]) -> None:
+    """Run every job once a round, in a new order each; the first round is warm-up."""
+    shuffled, order = random.Random(0), list(jobs)
+    for turn in range(rounds + 1):
+        shuffled.shuffle(order)
+        for job in order:
+            execution = pool.perform(job.program, job.request)
+            if turn:
+                job.take(execution)
+        progress(turn, rounds)
+
+
+def _row(case: EvidenceCase, predicted: dict[str, float], steps: dict[str, Statistics]) -> Row:
+    if not case.against:
+        return Row(case, predicted[case.name], steps[case.name], None, None)
+    return Row(
+        case,
+        predicted[case.name],
+        steps[case.name],
+        predicted[case.against] / predicted[case.name] - 1,
+        steps[case.against].p10 / steps[case.name].p10 - 1,
+    )
