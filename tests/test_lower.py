@@ -146,7 +146,7 @@ def test_gradients_of_cut_norms_are_summed_over_all_ranks():
     """Every tensor rank sees only its tokens, so a norm's gradient is summed over data × tensor."""
     program = lower(GPT, Plan(tensor=2, sequence_parallel=True), 4)
     over = {name: op.partition for op in program.op_classes if op.name.count('gradients') for name in op.reads}
-    assert over['d:layer0.norm1.gain'] == 'world'
+    assert over['d:layer0.norm1.gain'] == 'stage'
     assert over['d:layer0.qkv.weight'] == 'data'
 
 

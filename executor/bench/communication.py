@@ -70,7 +70,7 @@ def program_messages(program: Program, world: int, prefix: str) -> list[Item]:
 
 def _item(op: OpClass, members: int, tensors: tuple[Tensor, ...]) -> Item:
     exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
-    key = {
+    key: dict[str, int | str] = {
         'operator': op.operator,
         'ranks': members,
         'nodes': 1,

@@ -16,6 +16,8 @@ DRAWN: Final = 'normal:0.02'
 """How operands start: numbers of any size, so that no kernel meets a special case."""
 ANY_SIZE: Final = frozenset({'embedding', 'ce_sum', 'cross_entropy'})
 """Operators that are told a partition and do the same work whatever its size is."""
+LOGARITHMS: Final = frozenset({'ce_loss'})
+"""Operators that may not read negative numbers."""
 Key = Mapping[str, int | str]
 
 
@@ -24,13 +26,15 @@ class Item:
     """One line of a table.
 
     Arguments: ``table``, matmul, attention, operator or collective; ``key``, its columns without the times; ``ops``,
-    run one after the other, of which the last is measured; ``tensors`` that they touch.
+    run one after the other, of which the last is measured; ``tensors`` that they touch; ``weight`` in the mean of all
+    items that have this key.
     """
 
     table: str
     key: Key
     ops: tuple[OpClass, ...]
     tensors: tuple[Tensor, ...]
+    weight: int = 1
 
     @property
     def name(self) -> str:
@@ -116,14 +120,15 @@ def _operands(program: Program, op: OpClass) -> list[Tensor]:
     for place, name in enumerate(op.reads):
         tensor = program.tensor[name]
         shape = program.local_shape(tensor)
-        made = operand(shape, place, _initial(tensor), tensor.dtype)
+        made = operand(shape, place, _initial(tensor, op.operator), tensor.dtype)
         found.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
     return found
 
 
-def _initial(tensor: Tensor) -> str:
+def _initial(tensor: Tensor, operator: str) -> str:
     if not tensor.dtype.startswith('int'):
-        return tensor.initial if tensor.kind in ('parameter', 'state') else DRAWN
+        given = tensor.kind in ('parameter', 'state')
+        return tensor.initial if given else 'ones' if operator in LOGARITHMS else DRAWN
     return tensor.initial if tensor.initial.startswith(('tokens:', 'classes:')) else 'classes:2'
 
 

@@ -31,11 +31,21 @@ class Timed:
 
 
 class TimedPool(Pool):
-    """A pool of pinned ranks, each with one thread for computation."""
+    """A pool of ranks with one thread for computation each.
+
+    Arguments: as of ``Pool``; ``favour``: communication is scheduled before computation.
+    """
+
+    def __init__(self, world: int, *, favour: bool = False, **more: Any) -> None:
+        self._favour = favour
+        super().__init__(world, **more)
+
+    def __enter__(self) -> TimedPool:
+        return self
 
     def timed(self, program: Program, steps: int) -> Timed:
         """Run a program for some steps, back to back; see ``Pool.run``."""
-        execution = self.perform(program, Request(steps=steps))
+        execution = self.perform(program, Request(steps=steps, favour=self._favour))
         shape = (steps, len(program.role(0)))
         cpu = [np.fromfile(_file(self._folder, rank)).reshape(shape) for rank in range(program.world)]
         return Timed(execution.trace, np.array(cpu))

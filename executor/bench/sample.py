@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.bench.item import Item, program_of
 from executor.bench.ranks import Timed, TimedPool
@@ -15,6 +16,9 @@ from simpar.trace import Times
 
 WARM_UP = 2
 """Steps of every run that do not count."""
+QUIET = 0.02
+TICK = 5e-6
+"""Wall time may exceed CPU time by this share, or by so many seconds of reading clocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +27,11 @@ class Samples:
 
     wall: Times
     cpu: Times
+
+    @property
+    def quiet(self) -> NDArray[np.bool_]:
+        """Which repeats had the processor to themselves: hardly longer than their CPU time."""
+        return self.wall - self.cpu < np.maximum(QUIET * self.wall, TICK)
 
 
 def sample(

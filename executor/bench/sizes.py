@@ -62,8 +62,13 @@ FULL: Final = Sizes(
     sequences=(16, 64, 256, 1024),
     pairs=(1, 4, 16, 64, 256),
     scores=2**22,
-    probes=(*QUICK.probes, Probe(8, 16, 64, 512), Probe(8, 64, 256, 2048), Probe(8, 128, 512, 8192),
-            Probe(8, 256, 1024, 16384)),  # fmt: skip
+    probes=(
+        *QUICK.probes,
+        Probe(8, 16, 64, 512),
+        Probe(8, 64, 256, 2048),
+        Probe(8, 128, 512, 8192),
+        Probe(8, 256, 1024, 16384),
+    ),
     moved=256e6,
     messages=tuple(2**power for power in range(8, 27)),
     message_seconds=0.2,

@@ -10,35 +10,47 @@ from simpar.errors import Infeasible
 from simpar.plan import Plan
 from simpar.program import Partition, grid
 
+PIPELINE = 'pipeline'
 DATA = 'data'
 TENSOR = 'tensor'
-WORLD = 'world'
+STAGE = 'stage'
+"""All data and tensor ranks of one pipeline rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Degrees of data and tensor parallelism and the number of copies."""
+    """Degrees of parallelism, and how often the batch is cut.
+
+    Arguments: ``placement``, stage → pipeline rank.
+    """
 
     data: int
     tensor: int
     copies: int
+    pipeline: int = 1
+    micro_batches: int = 1
+    placement: tuple[int, ...] = (0,)
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.data * self.tensor
+        return self.pipeline * self.data * self.tensor
 
     def partitions(self) -> dict[str, Partition]:
-        """Tensor ranks are neighbours; ``world`` holds all ranks in one group where both degrees are above 1."""
-        partitions = grid(self.world, {DATA: self.data, TENSOR: self.tensor})
+        """Tensor ranks are neighbours, pipeline ranks blocks; ``stage`` joins the data and tensor ranks of a block."""
+        partitions = grid(self.world, {PIPELINE: self.pipeline, DATA: self.data, TENSOR: self.tensor})
         if self.data > 1 and self.tensor > 1:
-            partitions[WORLD] = Partition(WORLD, np.arange(self.world, dtype=np.int32).reshape(1, -1))
+            partitions[STAGE] = Partition(STAGE, np.arange(self.world, dtype=np.int32).reshape(self.pipeline, -1))
         return partitions
+
+    def pipeline_rank(self, stage: int) -> int:
+        """The pipeline rank that a stage is on."""
+        return self.placement[stage]
 
     def summing(self, *, over_tensor: bool) -> str:
         """The partition that a parameter's gradient is summed over, or nothing where no one else has a part of it."""
         if over_tensor and self.tensor > 1:
-            return WORLD if self.data > 1 else TENSOR
+            return STAGE if self.data > 1 else TENSOR
         return DATA if self.data > 1 else ''
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import prod
 
 from simpar.errors import ProgramError
-from simpar.lower.mesh import DATA, TENSOR, Mesh
+from simpar.lower.mesh import DATA, PIPELINE, TENSOR, Mesh
 from simpar.lower.value import Value
 from simpar.program import Cut, OpClass, Partition, Tensor
 from simpar.program.op import Attribute, Phase
@@ -32,10 +32,12 @@ class Tape:
         self.partitions: dict[str, Partition] = mesh.partitions()
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[OpClass] = []
+        self.stage = 0
+        self.stage_of: dict[str, int] = {}
         self.partial_gradients: set[str] = set()
         self.notes: list[str] = []
         self._gradients: dict[str, list[Value]] = {}
-        self._backward: list[Callable[[], None]] = []
+        self._backward: list[tuple[int, Callable[[], None]]] = []
 
     # tensors
 
@@ -102,17 +104,19 @@ class Tape:
     # ops
 
     def emit(self, op: OpClass) -> None:
-        """Append an op class."""
+        """Append an op class to the current stage."""
         self.ops.append(op)
+        self.stage_of[op.name] = self.stage
 
     def on_backward(self, rule: Callable[[], None]) -> None:
         """Remember what to emit when the backward pass comes by here."""
-        self._backward.append(rule)
+        self._backward.append((self.stage, rule))
 
     def backpropagate(self) -> None:
-        """Emit the backward ops, last operator first."""
+        """Emit the backward ops, last operator first, each in the stage of its forward."""
         while self._backward:
-            self._backward.pop()()
+            self.stage, rule = self._backward.pop()
+            rule()
 
     def compute(
         self,
@@ -236,6 +240,45 @@ class Tape:
             return
         whole = gradient.like(f'{gradient.name}.whole', cut=None)
         self.contribute(value, self.collective('all_gather', 'I', gradient, whole, dim=target.cut or 0))
+
+    # stages
+
+    def cross(self, value: Value) -> Value:
+        """Go on in the next stage: the value is sent there, and its gradient back, unless both are on one rank."""
+        sender, self.stage = self.stage, self.stage + 1
+        there, here = (self.mesh.pipeline_rank(stage) for stage in (self.stage, sender))
+        if there == here:
+            return value
+        arrived = self._transfer(value, f'{value.name}.received', 'F', sender, self.stage)
+        self.on_backward(lambda: self._cross_backward(value, arrived, sender))
+        return arrived
+
+    def _cross_backward(self, value: Value, arrived: Value, sender: int) -> None:
+        gradient = self.gradient(arrived)
+        if gradient is not None:
+            self.contribute(value, self._transfer(gradient, f'd:{value.name}@stage', 'I', self.stage, sender))
+
+    def _transfer(self, value: Value, name: str, phase: Phase, source: int, target: int) -> Value:
+        """Emit a send in one stage and its receive in another."""
+        arrived = self.activation(value.like(name), self.tensors[value.name].dtype)
+        offset = self.mesh.pipeline_rank(target) - self.mesh.pipeline_rank(source)
+        for stage, operator in ((source, 'send'), (target, 'recv')):
+            self.stage = stage
+            self.emit(
+                OpClass(
+                    name=f'{value.name}.{operator}.{phase}',
+                    kind='send' if operator == 'send' else 'recv',
+                    operator=operator,
+                    phase=phase,
+                    bytes=float(self.size(value)),
+                    dtype=self.tensors[value.name].dtype,
+                    partition=PIPELINE,
+                    peer=offset if operator == 'send' else -offset,
+                    reads=(value.name,) if operator == 'send' else (),
+                    writes=(arrived.name,) if operator == 'recv' else (),
+                )
+            )
+        return arrived
 
     # gradients
 

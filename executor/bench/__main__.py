@@ -1,0 +1,97 @@
+"""``python -m executor.bench``: micro-benchmarks of this machine, written as JSON for ``simpar calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.net import USAGE, parse_net
+from simpar.errors import RunFailed, SimparError
+
+WRONG_USE = 2
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog='python -m executor.bench', description=__doc__, allow_abbrev=False)
+    top.add_argument('--ranks', type=int, default=2, metavar='N', help='processes, 2 or more (default: 2)')
+    top.add_argument('--net', type=_net, default='none', metavar='NET', help=f'{USAGE} (default: none)')
+    top.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute instead of five')
+    top.add_argument('--sizes', choices=('tiny', 'quick', 'full'), default='', help=argparse.SUPPRESS)
+    top.add_argument('--output', type=Path, required=True, metavar='JSON', help='where the record goes')
+    top.add_argument(
+        '--for',
+        dest='schedule',
+        type=Path,
+        metavar='SCHEDULE',
+        help='measure the exact ops of this schedule too, in 1, 2 and 4 copies',
+    )
+    top.add_argument('--seed', type=int, default=0, help='of the shuffled orders (default: 0)')
+    top.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the record; returns the exit code."""
+    options = parser().parse_args(arguments)
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    os.environ['OMP_NUM_THREADS'] = '1'
+    try:
+        if importlib.util.find_spec('torch') is None:
+            raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
+        _run(options)
+    except SimparError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print('executor.bench: interrupted', file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f'executor.bench: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        return WRONG_USE
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    from executor.bench.bench import bench
+    from executor.bench.jobs import schedule_programs
+    from executor.bench.progress import progress
+    from executor.bench.sizes import NAMED
+    from simpar.files import write_whole
+
+    programs = schedule_programs(options.schedule) if options.schedule else ()
+    with progress() as reporter:
+        record = bench(
+            options.ranks,
+            parse_net(options.net),
+            NAMED[options.sizes or ('quick' if options.quick else 'full')],
+            reporter,
+            net_name=options.net,
+            programs=programs,
+            seed=options.seed,
+            favour=options.favour_communication,
+        )
+    write_whole(options.output, json.dumps(record) + '\n')
+
+
+def _net(text: str) -> str:
+    """The text of a network, if it is one."""
+    try:
+        parse_net(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+if __name__ == '__main__':
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

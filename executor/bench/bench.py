@@ -1,0 +1,99 @@
+"""The bench: computation, communication and both at once, on one set of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from executor.bench.communication import message_items, program_messages
+from executor.bench.compute import grid_items, program_items, unique
+from executor.bench.item import Item, twice
+from executor.bench.overlap import measure_overlap
+from executor.bench.ranks import TimedPool
+from executor.bench.record import environment, overlap_rows, table_rows
+from executor.bench.sample import Samples, sample
+from executor.bench.sizes import Sizes
+from executor.net import Net
+from simpar.errors import RunFailed
+from simpar.program import Program
+
+SEED = 0
+CONTENDED = 0.2
+"""Where others took the processor in more of the trials than this, the record says so."""
+
+
+class Reporter(Protocol):
+    """Is told how far a bench has come."""
+
+    def part(self, name: str, turns: int) -> None:
+        """A part of so many turns begins."""
+
+    def turn(self) -> None:
+        """One turn of it is done."""
+
+
+def bench(
+    ranks: int,
+    net: Net,
+    sizes: Sizes,
+    reporter: Reporter,
+    *,
+    net_name: str = 'none',
+    programs: Sequence[Program] = (),
+    seed: int = 0,
+    favour: bool = False,
+) -> dict[str, Any]:
+    """Measure this machine with so many ranks; the record as a JSON object.
+
+    Arguments: ``net_name``, as the user wrote it; ``programs`` whose exact ops are measured too; ``favour``:
+    communication is scheduled before computation, see ``Request``.
+    Raises ``RunFailed`` for fewer than two ranks, and where ranks cannot be started.
+    """
+    if ranks < 2:
+        raise RunFailed('a profile needs collectives: take --ranks 2 or more')
+    computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
+    talking = unique([*message_items(sizes, net, ranks), *_exact_messages(programs, ranks)])
+    with TimedPool(ranks, net=net, pinned=True, favour=favour) as pool:
+        reporter.part(f'computation: {len(computing)} kernels', sizes.orders)
+        kernels = sample(pool, computing, sizes.orders, sizes.trials, seed, reporter.turn)
+        reporter.part(f'communication: {len(talking)} collectives', sizes.orders)
+        messages = sample(pool, talking, sizes.orders, sizes.trials, seed, reporter.turn)
+        reporter.part('both at once', 2 * sizes.rounds)
+        beside = measure_overlap(pool, sizes, net.rate * sizes.message_seconds, reporter.turn)
+        notes = [*pool.notes, *_notes(ranks, kernels, programs, computing)]
+    return {
+        **environment(ranks, net_name),
+        'tables': table_rows([*computing, *talking], [*kernels, *messages]),
+        'overlap': overlap_rows(beside),
+        'notes': notes,
+    }
+
+
+def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:
+    """The compute ops of programs; a weight's gradient is also added to as often as a program does."""
+    found: list[Item] = []
+    for index, program in enumerate(programs):
+        times = program.copies * program.micro_batches
+        for item in program_items(program, ranks, f'job{index}'):
+            found.append(item)
+            if times > 1 and item.ops[-1].accumulates:
+                found.append(replace(twice(item), weight=times - 1))
+    return found
+
+
+def _exact_messages(programs: Sequence[Program], ranks: int) -> list[Item]:
+    return [item for index, program in enumerate(programs) for item in program_messages(program, ranks, f'job{index}')]
+
+
+def _notes(ranks: int, kernels: Sequence[Samples], programs: Sequence[Program], items: Sequence[Item]) -> list[str]:
+    """What a reader of the record must know."""
+    notes = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    if ranks > cores:
+        notes.append(f'{ranks} ranks shared {cores} cores')
+    contended = 1 - sum(float(found.quiet.sum()) for found in kernels) / sum(len(found.wall) for found in kernels)
+    if contended > CONTENDED:
+        notes.append(f'others took the processor in {contended:.0%} of the trials of kernels')
+    return notes
