@@ -1,23 +1,26 @@
-"""Interleaving: the copies of a step run segment by segment, so that one's communication hides under another's
-computation.
+"""Interleaving: threads of ops run segment by segment, so that one's communication hides under another's computation.
 
-A segment ends where computation must wait for a collective of the same segment. The gradients of weights (W) are
-nobody's input until the update, so they fill: each is issued at the head of the segment after its own, while that
-segment's collective travels. MindSpore orders the forward alike (``micro_interleaved_order_control``) and leaves the
-backward free.
+A thread is one copy's ops in an action, or those of one of two overlapped actions. A segment ends where compute must
+wait for a collective of the same segment. The gradients of weights (W) are nobody's input until the update, so they
+fill: each is issued at the head of the segment after its own, while that segment's collective travels. MindSpore orders
+the forward alike (``micro_interleaved_order_control``) and leaves the backward free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TypeVar
 
 from simpar.program import OpClass
 
+Item = TypeVar('Item')
+
 
 def segments(ops: Sequence[OpClass]) -> list[list[OpClass]]:
-    """Cut one copy's ops where computation waits for communication, and let W fill.
+    """Cut one thread's ops where computation waits for communication, and let W fill.
 
-    Arguments: ``ops`` of one copy in order, without gradient reductions and updates.
+    Arguments: ``ops`` in order, without gradient reductions and updates.
     """
     cut: list[list[OpClass]] = [[]]
     arriving: set[str] = set()
@@ -34,17 +37,17 @@ def segments(ops: Sequence[OpClass]) -> list[list[OpClass]]:
 def _fill(cut: list[list[OpClass]]) -> list[list[OpClass]]:
     filled: list[list[OpClass]] = []
     late: list[OpClass] = []
-    for index, segment in enumerate(cut):
-        last = index == len(cut) - 1
-        weights = [] if last else [op for op in segment if op.phase == 'W']
-        filled.append([*late, *(op for op in segment if last or op.phase != 'W')])
-        late = weights
-    return filled
+    for segment in cut[:-1]:
+        filled.append([*late, *(op for op in segment if not _fills(op))])
+        late = [op for op in segment if _fills(op)]
+    return [*filled, [*late, *cut[-1]]]
 
 
-def interleave(ops: Sequence[OpClass], copies: int) -> list[tuple[OpClass, int]]:
-    """Issue order of all copies: segment k of every copy before segment k + 1 of any.
+def _fills(op: OpClass) -> bool:
+    return op.kind == 'compute' and op.phase == 'W'
 
-    Returns pairs (op class, copy).
-    """
-    return [(op, copy) for segment in segments(ops) for copy in range(copies) for op in segment]
+
+def interleave(threads: Sequence[Sequence[Sequence[Item]]]) -> list[Item]:
+    """Issue order of threads, each a list of segments: segment k of every thread before segment k + 1 of any."""
+    rounds = zip_longest(*threads, fillvalue=())
+    return [item for together in rounds for segment in together for item in segment]

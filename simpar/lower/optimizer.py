@@ -6,9 +6,10 @@ an op.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
+from simpar.lower.issue import Issue
 from simpar.lower.mesh import TENSOR
 from simpar.lower.tape import Tape
 from simpar.program import OpClass, Tensor
@@ -53,16 +54,16 @@ def reductions(tape: Tape) -> list[OpClass]:
     ]
 
 
-def place(order: list[tuple[OpClass, int]], reduces: Iterable[OpClass]) -> list[tuple[OpClass, int]]:
+def place(order: Sequence[Issue], reduces: Iterable[OpClass]) -> list[Issue]:
     """Issue every reduction right behind the last op that adds to one of its gradients."""
-    last = {name: index for index, (op, _) in enumerate(order) for name in op.accumulates}
+    last = {name: index for index, issue in enumerate(order) for name in issue.op.accumulates}
     behind: dict[int, list[OpClass]] = {}
     for op in reduces:
         behind.setdefault(max(last[name] for name in op.reads), []).append(op)
-    placed: list[tuple[OpClass, int]] = []
-    for index, item in enumerate(order):
-        placed.append(item)
-        placed.extend((op, 0) for op in behind.get(index, ()))
+    placed: list[Issue] = []
+    for index, issue in enumerate(order):
+        placed.append(issue)
+        placed.extend(Issue(op) for op in behind.get(index, ()))
     return placed
 
 

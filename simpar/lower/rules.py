@@ -61,7 +61,7 @@ def matmul(
         saved = x
         if x.gathered:
             saved = Value(f'{source.name}.again', x.shape, gathered=True)
-            tape.collective('all_gather', 'I', source, saved, dim=source.cut or 0)
+            tape.collective('all_gather', 'W', source, saved, dim=source.cut or 0)
         if x.needs_gradient:
             dx = tape.activation(x.like(f'd:{x.name}@{name}', partial=cut == 'column' or dy.partial))
             tape.compute(name, 'matmul', 'I', [dy, w], [dx], flops=2.0 * m * n * k, dims={'m': m, 'n': k, 'k': n},
