@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from executor.tensors import assemble
 from executor.validate import communicators
 from simpar.program import Program
 from simpar.trace import Lane, Times, Trace
+
+Key = TypeVar('Key')
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -97,16 +100,15 @@ def _keyed(
 
 def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
     """The sum over micro-batches, copies and the pieces that ranks hold."""
-    parts = outcomes[0].losses[step]
-    return sum(
-        float(assemble(program, program.tensor[part[0]], [outcome.losses[step][part] for outcome in outcomes]).sum())
-        for part in sorted(parts)
-    )
+    losses = [outcome.losses[step] for outcome in outcomes]
+    parts = sorted({part for held in losses for part in held})
+    return sum(float(assemble(program, program.tensor[part[0]], _pieces(losses, part)).sum()) for part in parts)
 
 
-def _whole(program: Program, pieces: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {
-        name: assemble(program, program.tensor[name], [held[name] for held in pieces])
-        for name in pieces[0]
-        if all(name in held for held in pieces)
-    }
+def _whole(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    names = dict.fromkeys(name for pieces in held for name in pieces)
+    return {name: assemble(program, program.tensor[name], _pieces(held, name)) for name in names}
+
+
+def _pieces(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
+    return {rank: pieces[key] for rank, pieces in enumerate(held) if key in pieces}

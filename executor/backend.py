@@ -75,7 +75,7 @@ class Pool:
                 self._children.append(self._start(main, setup))
             self._connect(port)
         except BaseException:
-            self.close()
+            self.close(grace=0.0)
             raise
 
     def __enter__(self) -> Pool:
@@ -127,11 +127,15 @@ class Pool:
         """Run a program as a request says; see ``run``."""
         if not self._children:
             raise RunFailed('the pool is closed')
+        if program.world > self.world:
+            raise RunFailed(f'the program is for {program.world} ranks, the pool has {self.world}')
+        if program.hash not in self._loaded:
+            validate(program)
         try:
             self._load(program)
             outcomes = self._run(program, request)
         except BaseException:
-            self.close()
+            self.close(grace=0.0)
             raise
         return assemble_run(program, outcomes, request.compute, self.notes)
 
@@ -140,11 +144,11 @@ class Pool:
         if self._hub is not None:
             self._ask_hub('cut', rank, 0)
 
-    def close(self) -> None:
-        """End all processes."""
+    def close(self, grace: float = GRACE) -> None:
+        """End all processes; those that have not gone by themselves within ``grace`` seconds are killed."""
         for child in self._children:
             child.say('stop')
-        until = time.perf_counter() + GRACE
+        until = time.perf_counter() + grace
         for child in (*self._children, *([self._hub] if self._hub else [])):
             child.end(until)
         self._children, self._hub = [], None
@@ -193,10 +197,8 @@ class Pool:
     # running
 
     def _load(self, program: Program) -> None:
-        if program.world > self.world:
-            raise RunFailed(f'the program is for {program.world} ranks, the pool has {self.world}')
+        """Have the ranks open what channels a program needs, unless they have."""
         if program.hash not in self._loaded:
-            validate(program)
             for child in self._children:
                 child.say('load', program)
             self._gather('loaded', INIT_TIMEOUT + self._timeout)
@@ -260,14 +262,22 @@ class Pool:
         until = time.perf_counter() + GRACE
         failures = list(failures)
         while (left := until - time.perf_counter()) > 0:
-            for pipe in wait([child.pipe for child in self._children if not child.mute], timeout=left):
-                child = next(child for child in self._children if child.pipe is pipe)
+            for child in self._speaking(left):
                 failures += child.last_words()
         dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
         if program is not None:
             raise RunFailed(explain(program, self._status, dead, failures, self._timeout))
         how = '; '.join(f'rank {rank} {reason}' for rank, reason in dead.items())
         raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
+
+    def _speaking(self, seconds: float) -> list[_Child]:
+        """The ranks that have something to say within some seconds; a pipe that has ended says so once."""
+        able = [child for child in self._children if not child.mute]
+        if not able:
+            time.sleep(min(seconds, 0.05))
+            return []
+        ready = wait([child.pipe for child in able], timeout=seconds)
+        return [child for child in able if child.pipe in ready]
 
     def _death(self, rank: int, child: _Child) -> str:
         stderr = self._folder / f'stderr{rank}'

@@ -16,8 +16,11 @@ import torch.distributed as dist
 from executor.clock import Clock
 from executor.net import Link
 
-SMALL = 4096
+SMALL = 16384
 """Bytes up to which everybody sends everything to everybody: one message time instead of 2 (w − 1)."""
+
+LATE = 1e-3
+"""Seconds for which a message whose link is through may still be on its way before real time counts, not the link's."""
 
 Add = Callable[[torch.Tensor, torch.Tensor], object]
 """Adds its second argument into its first, or takes the maximum, or does nothing where only sizes matter."""
@@ -31,11 +34,16 @@ REDUCE: dict[str, Add] = {
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the executor paces a collective's sends; see ``Link.carry``."""
+    """How the executor paces a collective's sends; see ``Link.carry``.
+
+    Arguments: ``virtual``: a message that answers another was there to be sent when the link's clock says that the
+    other came, not when a thread woke up for it; only where nothing is computed in between.
+    """
 
     link: Link
     demand: float = 1.0
     beside_compute: float = 1.0
+    virtual: bool = False
 
 
 class Channel:
@@ -73,21 +81,33 @@ class Channel:
         receives: Sequence[tuple[torch.Tensor, int]],
         pace: Pace | None = None,
         due: float | None = None,
-    ) -> None:
+    ) -> float | None:
         """Send and receive at once, and return when all is done.
 
-        Arguments: pairs (flat tensor, position of the peer); ``due``, since when the sends could have gone. A paced
-        message starts at once, but its last element leaves when the link and the latency have let it through.
+        Arguments: pairs (flat tensor, position of the peer); ``due``, since when the sends could have gone, None: now.
+        A paced message starts at once, but counts as received when a stamp comes behind it, which leaves when the link
+        and the latency have let the message through. Returns since when an answer can go, None: now.
         """
         sends = [(out, peer) for out, peer in sends if out.numel()]
-        works = [self._receive(part, peer) for into, peer in receives for part in _parts(into, pace)]
-        works += [self._send(parts[0], peer) for out, peer in sends if len(parts := _parts(out, pace)) == 2]
+        receives = [(into, peer) for into, peer in receives if into.numel()]
+        stamps = [torch.zeros(1, dtype=torch.float64) for _ in receives] if pace is not None else []
+        works = [self._receive(into, peer) for into, peer in receives]
+        stamped = [self._receive(stamp, peer) for stamp, (_, peer) in zip(stamps, receives, strict=False)]
+        works += [self._send(out, peer) for out, peer in sends]
         if pace is not None and sends:
             size = sum(out.nbytes for out, _ in sends)
-            pace.link.carry(size, self._clock.now() if due is None else due, pace.demand, pace.beside_compute)
-        works += [self._send(_parts(out, pace)[-1], peer) for out, peer in sends]
+            due = self._clock.now() if due is None else due
+            through = torch.tensor([pace.link.carry(size, due, pace.demand, pace.beside_compute)], dtype=torch.float64)
+            stamped += [self._send(through, peer) for _, peer in sends]
+        looked = self._clock.now()
         for work in works:
             work.wait()
+        arrived = self._clock.now()
+        for work in stamped:
+            work.wait()
+        if pace is None or not pace.virtual or not stamps or arrived - looked > LATE:
+            return None
+        return max(map(float, stamps))
 
     def latest(self, moment: float) -> float:
         """The latest of the moments that the ranks of the group call in, each when it has arrived (dissemination)."""
@@ -106,13 +126,6 @@ class Channel:
         return max(moment, float(theirs))
 
 
-def _parts(flat: torch.Tensor, pace: Pace | None) -> list[torch.Tensor]:
-    """The messages that a tensor travels in: whole, or all but the last element and the last one."""
-    if flat.numel() == 0:
-        return []
-    return [flat] if pace is None or flat.numel() == 1 else [flat[:-1], flat[-1:]]
-
-
 def all_reduce(
     channel: Channel, flat: torch.Tensor, reduce: str, pace: Pace | None = None, due: float | None = None
 ) -> None:
@@ -124,8 +137,8 @@ def all_reduce(
         _exchange_reduce(channel, flat, REDUCE[reduce], pace, due)
         return
     chunks = list(flat.tensor_split(size))
-    _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
-    _ring_gather(channel, chunks, position + 1, pace, None)
+    due = _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
+    _ring_gather(channel, chunks, position + 1, pace, due)
 
 
 def reduce_scatter(
@@ -160,17 +173,18 @@ def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pa
 
 def _ring_reduce(
     channel: Channel, chunks: list[torch.Tensor], first: int, reduce: Add, pace: Pace | None, due: float | None
-) -> None:
+) -> float | None:
     """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank behind
-    sends; chunk ``first`` + 1 is then whole here."""
+    sends; chunk ``first`` + 1 is then whole here. Returns since when it can be sent on."""
     size = channel.size
     ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
     scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
     for step in range(size - 1):
         out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
         received = scratch[: into.numel()]
-        channel.exchange([(out, ahead)], [(received, behind)], pace, due if step == 0 else None)
+        due = channel.exchange([(out, ahead)], [(received, behind)], pace, due)
         reduce(into, received)
+    return due
 
 
 def _ring_gather(
@@ -181,4 +195,4 @@ def _ring_gather(
     ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
     for step in range(size - 1):
         out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
-        channel.exchange([(out, ahead)], [(into, behind)], pace, due if step == 0 else None)
+        due = channel.exchange([(out, ahead)], [(into, behind)], pace, due)

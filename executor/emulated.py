@@ -31,6 +31,7 @@ class EmulatedMachine:
         self._clock = clock
         self._link = link
         self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
+        self._slows = bool((costs.beside_communication < 1).any())
         self._speed = float(costs.rank_speed[rank])
         self._group = {name: partition.place(rank)[0] for name, partition in program.partitions.items()}
         hosts: list[float] = costs.host[role.op_class].tolist()
@@ -55,10 +56,14 @@ class EmulatedMachine:
         return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.index]))
 
     def communicate(self, work: Work, arrived: float) -> float:
-        """Messages of the right sizes; the collective starts when the last of its ranks has arrived."""
+        """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
+
+        When that is must be known where the start slows compute or the link is ours; a real link waits by itself.
+        """
         if work.channel is None or work.channel.size == 1:
             return arrived
-        start = _meet(work.op, work.channel, arrived)
+        known = self._slows or self._link is not None
+        start = _meet(work.op, work.channel, arrived) if known else arrived
         busy = self._device.open(arrived if self._costs.waiting_slows else start)
         _transfer(work.op, work.channel, self._pace(work), start)
         end = self._clock.now()
@@ -72,7 +77,7 @@ class EmulatedMachine:
         groups = self._costs.communication.get(work.index, ())
         links = groups[self._group[work.op.partition] % len(groups)].links if groups else ()
         demand = max((demand for _, demand in links), default=1.0)
-        return Pace(self._link, demand, float(self._costs.beside_compute[work.index]))
+        return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
 
 
 def _meet(op: OpClass, channel: Channel, arrived: float) -> float:

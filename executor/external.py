@@ -44,7 +44,11 @@ def run_external(launch: Launch, program: Program, request: Request, net: Net, t
     if launch.local:
         os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if os.uname().sysname == 'Darwin' else 'lo')
     sharpen_sleep()
-    return _External(launch, program, timeout).run(request, net)
+    try:
+        return _External(launch, program, timeout).run(request, net)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunFailed(f'rank {launch.rank}: {reason}') from error
 
 
 class _External:

@@ -110,12 +110,10 @@ class InProcess:
         parameters = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
         return Result(
             losses=tuple(self._loss(step) for step in range(first, self._steps)),
-            parameters={
-                name: self._whole(name, [memory[name, -1, -1] for memory in self._memory]) for name in parameters
-            },
+            parameters={name: self._whole(name, self._held(name)) for name in parameters},
             gradients={
-                name: self._whole(name, [gradients[name] for gradients in self._gradients])
-                for name in self._gradients[0]
+                name: self._whole(name, {rank: of[name] for rank, of in enumerate(self._gradients) if name in of})
+                for name in dict.fromkeys(name for of in self._gradients for name in of)
             },
         )
 
@@ -217,11 +215,16 @@ class InProcess:
     def _loss(self, step: int) -> float:
         """The sum over micro-batches, copies and the pieces that ranks hold."""
         return sum(
-            float(self._whole(name, [pieces[rank] for rank in range(self._program.world)]).sum())
+            float(self._whole(name, dict(sorted(pieces.items()))).sum())
             for (name, _, _), pieces in self._losses.pop(step, {}).items()
         )
 
-    def _whole(self, name: str, pieces: list[torch.Tensor]) -> torch.Tensor:
+    def _held(self, name: str) -> dict[int, torch.Tensor]:
+        return {
+            rank: memory[name, -1, -1] for rank, memory in enumerate(self._memory) if self._program.holds(rank, name)
+        }
+
+    def _whole(self, name: str, pieces: dict[int, torch.Tensor]) -> torch.Tensor:
         return assemble(self._program, self._program.tensor[name], pieces)
 
     def _draw(self, lanes: Iterable[_Lane]) -> str:

@@ -27,7 +27,7 @@ MAX_RANKS: Final = 250
 BURST: Final = '32kb'
 """Larger bursts let small messages through for nothing, smaller ones cost throughput."""
 HELP: Final = 'run it as root, or under `unshare -Urn`, or take --net paced:RATE,LATENCY'
-MTU: Final = 1514
+FRAME: Final = 1514
 PAYLOAD: Final = 1448
 """Bytes of a full Ethernet frame, and what TCP carries in it: a shaped link's rate counts the former."""
 

@@ -94,5 +94,3 @@ def steady(execution: Execution) -> float:
 def _measured(executions: list[Execution]) -> Measured:
     step = Statistics(np.array([steady(execution) for execution in executions]))
     return Measured(step, min(executions, key=lambda execution: abs(steady(execution) - step.p10)))
-
-

@@ -27,7 +27,7 @@ class Memory:
         self._tensors: dict[Instance, torch.Tensor] = {
             instance(tensor, 0, 0): initial(program, tensor, rank, seed, dtype)
             for tensor in program.tensors
-            if tensor.kind in ('parameter', 'state')
+            if tensor.kind in ('parameter', 'state') and program.holds(rank, tensor.name)
         }
         self._drawn: dict[Instance, int] = {}
 

@@ -90,8 +90,8 @@ class Link:
         self._computing = False
         self._changed = threading.Condition()
 
-    def carry(self, size: int, due: float, demand: float = 1.0, beside_compute: float = 1.0) -> None:
-        """Return when a message has gone through the link and its latency has passed.
+    def carry(self, size: int, due: float, demand: float = 1.0, beside_compute: float = 1.0) -> float:
+        """Return when a message has gone through the link and its latency has passed: that moment, by the link's clock.
 
         Arguments: ``size`` in bytes; ``due``, when it was there to be sent; ``demand``, share of the link that it can
         use at most; ``beside_compute``, its highest speed while the device computes.
@@ -101,12 +101,14 @@ class Link:
             self._advance(due)
             self._active.append(transfer)
             self._changed.notify_all()
-            while True:
-                self._advance(self._clock.now())
-                if transfer.end is not None:
-                    break
-                self._changed.wait(self._end_of(transfer) - self._clock.now())
+            while transfer.end is None:
+                end = self._end_of(transfer)
+                if (left := end - self._clock.now()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self._advance(end)
         self._clock.sleep_until(transfer.end + self._latency)
+        return transfer.end + self._latency
 
     def computing(self, on: bool, at: float) -> None:
         """Say that the rank's device computes from ``at`` on, or no longer."""
@@ -124,17 +126,19 @@ class Link:
         return fair_speeds([transfer.demand for transfer in self._active], caps)
 
     def _advance(self, until: float) -> None:
-        """Move the link's clock, ending transfers at the moments when they are through."""
+        """Move the link's clock, which stands at what happened last, and end transfers when they are through."""
         while self._active and self._at < until:
             speeds = self._speeds()
             ends = [self._at + transfer.left / speed for transfer, speed in zip(self._active, speeds, strict=True)]
-            moment = min(*ends, until) if len(ends) > 1 else min(ends[0], until)
+            moment = min(*ends, until)
             for transfer, speed, end in zip(self._active, speeds, ends, strict=True):
                 transfer.left -= (moment - self._at) * speed
                 if end <= moment:
                     transfer.end = moment
             self._at = moment
-            self._active = [transfer for transfer in self._active if transfer.end is None]
+            if any(transfer.end is not None for transfer in self._active):
+                self._active = [transfer for transfer in self._active if transfer.end is None]
+                self._changed.notify_all()
         self._at = max(self._at, until)
 
 

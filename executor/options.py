@@ -63,8 +63,9 @@ _ARGUMENTS: Final = {'run': _run, 'numerics': _numerics}
 
 def with_verb(arguments: list[str]) -> list[str]:
     """The arguments, ``run`` put before them where they begin with a job."""
-    first = arguments[0] if arguments else '--help'
-    return arguments if first in VERBS or first.startswith('-') else ['run', *arguments]
+    if not arguments:
+        return ['--help']
+    return arguments if arguments[0] in VERBS or arguments[0].startswith('-') else ['run', *arguments]
 
 
 def _positive(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import pickle
 import signal
@@ -60,10 +61,11 @@ class _Broken(Exception):
 def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     """Serve the parent until it says stop or dies; never returns."""
     _isolate(setup)
+    _die_with_parent(lifeline)
     talk = _Talk(pipe)
     try:
         host = _join_network(setup, talk)
-        threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(lifeline,), daemon=True).start()
         sharpen_sleep()
         torch.set_num_threads(setup.threads)
         if setup.pinned:
@@ -112,7 +114,14 @@ def _isolate(setup: Setup) -> None:
 
 
 def _die_with_parent(lifeline: Connection) -> None:
-    """The parent never writes; the read returns when its end is closed, however it died."""
+    """Have the kernel end this process by SIGIO when the parent's end is closed, whatever C++ code it is in then."""
+    flags = fcntl.fcntl(lifeline.fileno(), fcntl.F_GETFL)
+    fcntl.fcntl(lifeline.fileno(), fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _watch_parent(lifeline: Connection) -> None:
+    """The parent may have gone before that; it never writes, and the read returns when its end is closed."""
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):

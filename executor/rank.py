@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
@@ -113,11 +114,18 @@ class Rank:
         hashes = [self._store.get(f'{key}{rank}').decode() for rank in range(self.world)]
         different = [rank for rank, digest in enumerate(hashes) if digest != hashes[0]]
         if different:
+            self._let_all_see(key)
             ranks = ', '.join(map(str, different))
             raise RunFailed(
                 f'rank {ranks} has another program than rank 0 ({hashes[different[0]][:12]}, not {hashes[0][:12]}): '
                 'give every rank the same job and the same version of simpar'
             )
+
+    def _let_all_see(self, key: str) -> None:
+        """Keep rank 0, which may serve the store, until all ranks have read from it."""
+        self._store.set(f'{key}seen/{self.rank}', b'1')
+        with suppress(RuntimeError):
+            self._store.wait([f'{key}seen/{rank}' for rank in range(self.world)], datetime.timedelta(seconds=SLACK))
 
     def _open(self, program: Program) -> dict[tuple[str, str], Channel]:
         """A pair of process groups for each communicator; all ranks make all groups, in the same order."""

@@ -29,7 +29,8 @@ class FedMemory(Memory):
     def __init__(self, program: Program, rank: int, steps: int, seed: int, dtype: torch.dtype | None) -> None:
         super().__init__(program, rank, seed, dtype)
         self._feed: dict[tuple[Part, int], torch.Tensor] = {}
-        read = {name for op in program.op_classes for name in op.reads}
+        role = program.role(rank)
+        read = {name for index in set(role.op_class.tolist()) for name in program.op_classes[index].reads}
         wanted = [tensor for tensor in program.tensors if tensor.kind == 'input' and tensor.name in read]
         room = FEED_LIMIT
         for step in range(steps):
@@ -65,6 +66,7 @@ class RealMachine:
         link: Link | None,
     ) -> None:
         self._program = program
+        self._rank = rank
         self._memory = FedMemory(program, rank, steps, seed, dtype)
         self._dtype = dtype
         self._clock = clock
@@ -109,7 +111,7 @@ class RealMachine:
     def parameters(self) -> dict[str, torch.Tensor]:
         """The rank's pieces of the parameters."""
         names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
-        return {name: self._memory[name, -1, -1] for name in names}
+        return {name: self._memory[name, -1, -1] for name in names if self._program.holds(self._rank, name)}
 
     def _keep(self, work: Work, results: list[torch.Tensor]) -> float:
         self._memory.keep(work.op, work.micro_batch, work.copy, results)

@@ -6,7 +6,7 @@ Draws are made in fp64 and then cast; a collective is a function from the tensor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -62,20 +62,11 @@ def stable_seed(seed: int, *key: object) -> int:
 
 
 @lru_cache(maxsize=16)
-def batch_of(
-    name: str,
-    initial: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-    step: int,
-    micro_batch: int = 0,
-    micro_batches: int = 1,
-) -> torch.Tensor:
-    """One input of a micro-batch, whole: all data ranks and copies."""
+def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
+    """One input of a step, whole: all micro-batches, data ranks and copies; every plan sees the same samples."""
     if initial == 'mnist':
-        return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step * micro_batches + micro_batch)
-    return draw(initial, shape, dtype, seed, name, step, micro_batch)
+        return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
+    return draw(initial, shape, dtype, seed, name, step)
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
@@ -111,7 +102,9 @@ def inputs(
 ) -> torch.Tensor:
     """A rank's piece of one copy of an input."""
     kind = torch_dtype(tensor.dtype, dtype)
-    whole = batch_of(tensor.name, tensor.initial, tensor.shape, kind, seed, step, micro_batch, program.micro_batches)
+    first, *rest = tensor.shape
+    shape = (first * program.micro_batches, *rest)
+    whole = batch_of(tensor.name, tensor.initial, shape, kind, seed, step).narrow(0, first * micro_batch, first)
     piece = whole[bounds(program, tensor, rank)]
     if tensor.batch_dim is not None:
         length = piece.shape[tensor.batch_dim] // program.copies
@@ -119,8 +112,10 @@ def inputs(
     return piece.clone(memory_format=torch.contiguous_format)
 
 
-def assemble(program: Program, tensor: Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The whole tensor from the pieces of all ranks; of one copy, where copies cut it.
+def assemble(
+    program: Program, tensor: Tensor, pieces: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
+) -> torch.Tensor:
+    """The whole tensor from the pieces of all ranks, or of those that hold it; of one copy, where copies cut it.
 
     Raises ``NumericsWrong`` where ranks that hold the same piece differ by more than rounding.
     """
@@ -128,14 +123,15 @@ def assemble(program: Program, tensor: Tensor, pieces: Sequence[torch.Tensor]) -
         shape = list(tensor.shape)
         shape[tensor.batch_dim] //= program.copies
         tensor = replace(tensor, shape=tuple(shape))
-    whole = pieces[0].new_empty(tensor.shape)
+    held = dict(pieces if isinstance(pieces, Mapping) else enumerate(pieces))
+    whole = next(iter(held.values())).new_empty(tensor.shape)
     holder: dict[tuple[int, ...], int] = {}
-    for rank, piece in enumerate(pieces):
+    for rank, piece in held.items():
         where = bounds(program, tensor, rank)
         first = holder.setdefault(tuple(part.start for part in where), rank)
         if first == rank:
             whole[where] = piece
-        elif not _same(pieces[first], piece):
+        elif not _same(held[first], piece):
             raise NumericsWrong(f'{tensor.name}: ranks {first} and {rank} should hold the same, but do not')
     return whole
 

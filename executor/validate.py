@@ -14,6 +14,7 @@ import numpy as np
 
 from executor.dry_run import stuck
 from executor.hazards import hazards
+from executor.watchdog import STREAMS
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition, Program, Role
 from simpar.program.op import COLLECTIVES, OP_KINDS
@@ -76,6 +77,8 @@ def _role(program: Program, role: Role) -> Iterator[str]:
             return
     if len(set(role.streams)) != len(role.streams):
         yield f'role {role.name}: two streams have the same name'
+    if len(role.streams) > STREAMS:
+        yield f'role {role.name}: {len(role.streams)} streams; the executor has room for {STREAMS}'
     if len(role.need) != count or np.any(role.more < 0) or np.any(role.carry < 0) or np.any(role.carry >= count):
         yield f'role {role.name}: needs do not name slots of the role'
         return

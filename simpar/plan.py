@@ -20,6 +20,11 @@ class Plan:
             gradients are ``copies`` times as large).
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
             operator (Megatron), or ``late``, at the backward of the earlier all-reduce (MindSpore).
+        pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
+        order: of forwards and backwards, by name (docs/pipeline_orders.md); ``chunks``, stages on each pipeline rank,
+            0 for the least that the order has.
+        stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide.
+        receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
         streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
             compute stream, so that nothing overlaps.
     """
@@ -28,6 +33,22 @@ class Plan:
         int, Field(ge=0, le=2**20, description='degree of data parallelism; 0: the ranks that tensor leaves')
     ] = 0
     tensor: Annotated[int, Field(ge=1, le=2**16, description='degree of tensor parallelism')] = 1
+    pipeline: Annotated[int, Field(ge=1, le=2**12, description='degree of pipeline parallelism')] = 1
+    micro_batches: Annotated[
+        int, Field(ge=1, le=2**16, description='slices of the batch that flow through the pipeline, gradients added up')
+    ] = 1
+    order: Annotated[str, Field(max_length=80, description='order of forwards and backwards in the pipeline')] = '1f1b'
+    chunks: Annotated[
+        int, Field(ge=0, le=2**10, description='stages on each pipeline rank; 0: the least that the order has')
+    ] = 0
+    stages: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**12)], ...],
+        Field(max_length=2**12, description='layers of each stage; empty: equal counts'),
+    ] = ()
+    receive: Annotated[
+        Literal['early', 'late'],
+        Field(description='receives are posted as soon as possible, or when the computation before them is done'),
+    ] = 'early'
     sequence_parallel: Annotated[
         bool, Field(description='cuts norms and residuals of a transformer along the sequence over the tensor ranks')
     ] = False

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
     ['workload', 'plan', 'program', 'hardware', 'profiles'],
-    ['trace', 'cost'],
-    ['lower', 'engine', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
+    ['trace', 'pipeline', 'cost'],
+    ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
     ['schedule', 'predict', 'report'],
     ['case', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],

@@ -16,10 +16,9 @@ from executor.bench.record import environment, overlap_rows, table_rows
 from executor.bench.sample import Samples, sample
 from executor.bench.sizes import Sizes
 from executor.net import Net
-from simpar.errors import RunFailed
+from simpar.errors import Problem, ScheduleError
 from simpar.program import Program
 
-SEED = 0
 CONTENDED = 0.2
 """Where others took the processor in more of the trials than this, the record says so."""
 
@@ -49,10 +48,10 @@ def bench(
 
     Arguments: ``net_name``, as the user wrote it; ``programs`` whose exact ops are measured too; ``favour``:
     communication is scheduled before computation, see ``Request``.
-    Raises ``RunFailed`` for fewer than two ranks, and where ranks cannot be started.
+    Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:
-        raise RunFailed('a profile needs collectives: take --ranks 2 or more')
+        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
     computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
     talking = unique([*message_items(sizes, net, ranks), *_exact_messages(programs, ranks)])
     with TimedPool(ranks, net=net, pinned=True, favour=favour) as pool:
@@ -62,7 +61,7 @@ def bench(
         messages = sample(pool, talking, sizes.orders, sizes.trials, seed, reporter.turn)
         reporter.part('both at once', 2 * sizes.rounds)
         beside = measure_overlap(pool, sizes, net.rate * sizes.message_seconds, reporter.turn)
-        notes = [*pool.notes, *_notes(ranks, kernels, programs, computing)]
+        notes = [*pool.notes, *_notes(ranks, kernels)]
     return {
         **environment(ranks, net_name),
         'tables': table_rows([*computing, *talking], [*kernels, *messages]),
@@ -87,7 +86,7 @@ def _exact_messages(programs: Sequence[Program], ranks: int) -> list[Item]:
     return [item for index, program in enumerate(programs) for item in program_messages(program, ranks, f'job{index}')]
 
 
-def _notes(ranks: int, kernels: Sequence[Samples], programs: Sequence[Program], items: Sequence[Item]) -> list[str]:
+def _notes(ranks: int, kernels: Sequence[Samples]) -> list[str]:
     """What a reader of the record must know."""
     notes = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

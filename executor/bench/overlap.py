@@ -86,8 +86,8 @@ class _Pair:
         factors: dict[str, list[float]] = {stream: [] for stream in self._items}
         for _ in range(rounds):
             alone, trace = self._run_alone(), self._run(self._both)
-            for stream, found in factors.items():
-                found += stretches(trace, stream, alone)
+            for stream in factors:
+                factors[stream] += stretches(trace, stream, alone)
             said()
         return [
             Stretch(what, 'all-reduces', Statistics(np.array(factors[COMPUTE]))),
@@ -126,7 +126,8 @@ def stretches(trace: Trace, stream: str, alone: Mapping[tuple[int, str], float])
     Arguments: ``alone``, (rank, op class) → seconds with nothing beside it, from runs just before.
     """
     for rank in range(trace.program.world):
-        busy = union(np.array([(span.start, span.end) for span in _spans(trace, rank, 0) if span.stream != stream]))
+        others = [(span.start, span.end) for span in _spans(trace, rank, 0) if span.stream != stream]
+        busy = union(np.array(others).reshape(-1, 2))
         mine = [span for span in _spans(trace, rank) if span.stream == stream]
         beside = [span for span in mine if covered(span, busy) >= COVERED]
         if beside:

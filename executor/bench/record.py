@@ -8,7 +8,6 @@ import platform
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from executor.bench.item import Item
@@ -28,13 +27,11 @@ def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, l
     """Rows of every table, in the order of the items."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for item, found in zip(items, samples, strict=True):
-        row: dict[str, Any] = {
-            **item.key,
-            'weight': item.weight,
-            'wall': figures(found.wall),
-            'cpu': figures(found.cpu),
-        }
-        if item.ops[-1].kind == 'compute':
+        computes = item.ops[-1].kind == 'compute'
+        kept = found.kept if computes else found
+        row: dict[str, Any] = {**item.key, 'weight': item.weight}
+        row |= {'wall': figures(found.wall), 'cpu': figures(kept.cpu)}
+        if computes:
             row['quiet'] = round(float(found.quiet.mean()), 3)
         tables[item.table].append(row)
     return tables
@@ -49,7 +46,6 @@ def figures(samples: Any) -> dict[str, float] | None:
         'n': statistics.count,
         'median': _short(statistics.median),
         'p10': _short(statistics.p10),
-        'p25': _short(float(np.quantile(samples, 0.25))),
         'iqr': _short(statistics.iqr),
         'cv': round(statistics.cv, 4),
     }
@@ -68,7 +64,7 @@ def environment(ranks: int, net: str) -> dict[str, Any]:
         'machine': machine(),
         'cores': os.cpu_count() or 1,
         'memory': memory(),
-        'software': {'python': platform.python_version(), 'torch': str(torch.__version__), 'simpar': __version__},
+        'software': {'Python': platform.python_version(), 'torch': str(torch.__version__), 'simpar': __version__},
         'ranks': ranks,
         'net': net,
     }

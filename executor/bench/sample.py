@@ -19,6 +19,7 @@ WARM_UP = 2
 QUIET = 0.02
 TICK = 5e-6
 """Wall time may exceed CPU time by this share, or by so many seconds of reading clocks."""
+ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,11 @@ class Samples:
     def quiet(self) -> NDArray[np.bool_]:
         """Which repeats had the processor to themselves: hardly longer than their CPU time."""
         return self.wall - self.cpu < np.maximum(QUIET * self.wall, TICK)
+
+    @property
+    def kept(self) -> Samples:
+        """The quiet repeats, as far as there are enough; all of them otherwise."""
+        return Samples(self.wall[self.quiet], self.cpu[self.quiet]) if self.quiet.sum() >= ENOUGH else self
 
 
 def sample(

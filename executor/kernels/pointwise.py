@@ -75,6 +75,8 @@ KERNELS = {
     ('residual', 'F'): residual_forward,
     ('residual', 'W'): dbias,
     ('add', 'I'): add,
+    ('add', 'W'): add,
+    ('scale', 'F'): scale,
     ('scale', 'I'): scale,
     ('slice', 'F'): cut,
     ('slice', 'I'): cut,

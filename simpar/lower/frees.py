@@ -6,26 +6,26 @@ computation that waits for that collective anyway, so that frees never add a nee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from simpar.program import OpClass, Tensor
 
 
-def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor]) -> list[OpClass]:
+def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: Collection[str] = ()) -> list[OpClass]:
     """The same ops, each freeing the activations that no later one of its copy reads; the loss stays.
 
-    Arguments: ``ops`` of one copy in issue order.
+    Arguments: ``ops`` of one copy in issue order; ``elsewhere``, what other stages of the rank read, and end.
     """
     readers: dict[str, list[int]] = {}
-    writer: dict[str, int] = {}
+    touched: dict[str, int] = {}
     for index, op in enumerate(ops):
         for name in op.reads:
             readers.setdefault(name, []).append(index)
-        writer.update(dict.fromkeys(op.writes, index))
+        touched.update(dict.fromkeys((*op.reads, *op.writes), index))
     ends: dict[int, list[str]] = {}
-    for name, index in writer.items():
-        if tensors[name].kind == 'activation' and name != 'loss':
+    for name, index in touched.items():
+        if tensors[name].kind == 'activation' and name != 'loss' and name not in elsewhere:
             ends.setdefault(_end(ops, readers, readers.get(name, [index])), []).append(name)
     return [replace(op, frees=(*op.frees, *ends.get(index, ()))) for index, op in enumerate(ops)]
 

@@ -14,10 +14,10 @@ from simpar.program.op import Attribute
 def scale(tape: Tape, samples: int, *, summed: bool) -> float:
     """Factor of one sample's loss.
 
-    Arguments: ``samples`` of the whole batch; ``summed``: MindSpore's sum over copies, each the mean of its own
+    Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own
     samples.
     """
-    return (tape.mesh.copies if summed else 1) / samples
+    return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
 
 
 def _loss(tape: Tape) -> Value:

@@ -1,56 +1,119 @@
-"""lower: shard → copies → gradient sums and update → streams."""
+"""lower: shard → copies → pipeline → gradient sums and update → streams."""
 
 from __future__ import annotations
 
-from simpar.lower.frees import add_frees
-from simpar.lower.interleave import interleave, segments
+from collections.abc import Sequence
+
+import numpy as np
+
 from simpar.lower.issue import Issue
-from simpar.lower.mesh import mesh_of
+from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
 from simpar.lower.optimizer import place, reductions, updates
+from simpar.lower.roles import issues, stages_of
+from simpar.lower.stages import stage_of_layer
 from simpar.lower.tape import Tape
+from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
+from simpar.pipeline.action import Action, Kind
+from simpar.pipeline.communication import with_communication
+from simpar.pipeline.order import Order
+from simpar.pipeline.orders import named_order
 from simpar.plan import Plan
-from simpar.program import Program, ProgramBuilder
-from simpar.workload import Network, Workload
+from simpar.program import OpClass, Program, ProgramBuilder
+from simpar.workload import Dense, Network, Workload
 
 COMPUTE = 'compute'
 
 
-def lower(workload: Workload, plan: Plan, world: int) -> Program:
+def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
     """What every one of ``world`` ranks does in one training step.
 
-    Raises ``Infeasible`` where degrees, ranks and batch do not fit.
-    Does not model: the sum of the loss over ranks for display, data loading, mixed-precision master weights.
+    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
+    Raises ``Infeasible`` where degrees, ranks and batch do not fit, ``ScheduleError`` where the order is unknown or
+    cannot have these counts. Does not model: the sum of the loss over ranks for display, data loading,
+    mixed-precision master weights.
     """
-    mesh = mesh_of(plan, world, workload.batch)
+    order = order or order_of(plan)
+    if not order.communicates:
+        order = with_communication(order, plan.receive)
+    mesh = mesh_of(plan, world, workload.batch, order.placement)
     tape = Tape(mesh, workload.precision, late=plan.reduce == 'late')
     summed = plan.copies_loss == 'sum'
-    if isinstance(workload.model, Network):
-        network(tape, workload, workload.model, summed=summed)
+    model = workload.model
+    if isinstance(model, Network):
+        dense = sum(isinstance(layer, Dense) for layer in model.layers)
+        network(tape, workload, model, stages=stage_of_layer(dense, mesh.stages, plan.stages), summed=summed)
     else:
-        transformer(tape, workload, workload.model, sequence_parallel=plan.sequence_parallel, summed=summed)
-    freed = {op.name: op for op in add_frees([op for part in segments(tape.ops) for op in part], tape.tensors)}
-    parts = segments([freed[op.name] for op in tape.ops])
-    threads = [[[Issue(op, 0, copy) for op in part] for part in parts] for copy in range(mesh.copies)]
-    order = place(interleave(threads), reductions(tape))
-    order += [Issue(op) for op in updates(tape, workload.optimizer)]
-    return _assemble(tape, order, plan)
+        layers = stage_of_layer(model.layers, mesh.stages, plan.stages)
+        transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)
+    return _Assembly(tape, plan, workload).program(order)
 
 
-def _assemble(tape: Tape, order: list[Issue], plan: Plan) -> Program:
-    """One role for all ranks; a stream for each partition that communicates, unless all share one."""
-    builder = ProgramBuilder(tape.mesh.world, tape.partitions.values())
-    for tensor in tape.tensors.values():
-        builder.add_tensor(tensor)
-    for op in {issue.op.name: issue.op for issue in order}.values():
-        builder.add_op_class(op)
-    single = plan.streams == 'single'
-    slots = [
-        (issue.op.name, COMPUTE if single else issue.op.partition or COMPUTE, issue.micro_batch, issue.copy)
-        for issue in order
-    ]
-    used = {stream for _, stream, _, _ in slots}
-    streams = tuple(stream for stream in (COMPUTE, *tape.partitions) if stream in used)
-    builder.add_role('all', range(tape.mesh.world), slots, streams)
-    return builder.build(copies=plan.copies, notes=tuple(tape.notes))
+def order_of(plan: Plan) -> Order:
+    """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
+    if plan.pipeline == 1 and plan.chunks <= 1:
+        kinds: tuple[Kind, ...] = ('F', 'B')
+        row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
+        return Order((tuple(row),), (0,), plan.micro_batches)
+    return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
+
+
+class _Assembly:
+    """Puts tables and roles together; for one call of ``lower``."""
+
+    def __init__(self, tape: Tape, plan: Plan, workload: Workload) -> None:
+        self.tape = tape
+        self.mesh: Mesh = tape.mesh
+        self.plan = plan
+        self.sums = reductions(tape)
+        self.exchange = exchange(tape)
+        self.updates = updates(tape, workload.optimizer)
+        self.builder = ProgramBuilder(self.mesh.world, tape.partitions.values())
+        self.added: dict[str, OpClass] = {}
+
+    def program(self, order: Order) -> Program:
+        stages = stages_of(self.tape, order)
+        for tensor in self.tape.tensors.values():
+            self.builder.add_tensor(tensor)
+        ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
+        for place_in_pipeline, row in enumerate(order.actions):
+            found = issues(stages, row, self.mesh.copies, late=self.plan.receive == 'late')
+            self._role(place_in_pipeline, self._finish(found), ranks[place_in_pipeline].tolist())
+        notes = tuple(dict.fromkeys(self.tape.notes))
+        return self.builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
+
+    def _finish(self, found: list[Issue]) -> list[Issue]:
+        """Sums of gradients behind the last that adds to them; what is held twice exchanged; updates at the end."""
+        held = {name for issue in found for name in issue.op.accumulates}
+        order = place(found, [op for op in self.sums if held.issuperset(op.reads)])
+        order += [Issue(op) for op in self.exchange.ops(held, order)]
+        return order + [Issue(op) for op in self.updates if held.issuperset(op.frees)]
+
+    def _role(self, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]) -> None:
+        for issue in order:
+            if issue.op.name not in self.added:
+                self.added[issue.op.name] = self.builder.add_op_class(issue.op)
+        streams = dict.fromkeys([COMPUTE])
+        slots = []
+        last = -1
+        for index, issue in enumerate(order):
+            stream = self._stream(issue, place_in_pipeline)
+            streams[stream] = None
+            slots.append((issue.op.name, stream, issue.micro_batch, issue.copy, last if issue.late else -1))
+            if issue.op.kind == 'compute':
+                last = index
+        name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place_in_pipeline}'
+        self.builder.add_role(name, ranks, slots, tuple(streams))
+
+    def _stream(self, issue: Issue, place_in_pipeline: int) -> str:
+        """One for each partition; sends and receives, one for each direction, phase and copy."""
+        op = issue.op
+        if op.kind == 'compute' or self.plan.streams == 'single':
+            return COMPUTE
+        if op.partition != PIPELINE:
+            return op.partition
+        peer = (place_in_pipeline + op.peer) % self.mesh.pipeline
+        ends = (place_in_pipeline, peer) if op.kind == 'send' else (peer, place_in_pipeline)
+        name = f'{PIPELINE}.{"B" if op.phase == "I" else op.phase}.{ends[0]}-{ends[1]}'
+        return f'{name}.c{issue.copy}' if self.mesh.copies > 1 else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -36,6 +37,11 @@ class Mesh:
         """Number of ranks."""
         return self.pipeline * self.data * self.tensor
 
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.placement)
+
     def partitions(self) -> dict[str, Partition]:
         """Tensor ranks are neighbours, pipeline ranks blocks; ``stage`` joins the data and tensor ranks of a block."""
         partitions = grid(self.world, {PIPELINE: self.pipeline, DATA: self.data, TENSOR: self.tensor})
@@ -54,20 +60,36 @@ class Mesh:
         return DATA if self.data > 1 else ''
 
 
-def mesh_of(plan: Plan, world: int, batch: int) -> Mesh:
+def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,)) -> Mesh:
     """The mesh of ``plan`` on ``world`` ranks.
 
-    Raises ``Infeasible`` where degrees and ranks, or batch and slices, do not divide.
+    Arguments: ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees and ranks, or batch and slices,
+    do not divide.
     """
-    data = plan.data or max(1, world // plan.tensor)
-    if data * plan.tensor != world:
+    data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
+    degrees = {PIPELINE: plan.pipeline, DATA: data, TENSOR: plan.tensor}
+    if prod(degrees.values()) != world:
         raise Infeasible(
-            f'data {data} × tensor {plan.tensor} = {data * plan.tensor} ranks, but the cluster has {world}; '
+            f'{_factors(degrees)} = {prod(degrees.values())} ranks, but the cluster has {world}; '
             f'choose degrees whose product is {world}'
         )
-    if batch % (data * plan.copies):
+    slices = {DATA: data, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
+    if batch % prod(slices.values()):
         raise Infeasible(
-            f'a batch of {batch} cannot be cut into data {data} × copies {plan.copies} equal slices; '
-            f'choose a multiple of {data * plan.copies}'
+            f'a batch of {batch} cannot be cut into {_factors(slices)} equal slices; '
+            f'choose a multiple of {prod(slices.values())}'
         )
-    return Mesh(data=data, tensor=plan.tensor, copies=plan.copies)
+    return Mesh(
+        data=data,
+        tensor=plan.tensor,
+        copies=plan.copies,
+        pipeline=plan.pipeline,
+        micro_batches=plan.micro_batches,
+        placement=placement,
+    )
+
+
+def _factors(counts: dict[str, int]) -> str:
+    """``data 2 × tensor 4``: the pipeline and micro-batches only where there are several."""
+    shown = {name: count for name, count in counts.items() if count > 1 or name not in (PIPELINE, 'micro_batches')}
+    return ' × '.join(f'{name} {count}' for name, count in shown.items())

@@ -4,32 +4,38 @@ with a note."""
 from __future__ import annotations
 
 from simpar.lower import loss, rules
+from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.workload import Dense, Network, Relu, Workload
 
 
-def network(tape: Tape, workload: Workload, model: Network, *, summed: bool) -> None:
-    """Emit forward, loss and backward of one copy."""
+def network(tape: Tape, workload: Workload, model: Network, *, stages: tuple[int, ...], summed: bool) -> None:
+    """Emit forward, loss and backward of one copy of a micro-batch.
+
+    Arguments: ``stages``, the stage of each dense layer; what follows a dense layer is in its stage.
+    """
+    batch = workload.batch // tape.mesh.micro_batches
     dense = [layer for layer in model.layers if isinstance(layer, Dense)]
     drawn = 'mnist' if workload.data == 'mnist' else ''
-    x = tape.input('x', (workload.batch, dense[0].inputs), tape.dtype, drawn or 'normal:1')
-    x = _layers(tape, model, x)
+    x = tape.input('x', (batch, dense[0].inputs), tape.dtype, drawn or 'normal:1')
+    x = go_to(tape, _layers(tape, model, x, stages), tape.mesh.stages - 1)
     classes = dense[-1].outputs
     if workload.loss == 'mse':
-        target = tape.input('target', (workload.batch, classes), tape.dtype, 'normal:1')
+        target = tape.input('target', (batch, classes), tape.dtype, 'normal:1')
         loss.mse(tape, tape.whole(x), target, summed=summed)
     else:
-        labels = tape.input('labels', (workload.batch,), 'int64', drawn or f'classes:{classes}')
+        labels = tape.input('labels', (batch,), 'int64', drawn or f'classes:{classes}')
         logits = tape.whole(x) if x.partial else x
         loss.cross_entropy(tape, logits, labels, summed=summed)
     tape.backpropagate()
 
 
-def _layers(tape: Tape, model: Network, x: Value) -> Value:
+def _layers(tape: Tape, model: Network, x: Value, stages: tuple[int, ...]) -> Value:
     counts = {Dense: 0, Relu: 0}
     for layer in model.layers:
         if isinstance(layer, Dense):
+            x = go_to(tape, x, stages[counts[Dense]])
             x = _dense(tape, layer, layer.name or f'dense{counts[Dense]}', x, model.weight_deviation)
             counts[Dense] += 1
         elif isinstance(layer, Relu):

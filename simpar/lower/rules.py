@@ -85,6 +85,8 @@ def _product(tape: Tape, x: Value, y: Value) -> tuple[int, int, int]:
 def elementwise(tape: Tape, name: str, operator: str, x: Value, *, flops: float, saves: str) -> Value:
     """relu or gelu; ``saves`` says what the backward reads: ``input`` or ``output``."""
     y = tape.activation(x.like(name))
+    if saves == 'output':
+        tape.saved.add(y.name)
     tape.compute(name, operator, 'F', [x], [y], flops=flops * tape.elements(x))
 
     def backward() -> None:

@@ -35,6 +35,7 @@ class Tape:
         self.stage = 0
         self.stage_of: dict[str, int] = {}
         self.partial_gradients: set[str] = set()
+        self.saved: set[str] = set()
         self.notes: list[str] = []
         self._gradients: dict[str, list[Value]] = {}
         self._backward: list[tuple[int, Callable[[], None]]] = []
@@ -248,10 +249,17 @@ class Tape:
         sender, self.stage = self.stage, self.stage + 1
         there, here = (self.mesh.pipeline_rank(stage) for stage in (self.stage, sender))
         if there == here:
-            return value
+            return self._apart(value) if value.name in self.saved else value
         arrived = self._transfer(value, f'{value.name}.received', 'F', sender, self.stage)
         self.on_backward(lambda: self._cross_backward(value, arrived, sender))
         return arrived
+
+    def _apart(self, value: Value) -> Value:
+        """A copy for the next stage of a value that this stage's backward reads too: each stage frees its own."""
+        copied = self.activation(value.like(f'{value.name}.copy'))
+        self.compute(copied.name, 'scale', 'F', [value], [copied], attributes={'factor': 1.0})
+        self.on_backward(lambda: self.contribute(value, self.gradient(copied)))
+        return copied
 
     def _cross_backward(self, value: Value, arrived: Value, sender: int) -> None:
         gradient = self.gradient(arrived)

@@ -8,16 +8,27 @@ not divide stays whole.
 from __future__ import annotations
 
 from simpar.lower import loss, rules
+from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.workload import Transformer, Workload
 
 
-def transformer(tape: Tape, workload: Workload, model: Transformer, *, sequence_parallel: bool, summed: bool) -> None:
-    """Emit forward, loss and backward of one copy."""
-    shape = (workload.batch, model.sequence)
+def transformer(
+    tape: Tape,
+    workload: Workload,
+    model: Transformer,
+    *,
+    stages: tuple[int, ...],
+    sequence_parallel: bool,
+    summed: bool,
+) -> None:
+    """Emit forward, loss and backward of one copy of a micro-batch.
+
+    Arguments: ``stages``, the stage of each layer; the embedding is in the first stage, norm and head in the last.
+    """
+    shape = (workload.batch // tape.mesh.micro_batches, model.sequence)
     tokens = tape.input('tokens', shape, 'int64', f'tokens:{model.vocab}')
-    labels = tape.input('labels', shape, 'int64', f'tokens:{model.vocab}')
     sequence_parallel = sequence_parallel and _divides(tape, model.sequence, 'the sequence of norms and residuals')
     cut_vocab = _divides(tape, model.vocab, 'the vocabulary (embedding and head)')
     x = rules.embedding(tape, 'embedding', tokens, model.vocab, model.hidden, deviation=model.weight_deviation,
@@ -26,14 +37,16 @@ def transformer(tape: Tape, workload: Workload, model: Transformer, *, sequence_
     x = rules.position(tape, 'position', x, deviation=model.weight_deviation)
     cut_heads = _divides(tape, model.key_value_heads, 'attention (its groups of heads)')
     cut_ffn = _divides(tape, model.ffn_width, 'the feed-forward (its width)')
-    for layer in range(model.layers):
+    for layer, stage in enumerate(stages):
+        x = go_to(tape, x, stage)
         x = _attention(tape, model, f'layer{layer}', x, cut=cut_heads, sequence_parallel=sequence_parallel)
         x = _feed_forward(tape, model, f'layer{layer}', x, cut=cut_ffn, sequence_parallel=sequence_parallel)
-    x = rules.norm(tape, 'norm', x)
+    x = rules.norm(tape, 'norm', go_to(tape, x, tape.mesh.stages - 1))
     logits = rules.matmul(
         tape, 'head', x, (model.vocab,), (model.hidden,), deviation=model.weight_deviation, bias=False,
         cut='column' if cut_vocab else 'whole', weight='embedding.weight' if model.tied else '',
     )  # fmt: skip
+    labels = tape.input('labels', shape, 'int64', f'tokens:{model.vocab}')
     loss.cross_entropy(tape, logits, labels, summed=summed)
     tape.backpropagate()
 

@@ -42,14 +42,19 @@ class ProgramBuilder:
         return op
 
     def add_role(
-        self, name: str, ranks: Sequence[int], slots: Iterable[tuple[str, str, int, int]], streams: tuple[str, ...]
+        self,
+        name: str,
+        ranks: Sequence[int],
+        slots: Iterable[tuple[str, str, int, int] | tuple[str, str, int, int, int]],
+        streams: tuple[str, ...],
     ) -> None:
         """Add a role of these ranks.
 
-        Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy).
+        Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy[, an earlier slot that
+        must have finished too]).
         """
         stream = {stream: index for index, stream in enumerate(streams)}
-        rows = [Slot(self._index[op], stream[on], micro_batch, copy) for op, on, micro_batch, copy in slots]
+        rows = [Slot(self._index[op], stream[on], *place) for op, on, *place in slots]
         self._roles.append((name, streams, rows, ranks))
 
     def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:

@@ -17,12 +17,16 @@ Instance = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot before it is put into arrays."""
+    """One slot before it is put into arrays.
+
+    Arguments: ``after``, an earlier slot that must have finished too, whatever the tensors say; -1: none.
+    """
 
     op_class: int
     stream: int
     micro_batch: int = 0
     copy: int = 0
+    after: int = -1
 
 
 @dataclass(slots=True)
@@ -54,7 +58,10 @@ def derive(
     for position in range(2 * count):
         slot = slots[position % count]
         clock = head[slot.stream][:]
-        for need in sorted(_touch(position, slot, op_classes[slot.op_class], tensors, history), reverse=True):
+        wanted = _touch(position, slot, op_classes[slot.op_class], tensors, history)
+        if slot.after >= 0:
+            wanted.add(position - position % count + slot.after)
+        for need in sorted(wanted, reverse=True):
             if clock[slots[need % count].stream] >= need:
                 continue
             clock = [max(pair) for pair in zip(clock, clocks[need], strict=True)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.tensor import BYTES, PER_RANK, Tensor
+from simpar.program.tensor import BYTES, Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,18 @@ class Program:
         """The role of a rank."""
         return self.roles[int(self.role_of_rank[rank])]
 
+    @cached_property
+    def tensors_of_role(self) -> tuple[frozenset[str], ...]:
+        """For each role, the names of the tensors that its ops touch: what its ranks hold."""
+        touched = [{*op.reads, *op.writes, *op.accumulates} for op in self.op_classes]
+        return tuple(
+            frozenset().union(*(touched[index] for index in set(role.op_class.tolist()))) for role in self.roles
+        )
+
+    def holds(self, rank: int, tensor: str) -> bool:
+        """Whether a rank has its piece of a tensor."""
+        return tensor in self.tensors_of_role[int(self.role_of_rank[rank])]
+
     def op(self, role: Role, slot: int) -> OpClass:
         """The op class of a slot."""
         return self.op_classes[int(role.op_class[slot])]
@@ -65,7 +77,7 @@ class Program:
     def sliced(self, op: OpClass) -> bool:
         """Whether an op is done for each micro-batch and copy; sums of gradients and updates are done once a step."""
         names = (*op.reads, *op.writes, *op.accumulates)
-        return not names or any(self.tensor[name].kind not in PER_RANK for name in names)
+        return not names or any(self.tensor[name].batch_dim is not None for name in names)
 
     def action(self, role: Role, slot: int) -> str:
         """A slot as readers name it: ``layer0.qkv.F`` and, where there are several, ``.mb1`` and ``.c0``."""

@@ -1,0 +1,204 @@
+"""Figures of a profile from a record: peaks, fixed times, latency, bandwidth and slow-down, with what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from simpar.calibrate.fit import Fit, relative_fit
+from simpar.calibrate.record import Record, Stretch
+from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low
+from simpar.cost.formula import share, steps
+from simpar.hardware import Grade
+
+MOST_RESIDUAL: Final = 0.05
+"""A median relative error of a fit above which its coefficients are estimates."""
+STREAMING: Final = frozenset({'residual', 'add', 'relu', 'bias', 'scale'})
+"""Operators that hardly compute: their seconds are those of memory."""
+TINY: Final = 1e-9
+"""Stands for zero where a profile asks for more."""
+GUESS: Final = 0.8
+"""Speed beside something else, where it was not measured."""
+NEAR: Final = 1.25
+"""A fitted limit of the rate of products counts up to so many times the best that was seen."""
+NARROW: Final = {'fp64': 0.5, 'bf16': 0.25, 'fp16': 0.25}
+"""Rates of data types that are not measured, of that of fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number of the profile.
+
+    Arguments: ``value`` in SI units; ``kind`` of quantity as in ``simpar.units``, or empty; ``source``, how it was
+    found; ``flags``, what is wrong with it, in words; ``guessed``: not measured at all.
+    """
+
+    value: float
+    source: str
+    kind: str = ''
+    flags: tuple[str, ...] = ()
+    guessed: bool = False
+
+    @property
+    def grade(self) -> Grade:
+        """``estimate`` where something is wrong with it."""
+        return 'estimate' if self.flags or self.guessed else 'measured'
+
+
+def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]:
+    """Every number of the profile by its dotted key.
+
+    Does not measure: other data types than fp32, the host, which CPU threads do not have.
+    """
+    found = _matmul(tables['matmul'].lines)
+    peak = found['device.vector.fp32'].value
+    for dtype, part in NARROW.items():
+        source = f'not measured: {part:g} of fp32'
+        found[f'device.vector.{dtype}'] = Number(value=peak * part, kind='flops', source=source, guessed=True)
+    found |= _memory(record, _streaming(tables['operator'].lines))
+    found |= _attention(record, tables['attention'].lines if 'attention' in tables else (), peak)
+    found |= _network(record)
+    found |= _slow_down(record.overlap)
+    source = 'a thread for each stream calls its kernels itself: there is no host beside the device'
+    found['host.issue.eager'] = Number(value=0.0, kind='time', source=source)
+    return found
+
+
+def _flops(line: Line) -> float:
+    m, n, k = (float(size) for size in line.key)
+    return 2.0 * m * n * k
+
+
+def _matmul(lines: Sequence[Line]) -> dict[str, Number]:
+    """The peak and the four constants of ``simpar.cost.roofline.matmul``: kernel + 2 / F · (mn + area) · (k + depth).
+
+    The peak is the best rate that was seen, or the limit F of endless products where that is near.
+    It is linear in 1, mnk, k and mn, of which the first takes kernel and 2 / F · area · depth.
+    """
+    m, n, k = (np.array([float(line.key[place]) for line in lines]) for place in range(3))
+    fit = relative_fit(np.column_stack([np.ones(len(lines)), m * n * k, k, m * n]), [line.seconds for line in lines])
+    fixed, work, by_k, by_mn = fit.values
+    best = max(_flops(line) / line.seconds for line in lines)
+    work = work or 2.0 / best
+    limit = min(2.0 / work, NEAR * best)
+    peak = max(best, limit)
+    area, depth = by_k / work, by_mn / work
+    kernel = fixed - work * area * depth
+    made = _Fitted(fit, f'{len(lines)} matrix products')
+    quickest = Number(value=best, kind='flops', source='the quickest of the matrix products')
+    return {
+        'device.vector.fp32': quickest if best == peak else made.number(peak, 'flops', negative=False),
+        'device.kernel.matrix': made.number(max(kernel, 0.0), 'time', negative=kernel < -TINY or 0 in fit.negative),
+        'device.matmul.share': made.number(limit / peak, negative=1 in fit.negative),
+        'device.matmul.half_area': made.number(max(area, TINY), negative=2 in fit.negative),
+        'device.matmul.half_depth': made.number(max(depth, TINY), negative=3 in fit.negative),
+    }
+
+
+def _streaming(lines: Sequence[Line]) -> Sequence[Line]:
+    return [line for line in lines if line.key[0] in STREAMING] or lines
+
+
+def _memory(record: Record, lines: Sequence[Line]) -> dict[str, Number]:
+    """kernel + bytes / rate, of operators that hardly compute."""
+    moved, seconds = np.array([float(line.key[2]) for line in lines]), np.array([line.seconds for line in lines])
+    fit = relative_fit(np.column_stack([np.ones(len(lines)), moved]), seconds)
+    best = float(np.max(moved / seconds))
+    made = _Fitted(fit, f'{len(lines)} operators that hardly compute')
+    size = record.memory / record.ranks
+    whole = f'the memory of the machine over {record.ranks} ranks' if size else 'a guess'
+    return {
+        'device.kernel.memory': made.number(fit.values[0], 'time', negative=0 in fit.negative),
+        'device.memory.size': Number(value=size or 8e9, kind='size', source=whole, guessed=not size),
+        'device.memory.bandwidth': Number(value=best, kind='rate', source='the quickest operator that hardly computes'),
+        'device.memory.share': made.number(min(_inverse(fit.values[1], best) / best, 1.0), negative=1 in fit.negative),
+    }
+
+
+def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, Number]:
+    """Rate of the forward, and the backward's seconds over the forward's."""
+    seconds: dict[tuple[int, ...], dict[str, float]] = {}
+    for row in record.tables.attention:
+        seconds.setdefault((row.queries, row.head_dim, row.sequence, row.pairs), {})[row.phase] = low(counted(row))
+    ratios = [times['I'] / times['F'] for times in seconds.values() if len(times) == 2]
+    if not lines or not ratios:
+        guesses = {'device.attention.share': 0.4, 'device.attention.backward': 2.5}
+        return {key: Number(value=value, source='a guess', guessed=True) for key, value in guesses.items()}
+    flops = [2.0 * float(line.key[3]) * float(line.key[2]) ** 2 * float(line.key[1]) for line in lines]
+    fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), [line.seconds for line in lines])
+    rate = _inverse(fit.values[1], peak)
+    spread = float(np.subtract(*np.quantile(ratios, [0.75, 0.25])) / np.median(ratios))
+    return {
+        'device.attention.share': _Fitted(fit, f'{len(lines)} sizes of attention').number(
+            min(rate / peak, 1.0), negative=1 in fit.negative
+        ),
+        'device.attention.backward': Number(
+            value=float(np.median(ratios)),
+            source=f'median over {len(ratios)} sizes of attention',
+            flags=(f'differs between sizes by {spread:.0%}',) if spread > MOST_SPREAD else (),
+        ),
+    }
+
+
+def _network(record: Record) -> dict[str, Number]:
+    """start + steps · latency + bytes over a channel / bandwidth, of all collectives that go around a ring."""
+    rings = [row for row in record.tables.collective if row.algorithm == 'ring'] or record.tables.collective
+    passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
+    terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
+    seconds = np.array([low(counted(row)) for row in rings])
+    fit = relative_fit(terms, seconds)
+    start, latency, inverse = fit.values
+    made = _Fitted(fit, f'{len(rings)} collectives')
+    bandwidth = _inverse(inverse, float(np.max(np.array(passed) / seconds)))
+    return {
+        'links.bandwidth': made.number(bandwidth, 'rate', negative=2 in fit.negative),
+        'links.latency': made.number(latency, 'time', negative=1 in fit.negative),
+        'library.start': made.number(start, 'time', negative=0 in fit.negative),
+    }
+
+
+def _slow_down(overlap: Iterable[Stretch]) -> dict[str, Number]:
+    """Speeds beside one another, of 1."""
+    found: dict[str, list[Stretch]] = {'matrix': [], 'memory': [], 'collective': []}
+    for one in overlap:
+        found[one.what].append(one)
+    return {f'slow_down.{what}': _speed(stretches) for what, stretches in found.items()}
+
+
+def _speed(stretches: Sequence[Stretch]) -> Number:
+    known = [(one.beside, one.factor) for one in stretches if one.factor is not None]
+    if not known:
+        return Number(value=GUESS, source='not measured: a guess', guessed=True)
+    speed = math.exp(-sum(math.log(factor.median) for _, factor in known) / len(known))
+    flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > MOST_SPREAD]
+    if speed > 1 + MOST_RESIDUAL:
+        flags.append(f'seemed {speed:.2f} times as quick beside others; set to 1')
+    source = 'median beside ' + ' and '.join(other for other, _ in known)
+    return Number(value=min(speed, 1.0), source=source, flags=tuple(flags))
+
+
+def _inverse(value: float, otherwise: float) -> float:
+    return 1.0 / value if value > 0 else otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A fit, and what it was made of, in words."""
+
+    fit: Fit
+    over: str
+
+    def number(self, value: float, kind: str = '', *, negative: bool) -> Number:
+        """A coefficient, or what was made of some.
+
+        Arguments: ``negative``: it would have been below zero.
+        """
+        missed, worst = self.fit.typical, self.fit.worst
+        flags = [f'the fit misses {missed:.0%} in the median'] if missed > MOST_RESIDUAL else []
+        flags += ['came out negative'] if negative else []
+        source = f'relative least squares over {self.over}, which it misses by {missed:.1%} (median) to {worst:.0%}'
+        return Number(value=value, kind=kind, source=source, flags=tuple(flags))

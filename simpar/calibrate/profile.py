@@ -1,0 +1,202 @@
+"""A profile from a record: numbers, tables, what is wrong with them, and the files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from simpar.calibrate.figures import Number, numbers_of
+from simpar.calibrate.record import Record
+from simpar.calibrate.table import Table, tables_of
+from simpar.errors import Problem, ScheduleError
+from simpar.files import write_whole
+from simpar.profiles import FILE
+
+SHOWN: Final = 3
+"""Lines of a table that are named on the screen."""
+SUFFIXES: Final = ('.yaml', '.yml')
+DTYPE: Final = 'fp32'
+PREFIXES: Final = {
+    'flops': ((1e12, 'TFLOP/s'), (1e9, 'GFLOP/s'), (1e6, 'MFLOP/s'), (1.0, 'FLOP/s')),
+    'rate': ((1e9, 'GB/s'), (1e6, 'MB/s'), (1.0, 'B/s')),
+    'size': ((1e9, 'GB'), (1e6, 'MB'), (1.0, 'B')),
+    'time': ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'us'), (1e-9, 'ns')),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """What a record says of a machine.
+
+    Arguments: ``numbers`` by their dotted key in the profile; ``tables`` by their kind.
+    """
+
+    record: Record
+    numbers: dict[str, Number]
+    tables: dict[str, Table]
+
+    @property
+    def flags(self) -> Iterator[str]:
+        """Everything that is not known well, in words: every number, every line of a table."""
+        for key, number in self.numbers.items():
+            for flag in number.flags:
+                yield f'{key}: {flag}'
+        for kind, table in self.tables.items():
+            for line in table.flagged:
+                yield f'{kind} {table.name(line)}: {"; ".join(line.flags)}'
+
+    @property
+    def source(self) -> str:
+        """Where all numbers are from, in one line."""
+        software = ', '.join(f'{name} {version}' for name, version in self.record.software.items())
+        return f'simpar calibrate, {self.record.date}, {self.record.machine}, {software}'
+
+    def summary(self) -> Iterator[str]:
+        """What is not known well, a line for each number and table."""
+        yield from self.record.notes
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for key, number in self.numbers.items():
+            if number.flags:
+                alike.setdefault(number.flags, []).append(key)
+        yield from (f'{", ".join(keys)}: {"; ".join(flags)}' for flags, keys in alike.items())
+        for kind, table in self.tables.items():
+            if found := sorted(table.flagged, key=lambda line: -line.cv):
+                worst = ', '.join(f'{table.name(line)} ({", ".join(line.flags)})' for line in found[:SHOWN])
+                yield f'{kind} table: {len(found)} of {len(table.lines)} lines are not known well, e.g. {worst}'
+
+
+def calibrate(record: Record) -> Calibration:
+    """Numbers and tables of a profile from the record of a bench.
+
+    Numbers that were not measured well (a spread above 10 %, a fit that misses by more than 5 %, an alpha below zero,
+    more work in less time) carry flags and the grade ``estimate``.
+    """
+    tables = tables_of(record)
+    return Calibration(record=record, numbers=numbers_of(record, tables), tables=tables)
+
+
+def require_profile_path(path: Path) -> None:
+    """Raises ``ScheduleError`` where a path is none that a profile can be written to."""
+    if path.suffix not in SUFFIXES:
+        raise ScheduleError(Problem(str(path), 'not the name of a profile', f'write a name that ends in {SUFFIXES[0]}'))
+    if path.is_dir():
+        raise ScheduleError(Problem(str(path), 'is a folder', f'write the name of a file, e.g. {path.stem}/{FILE}'))
+
+
+def write_profile(path: Path, calibration: Calibration) -> list[Path]:
+    """Write a profile and, beside it, its tables, each file whole or not at all; the profile last.
+
+    Returns the files, the profile first. Raises ``ScheduleError`` for a path that is none, ``OSError``.
+    """
+    require_profile_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [path]
+    for kind, table in calibration.tables.items():
+        written.append(path.with_name(_table_name(path, kind)))
+        write_whole(written[-1], table.text(calibration.source))
+    write_whole(path, profile_text(path, calibration))
+    return written
+
+
+def _table_name(path: Path, kind: str) -> str:
+    return f'{path.stem}.{kind}.csv'
+
+
+def profile_text(path: Path, calibration: Calibration) -> str:
+    """The YAML of a profile that is written to ``path``."""
+    head = [
+        f'# Written by {calibration.source}.',
+        '# Each number: value, source, grade. docs/calibrate.md says how they were measured.',
+    ]
+    wrong = list(calibration.summary())
+    head += ['# Not known well, and therefore of grade estimate:', *(f'#   {line}' for line in wrong)] if wrong else []
+    body = yaml.dump(_tree(path, calibration), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return '\n'.join(head) + '\n' + body
+
+
+class _Dumper(yaml.SafeDumper):
+    """Figures on one line each; no references."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _Leaf(dict[Any, Any]):
+    """A mapping that is written on one line."""
+
+
+_Dumper.add_representer(
+    _Leaf, lambda dumper, leaf: dumper.represent_mapping('tag:yaml.org,2002:map', leaf, flow_style=True)
+)
+
+
+def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
+    record = calibration.record
+    name = path.parent.resolve().name if path.name == FILE else path.stem
+    figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
+    of = {prefix: _under(figure, prefix) for prefix in ('device.vector', 'device.memory', 'device.kernel',
+          'device.matmul', 'device.attention', 'slow_down', 'library')}  # fmt: skip
+    one = _Leaf(value=1, source='all of what was measured', grade=figure['links.bandwidth']['grade'])
+    return {
+        'format': 1,
+        'name': name,
+        'description': f'{record.ranks} ranks over gloo, network {record.net}: {calibration.source}',
+        'devices': record.ranks,
+        'device': {
+            'name': 'CPU core',
+            'matrix': _Leaf(),
+            'vector': of['device.vector'],
+            'memory': of['device.memory'],
+            'kernel': of['device.kernel'],
+            'matmul': of['device.matmul'],
+            'attention': of['device.attention'],
+        },
+        'host': {'mode': 'eager', 'issue': {'eager': figure['host.issue.eager']}},
+        'links': [
+            {
+                'name': 'loopback' if record.net == 'none' else 'wire',
+                'devices': 0,
+                'per': 'device',
+                'bandwidth': figure['links.bandwidth'],
+                'share': one,
+                'latency': figure['links.latency'],
+                'algorithm': _Leaf({2: 'ring'}),
+            }
+        ],
+        'library': {'name': 'gloo', 'across': 'flat', 'start': figure['library.start']},
+        'slow_down': {**of['slow_down'], 'waiting': False},
+        'tables': {kind: _table(path, table, calibration) for kind, table in calibration.tables.items()},
+        'net': record.net,
+    }
+
+
+def _under(figures: dict[str, _Leaf], prefix: str) -> dict[str, _Leaf]:
+    return {key.removeprefix(f'{prefix}.'): leaf for key, leaf in figures.items() if key.startswith(f'{prefix}.')}
+
+
+def _figure(number: Number, calibration: Calibration) -> _Leaf:
+    record = calibration.record
+    wrong = f'; but {"; ".join(number.flags)}' if number.flags else ''
+    source = f'{number.source}{wrong}; {record.date}, {record.machine}'
+    return _Leaf(value=quantity(number.value, number.kind), source=source, grade=number.grade)
+
+
+def _table(path: Path, table: Table, calibration: Calibration) -> dict[str, Any]:
+    doubtful = f', {len(table.flagged)} of them not known well' if table.flagged else ''
+    dtype = {'dtype': DTYPE} if table.kind in ('matmul', 'attention') else {}
+    source = f'{len(table.lines)} lines{doubtful}; {calibration.source}'
+    return {'file': _table_name(path, table.kind), 'source': source, 'grade': table.grade, **dtype}
+
+
+def quantity(value: float, kind: str) -> str | float:
+    """A number as a profile holds it, to four digits: with its unit, or bare where it has none."""
+    if not kind:
+        return float(f'{value:.4g}')
+    for factor, unit in PREFIXES[kind]:
+        if value >= factor:
+            return f'{value / factor:.4g} {unit}'
+    return f'{value / factor:.4g} {unit}'

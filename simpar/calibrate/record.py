@@ -1,0 +1,155 @@
+"""What ``python -m executor.bench`` has written, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from pydantic import Field
+
+from simpar.errors import Problem, ScheduleError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+FORMAT: Final = 'simpar bench 1'
+_MOST_PROBLEMS = 12
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Word = Annotated[str, Field(max_length=200, pattern=r'^[^\n]*$')]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Repeats of one number: how many, their median, 10th percentile, inter-quartile range and CV."""
+
+    n: Count
+    median: Positive
+    p10: Positive
+    iqr: NotNegative
+    cv: NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One item: seconds by the clock and of CPU time; ``weight`` in the mean of all rows with its key."""
+
+    wall: Figures
+    cpu: Figures
+    weight: Count = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRow(Row):
+    """A product of ``m`` × ``k`` by ``k`` × ``n``."""
+
+    m: Count
+    n: Count
+    k: Count
+    phase: Literal['F', 'I', 'W']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRow(Row):
+    """Attention of ``pairs`` heads over all samples, ``queries`` of them for each key head."""
+
+    queries: Count
+    head_dim: Count
+    sequence: Count
+    pairs: Count
+    phase: Literal['F', 'I']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow(Row):
+    """Any other operator, by the bytes that it moves."""
+
+    operator: Word
+    phase: Literal['F', 'I', 'W', 'U']
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow(Row):
+    """A collective of ``bytes`` among ``ranks`` in ``nodes``."""
+
+    operator: Literal['all_reduce', 'all_gather', 'reduce_scatter']
+    ranks: Annotated[int, Field(ge=2)]
+    nodes: Count
+    bytes: Count
+    algorithm: Literal['ring', 'exchange']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The rows of every table."""
+
+    matmul: Annotated[list[MatmulRow], Field(min_length=1)]
+    attention: Annotated[list[AttentionRow], Field(min_length=1)]
+    operator: Annotated[list[OperatorRow], Field(min_length=1)]
+    collective: Annotated[list[CollectiveRow], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """How many times as long something takes beside something else; no figures where it was never beside it."""
+
+    what: Literal['matrix', 'memory', 'collective']
+    beside: Word
+    factor: Figures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A bench: when, on what, with what, and what it found.
+
+    Arguments: ``machine`` in general words; ``memory`` in bytes, 0 if not known; ``net`` as the user wrote it.
+    """
+
+    format: Literal['simpar bench 1']
+    date: Word
+    machine: Word
+    cores: Count
+    memory: Annotated[int, Field(ge=0)]
+    software: Mapping[str, Word]
+    ranks: Annotated[int, Field(ge=2)]
+    net: Word
+    tables: Measured
+    overlap: list[Stretch]
+    notes: list[Word]
+
+
+def load_record(path: Path) -> Record:
+    """Read the record of a bench.
+
+    Raises ``ScheduleError`` with what is wrong, one screen of it, if it is no such file or is cut short.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter().validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        problems = [_problem(path, one) for one in found[:_MOST_PROBLEMS]]
+        if len(found) > _MOST_PROBLEMS:
+            problems.append(Problem(str(path), f'and {len(found) - _MOST_PROBLEMS} more'))
+        raise ScheduleError(problems) from error
+
+
+def _adapter() -> TypeAdapter[Record]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Record)
+
+
+def _problem(path: Path, error: ErrorDetails) -> Problem:
+    """What pydantic found, in our words; a file that is no JSON has one error and no place."""
+    place = '.'.join(str(part) for part in error['loc'])
+    what = error['msg'][0].lower() + error['msg'][1:]
+    return Problem(str(path), f'{place}: {what}' if place else what, f'expected a record of format "{FORMAT}"')

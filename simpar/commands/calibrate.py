@@ -1,0 +1,77 @@
+"""``simpar calibrate PROFILE.yaml``: measure this machine with the executor's bench and write its profile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
+from simpar.commands.executor import need_torch
+from simpar.errors import Problem, ScheduleError
+from simpar.profiles import load_profile
+from simpar.units import format_rate, format_time
+
+BENCH = (sys.executable, '-m', 'executor.bench')
+
+
+def command(options: argparse.Namespace) -> int:
+    """Measure, write the profile and its tables, and say what was not measured well."""
+    require_profile_path(options.output)
+    if options.ranks < 2:
+        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+    need_torch()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / 'bench.json'
+        flags = ['--ranks', str(options.ranks), '--net', options.net, '--output', str(file)]
+        code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
+        if code:
+            return code
+        found = calibrate(load_record(file))
+    written = write_profile(options.output, found)
+    load_profile(options.output)
+    if options.json:
+        print(json.dumps(as_json(found, written), ensure_ascii=False, allow_nan=False))
+    else:
+        sys.stdout.write(screen(found, written))
+    return 0
+
+
+def as_json(found: Calibration, written: list[Path]) -> dict[str, object]:
+    """The answer as one object; times in seconds, rates in bytes and operations a second."""
+    return {
+        'profile': str(written[0]),
+        'tables': {kind: str(path) for kind, path in zip(found.tables, written[1:], strict=True)},
+        'source': found.source,
+        'net': found.record.net,
+        'numbers': {
+            key: {'value': number.value, 'grade': number.grade, 'source': number.source, 'flags': list(number.flags)}
+            for key, number in found.numbers.items()
+        },
+        'grades': {kind: table.grade for kind, table in found.tables.items()},
+        'flags': list(found.flags),
+        'notes': list(found.record.notes),
+    }
+
+
+def screen(found: Calibration, written: list[Path]) -> str:
+    """The answer for a person."""
+    value = {key: number.value for key, number in found.numbers.items()}
+    beside = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))
+    alpha = f'{format_time(value["links.latency"])} a step and {format_time(value["library.start"])} a collective'
+    tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
+    lines = [
+        f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}',
+        f'  matrix products  up to {value["device.vector.fp32"] / 1e9:.4g} GFLOP/s in fp32',
+        f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
+        f'  network          {format_rate(value["links.bandwidth"])}, {alpha}',
+        f'  speed beside one another: {beside}',
+        f'  tables           {tables}',
+    ]
+    wrong = list(found.summary())
+    lines += ['not known well, and of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
+    lines += [f'wrote {path}' for path in written]
+    return '\n'.join(lines) + '\n'

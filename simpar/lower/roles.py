@@ -1,0 +1,134 @@
+"""Roles: the actions of a pipeline rank become its ops in issue order.
+
+The copies of a micro-batch interleave inside its action; a forward and a backward interleave in an OVERLAP_F_B by the
+same pass. A backward that directly follows its forward, as in the last stage, is one action with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from simpar.lower.frees import add_frees
+from simpar.lower.interleave import interleave, segments
+from simpar.lower.issue import Issue
+from simpar.lower.tape import Tape
+from simpar.pipeline.action import Action
+from simpar.pipeline.order import Order
+from simpar.program import OpClass
+
+COMPUTE_KINDS = frozenset({'F', 'B', 'I', 'W', 'OVERLAP_F_B'})
+TRANSFERS = {'SEND_F': ('send', 'F'), 'RECV_F': ('recv', 'F'), 'SEND_B': ('send', 'I'), 'RECV_B': ('recv', 'I')}
+
+
+@dataclass(frozen=True, slots=True)
+class StageOps:
+    """The ops of one stage for one copy of a micro-batch, by what an action of the pipeline does.
+
+    Arguments: ``parts``: F, B, I, W → ops in order; ``transfers``: (send or recv, phase) → op.
+    """
+
+    parts: dict[str, tuple[OpClass, ...]]
+    transfers: dict[tuple[str, str], OpClass]
+
+
+def stages_of(tape: Tape, order: Order) -> list[StageOps]:
+    """The ops of every stage, each freeing what no later op of its stage reads."""
+    split = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'I'}
+    whole = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'B'}
+    ops: list[list[OpClass]] = [[] for _ in order.placement]
+    for op in tape.ops:
+        ops[tape.stage_of[op.name]].append(op)
+    reads = [{name for op in mine for name in op.reads} for mine in ops]
+    found = []
+    for stage, mine in enumerate(ops):
+        elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
+        found.append(_stage(tape, mine, elsewhere, split=stage in split, whole=stage in whole))
+    return found
+
+
+def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, whole: bool) -> StageOps:
+    """Where a stage does both B and I with W, the order of its readers differs, and so do the ops that free."""
+    forward = [op for op in ops if op.phase == 'F' and not _transfers(op)]
+    backward = [op for op in ops if op.phase != 'F' and not _transfers(op)]
+    transfers: dict[tuple[str, str], OpClass] = {(op.kind, op.phase): op for op in ops if _transfers(op)}
+    inputs = [op for op in backward if op.phase == 'I']
+    weights = [op for op in backward if op.phase == 'W']
+    filled = [op for part in segments(backward) for op in part]
+    b = _freeing(tape, elsewhere, forward, transfers, filled) if whole or not split else {}
+    i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
+    b = b or i
+    names = {op.name for op in ops if b[op.name] != i[op.name]}
+    apart = {name: replace(i[name], name=f'{name}.split') if name in names else i[name] for name in i}
+    return StageOps(
+        parts={
+            'F': tuple(b[op.name] for op in forward),
+            'B': tuple(b[op.name] for op in backward),
+            'I': tuple(apart[op.name] for op in inputs),
+            'W': tuple(apart[op.name] for op in weights),
+        },
+        transfers={key: b[op.name] for key, op in transfers.items()},
+    )
+
+
+def _transfers(op: OpClass) -> bool:
+    return op.kind in ('send', 'recv')
+
+
+def _freeing(
+    tape: Tape,
+    elsewhere: set[str],
+    forward: list[OpClass],
+    transfers: dict[tuple[str, str], OpClass],
+    backward: list[OpClass],
+) -> dict[str, OpClass]:
+    """The ops of a stage by name, with frees as of this order."""
+
+    def transfer(kind: str, phase: str) -> list[OpClass]:
+        return [transfers[kind, phase]] if (kind, phase) in transfers else []
+
+    filled = [op for part in segments(forward) for op in part]
+    ordered = [*transfer('recv', 'F'), *filled, *transfer('send', 'F')]
+    ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I')]
+    return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
+
+
+def issues(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, late: bool) -> list[Issue]:
+    """The ops of one pipeline rank in issue order.
+
+    Arguments: ``row``, its actions; ``late``: receives wait for the computation before them.
+    """
+    found: list[Issue] = []
+    for together in _merged(row):
+        first = together[0]
+        if first.kind in TRANSFERS:
+            kind, phase = TRANSFERS[first.kind]
+            op = stages[first.stage].transfers[kind, phase]
+            micro_batch = first.micro_batch or 0
+            found += [Issue(op, micro_batch, copy, late=late and kind == 'recv') for copy in range(copies)]
+        elif first.kind in COMPUTE_KINDS:
+            found += interleave(list(_threads(stages, together, copies)))
+    return found
+
+
+def _merged(row: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
+    """Actions, a forward together with the backward right behind it of the same stage and micro-batch."""
+    index = 0
+    while index < len(row):
+        pair = tuple(row[index : index + 2])
+        same = len(pair) == 2 and (pair[0].stage, pair[0].micro_batch) == (pair[1].stage, pair[1].micro_batch)
+        if same and pair[0].kind == 'F' and pair[1].kind in ('B', 'I'):
+            yield pair
+            index += 2
+        else:
+            yield pair[:1]
+            index += 1
+
+
+def _threads(stages: Sequence[StageOps], together: tuple[Action, ...], copies: int) -> Iterator[list[list[Issue]]]:
+    """One thread for each copy; in an overlap, one for each copy of each part."""
+    for parts in [(part,) for part in together[0].parts] if together[0].sub_actions else [together]:
+        ops = [op for part in parts for op in stages[part.stage].parts[part.kind]]
+        micro_batch = parts[0].micro_batch or 0
+        for copy in range(copies):
+            yield [[Issue(op, micro_batch, copy) for op in segment] for segment in segments(ops)]

@@ -1,0 +1,32 @@
+"""Stages: which layers of the model each stage of the pipeline holds."""
+
+from __future__ import annotations
+
+from simpar.errors import Infeasible
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+
+
+def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
+    """For each layer, its stage.
+
+    Arguments: ``given``, layers of each stage; empty: equal counts, the first stages one more where they do not divide.
+    Raises ``Infeasible`` where the counts are not those of the stages and layers.
+    """
+    counts = given or tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+    if len(counts) != stages:
+        raise Infeasible(
+            f'plan.stages lists {len(counts)} stages, but the pipeline has {stages}; list {stages} counts of layers'
+        )
+    if sum(counts) != layers:
+        raise Infeasible(
+            f'plan.stages lists {sum(counts)} layers, but the model has {layers}; choose counts whose sum is {layers}'
+        )
+    return tuple(stage for stage, count in enumerate(counts) for _ in range(count))
+
+
+def go_to(tape: Tape, value: Value, stage: int) -> Value:
+    """The value in a later stage, sent through all in between."""
+    while tape.stage < stage:
+        value = tape.cross(value)
+    return value

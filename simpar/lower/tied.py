@@ -1,0 +1,87 @@
+"""A tied embedding: the first stage embeds with the weight that the last stage's head multiplies with.
+
+Where both stages are on one rank, it is one parameter. Else each has a copy, and both send their gradients to each
+other and add them, so that both copies are updated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simpar.lower.issue import Issue
+from simpar.lower.mesh import PIPELINE
+from simpar.lower.optimizer import local_elements
+from simpar.lower.tape import Tape
+from simpar.program import OpClass
+from simpar.program.tensor import BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The ops of each end: ``ends``, what the end's own ops accumulate by → its send, receive and addition.
+
+    Arguments: ``gradient``, its name; empty: nothing is held twice.
+    """
+
+    gradient: str = ''
+    ends: tuple[tuple[str, tuple[OpClass, ...]], ...] = ()
+
+    def ops(self, held: set[str], order: Sequence[Issue]) -> tuple[OpClass, ...]:
+        """What a pipeline rank issues behind its own sum of the gradient.
+
+        Arguments: ``held``, gradients that the rank adds to; ``order``, its ops so far.
+        """
+        if self.gradient not in held:
+            return ()
+        names = {issue.op.name.removesuffix('.split') for issue in order}
+        return next((ops for adder, ops in self.ends if adder in names), ())
+
+
+def exchange(tape: Tape) -> Exchange:
+    """The exchange of the gradient that two pipeline ranks accumulate, if there is one."""
+    adders: dict[str, list[OpClass]] = {}
+    for op in tape.ops:
+        for name in op.accumulates:
+            adders.setdefault(name, []).append(op)
+    for gradient, ops in adders.items():
+        places = [tape.mesh.pipeline_rank(tape.stage_of[op.name]) for op in ops]
+        if len(set(places)) == 2:
+            ends = [
+                (op.name, _end(tape, gradient, index, places[1 - index] - place))
+                for index, (op, place) in enumerate(zip(ops, places, strict=True))
+            ]
+            return Exchange(gradient, tuple(ends))
+    return Exchange()
+
+
+def _end(tape: Tape, gradient: str, index: int, offset: int) -> tuple[OpClass, ...]:
+    tensor = tape.tensors[gradient]
+    other = f'{gradient}.other{index}'
+    tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None)
+    size = float(local_elements(tape, tensor) * BYTES[tensor.dtype])
+    send = OpClass(
+        name=f'{gradient}.send{index}.W',
+        kind='send',
+        operator='send',
+        phase='W',
+        bytes=size,
+        dtype=tensor.dtype,
+        partition=PIPELINE,
+        peer=offset,
+        reads=(gradient,),
+    )
+    receive = replace(send, name=f'{gradient}.recv{index}.W', kind='recv', operator='recv', reads=(), writes=(other,))
+    add = OpClass(
+        name=f'{gradient}.add{index}.W',
+        kind='compute',
+        operator='add',
+        phase='W',
+        flops=float(local_elements(tape, tensor)),
+        bytes=3 * size,
+        dtype=tensor.dtype,
+        reads=(gradient, other),
+        writes=(gradient,),
+        frees=(other,),
+    )
+    return send, receive, add

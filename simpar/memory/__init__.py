@@ -1,0 +1,31 @@
+"""Memory: what every rank holds over the time of a step, from its program's writes and frees and a trace's times."""
+
+from simpar.memory.answer import facts as facts
+from simpar.memory.answer import peak_words as peak_words
+from simpar.memory.fit import check_fit as check_fit
+from simpar.memory.lifetimes import ALWAYS as ALWAYS
+from simpar.memory.lifetimes import Lifetimes as Lifetimes
+from simpar.memory.lifetimes import lifetimes as lifetimes
+from simpar.memory.memory import Memory as Memory
+from simpar.memory.memory import in_flight as in_flight
+from simpar.memory.memory import memory as memory
+from simpar.memory.memory import sequential as sequential
+from simpar.memory.rank import Peak as Peak
+from simpar.memory.rank import RankMemory as RankMemory
+from simpar.memory.rank import Timeline as Timeline
+
+__all__ = [
+    'ALWAYS',
+    'Lifetimes',
+    'Memory',
+    'Peak',
+    'RankMemory',
+    'Timeline',
+    'check_fit',
+    'facts',
+    'in_flight',
+    'lifetimes',
+    'memory',
+    'peak_words',
+    'sequential',
+]

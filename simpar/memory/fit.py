@@ -1,0 +1,34 @@
+"""Whether a step fits on its devices, and what would."""
+
+from __future__ import annotations
+
+from simpar.errors import Infeasible
+from simpar.memory.answer import peak_words
+from simpar.memory.memory import Memory
+from simpar.units import format_size
+
+
+def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1) -> None:
+    """Hold the fullest rank against the memory of its device.
+
+    Arguments: ``size``, bytes of a device; ``batch``, samples of a step, a multiple of ``multiple`` (data ×
+    micro-batches × copies) in every plan of this kind.
+    Raises ``Infeasible`` with the op at the peak and the largest batch that fits.
+    """
+    fullest = memory.fullest
+    if fullest.peak.bytes <= size:
+        return
+    over = format_size(fullest.peak.bytes - size)
+    raise Infeasible(f'{over} too much: {peak_words(fullest, size)}; {_would_fit(memory, size, batch, multiple)}')
+
+
+def _would_fit(memory: Memory, size: float, batch: int, multiple: int) -> str:
+    # A share that is exact but for rounding counts as exact.
+    largest = int(batch * memory.share_that_fits(size) + 1e-9) // multiple * multiple
+    if largest:
+        return f'a batch of {largest} instead of {batch} would fit'
+    fixed = max(rank.peak_without_batch for rank in memory.ranks)
+    if fixed > size:
+        what = f'parameters, gradients and states alone take {format_size(fixed)}'
+        return f'no batch would fit, for {what}: cut them over more ranks'
+    return f'not even the smallest batch, {multiple}, would fit: cut each sample over more ranks'

@@ -1,0 +1,113 @@
+"""Memory of all ranks over the last step of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
+from simpar.memory.rank import RankMemory, fold, rank_memory
+from simpar.program import OpClass, Program
+from simpar.trace import Lane, Times, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory:
+    """What the ranks hold over a step.
+
+    Arguments: ``step``, seconds; ``ranks``, one for each lane of the trace; ``lane_of_rank``, shape [world], index into
+    ``ranks``.
+    """
+
+    step: float
+    ranks: tuple[RankMemory, ...]
+    lane_of_rank: NDArray[np.int32]
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The (first) rank whose peak is highest."""
+        return max(self.ranks, key=lambda rank: rank.peak.bytes)
+
+    @property
+    def peak(self) -> int:
+        """Bytes that the fullest rank holds at its peak."""
+        return self.fullest.peak.bytes
+
+    def rank(self, rank: int) -> RankMemory:
+        """What a rank holds, or the rank that stands for it."""
+        return self.ranks[int(self.lane_of_rank[rank])]
+
+    def share_that_fits(self, size: float) -> float:
+        """The largest share of the batch with which every rank stays below ``size`` bytes; see ``RankMemory``."""
+        return min(rank.share_that_fits(size) for rank in self.ranks)
+
+
+def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Memory:
+    """What every rank holds over the last step of a trace, as its steady state has it.
+
+    A tensor is held from the start of the op that first writes it to the end of the op that frees it: the outputs of
+    collectives from the moment at which all participants have arrived, those of receives from the moment at which they
+    are posted. An input is held from the first compute op of
+    its micro-batch to its last reader. Ops of the last step that ran before its window, under the end of the step
+    before, are counted at the window's end, as in ``metrics``; what is written in one step and freed in the next is
+    counted over the boundary.
+    Arguments: ``always`` and ``flattened`` as of ``lifetimes``.
+    Raises ``ProgramError`` where an op reads or frees what nothing has written.
+    Not modelled: workspaces of kernels and libraries, fragmentation, an allocator that frees in issue order.
+    """
+    counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
+    end = float(trace.step_ends[-1])
+    window = (end - trace.step, end)
+    of_role: dict[int, Lifetimes] = {}
+    ranks = []
+    for lane, count in zip(trace.lanes, counts, strict=True):
+        role = trace.role(lane)
+        if id(role) not in of_role:
+            of_role[id(role)] = lifetimes(trace.program, role, always=always, flattened=flattened)
+        ranks.append(rank_memory(trace.program, lane, count, of_role[id(role)], window))
+    return Memory(step=trace.step, ranks=tuple(ranks), lane_of_rank=trace.lane_of_rank)
+
+
+def sequential(program: Program) -> Trace:
+    """A trace in which every rank does its ops one after the other in issue order, a second each.
+
+    Memory without a clock: what an allocator sees that takes and frees as ops are issued. Not modelled: that ranks wait
+    for one another.
+    """
+    first = [int(np.flatnonzero(program.role_of_rank == index)[0]) for index in range(len(program.roles))]
+    lanes = []
+    for rank, role in zip(first, program.roles, strict=True):
+        starts = np.arange(len(role), dtype=np.float64).reshape(1, -1)
+        lanes.append(Lane(rank=rank, arrive_KS=starts, start_KS=starts, end_KS=starts + 1))
+    return Trace(program, 'simulated', tuple(lanes), program.role_of_rank)
+
+
+def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = lambda op: 0) -> int:
+    """How many micro-batches are between their first and their last compute op at most, on one rank, in the last step.
+
+    Arguments: ``chunk``, to which of a rank's model pieces an op class belongs; each micro-batch counts once a piece.
+    With the closed forms of pipelines: 1F1B has stages − stage in flight.
+    """
+    lane, program = trace.lane(rank), trace.program
+    role = trace.role(lane)
+    used = {index: program.op_classes[index] for index in np.unique(role.op_class).tolist()}
+    computes = {index: chunk(op) for index, op in used.items() if op.kind == 'compute' and program.sliced(op)}
+    spans: dict[tuple[Hashable, int], tuple[float, float]] = {}
+    columns = (role.op_class, role.micro_batch, lane.start_KS[-1], lane.end_KS[-1])
+    for index, micro_batch, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        if index in computes:
+            key = (computes[index], micro_batch)
+            since, until = spans.get(key, (start, end))
+            spans[key] = (min(since, start), max(until, end))
+    return _most_at_once(np.array(list(spans.values())).reshape(-1, 2), trace.step)
+
+
+def _most_at_once(spans: Times, step: float) -> int:
+    """How many of the spans of shape [n, 2], repeated every ``step`` seconds, overlap at most."""
+    (first, since), (last, until) = fold(spans[:, 0], step), fold(spans[:, 1], step)
+    edges = np.unique(np.concatenate(([0.0], since, until)))
+    begun, ended = (np.bincount(np.searchsorted(edges, times), minlength=len(edges)) for times in (since, until))
+    return int((last - first).sum() + np.cumsum(begun - ended).max())

@@ -1,0 +1,279 @@
+"""What one rank holds over a steady step: bytes by kind, by operator, by slice; the peak and its op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.memory.lifetimes import NONE, Lifetimes
+from simpar.program import Program, Role
+from simpar.trace import Lane, Times
+
+Ints = NDArray[np.int64]
+Slice = tuple[int, int]
+Key = TypeVar('Key')
+BUFFER: Final = 'buffer'
+KINDS: Final = ('parameter', 'state', 'gradient', 'activation', 'input', BUFFER)
+"""The kinds of a program's tensors, and the buffers of fused collectives, in the order in which they are told."""
+
+
+class Live(NamedTuple):
+    """A tensor that a rank holds at some time; ``micro_batch`` and ``copy`` are -1 where it belongs to none."""
+
+    tensor: str
+    kind: str
+    operator: str
+    micro_batch: int
+    copy: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """Bytes over the time of a step.
+
+    Arguments: ``names`` of the columns; ``times``, seconds from the step's begin, shape [n + 1], from 0 to the step's
+    length; ``bytes``, shape [n, columns], held between a time and the next.
+    """
+
+    names: tuple[str, ...]
+    times: Times
+    bytes: Ints
+
+    @property
+    def total(self) -> Ints:
+        """Shape [n]: all columns together."""
+        return np.asarray(self.bytes.sum(axis=1))
+
+    def at(self, time: float) -> dict[str, int]:
+        """What is held just after a time."""
+        row = self.bytes[int(np.searchsorted(self.times[:-1], time, side='right')) - 1].tolist()
+        return dict(zip(self.names, row, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The moment at which a rank holds most.
+
+    Arguments:
+        bytes: held then. time: seconds from the step's begin, the first time that it comes to this.
+        action: the op whose start brings it about (the one that allocates most, where several start at once).
+        kinds: bytes by kind; operators: of the activations, bytes by the operator that wrote them.
+        slices: of activations and inputs that do not live always, bytes by (micro-batch, copy).
+    """
+
+    bytes: int
+    time: float
+    action: str
+    kinds: dict[str, int]
+    operators: dict[str, int]
+    slices: dict[Slice, int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankMemory:
+    """What a rank holds over the last step of a trace.
+
+    Arguments:
+        rank: the (first) rank; ``ranks``, how many hold the same at the same times; ``step``, seconds.
+        lives: what lives from which slot to which.
+        since, until: seconds from the step's begin, shape [lives], folded into the step.
+        wraps: shape [lives], how often a life runs over the end of the step; 1 for what lives always.
+        starts: seconds at which the slots start (receives: arrive), folded into the step, shape [slots].
+    """
+
+    rank: int
+    ranks: int
+    step: float
+    program: Program
+    role: Role
+    lives: Lifetimes
+    since: Times
+    until: Times
+    wraps: Ints
+    starts: Times = field(repr=False)
+
+    def by_kind(self) -> Timeline:
+        """Bytes by kind."""
+        return self._stack(*_labels(self._kinds, KINDS))
+
+    def by_operator(self) -> Timeline:
+        """Bytes by kind, activations by the operator that wrote them."""
+        return self._stack(
+            *_labels([operator or kind for operator, kind in zip(self._operators, self._kinds, strict=True)], ())
+        )
+
+    def by_slice(self) -> Timeline:
+        """Bytes of activations and inputs that do not live always; columns are named ``micro-batch.copy``."""
+        mine = np.flatnonzero(self._passing)
+        pairs = [f'{self.lives.micro_batch[row]}.{self.lives.copy[row]}' for row in mine.tolist()]
+        return self._stack(*_labels(pairs, ()), mine)
+
+    def live(self, time: float) -> list[Live]:
+        """Every tensor that is held just after a time, as rows of name, kind, writer's operator and bytes."""
+        return [self._told(row) for row in np.flatnonzero(self._count(time)).tolist()]
+
+    @property
+    def always(self) -> int:
+        """Bytes that are held at all times."""
+        return int(self.lives.bytes[self.lives.always].sum())
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The moment at which the rank holds most."""
+        total = self._stack(*_labels([''] * len(self.lives), ('',))).bytes[:, 0]
+        times = self._edges(slice(None))
+        # Where the most is held over the end of the step, it began with a rise, not with the step.
+        rises = (total == total.max()) & (np.roll(total, 1) < total)
+        time = float(times[int(np.argmax(rises))])
+        there = self._count(time) > 0
+        rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
+        size, kinds, operators = self.lives.bytes.tolist(), self._kinds, self._operators
+        slices = list(zip(self.lives.micro_batch.tolist(), self.lives.copy.tolist(), strict=True))
+        return Peak(
+            bytes=int(total.max()),
+            time=time,
+            action=self.program.action(self.role, self._brings(time)),
+            kinds=_sums((kinds[row], size[row]) for row in rows),
+            operators=_sums((operators[row], size[row]) for row in rows if operators[row]),
+            slices=_sums((slices[row], size[row]) for row in passing),
+        )
+
+    def share_that_fits(self, size: float) -> float:
+        """The largest share of the batch with which the step stays below ``size`` bytes; above 1 where more would fit.
+
+        Parameters, gradients, states and buffers stay, activations and inputs grow with the batch. 0 where nothing
+        fits. Not modelled: ops that begin and end in another order with another batch.
+        """
+        fixed, growing = self._fixed_and_growing()
+        if (fixed > size).any():
+            return 0.0
+        room = np.divide(size - fixed, growing, out=np.full(len(growing), np.inf), where=growing > 0)
+        return float(room.min())
+
+    @property
+    def peak_without_batch(self) -> int:
+        """The most bytes that it holds of what does not grow with the batch."""
+        return int(self._fixed_and_growing()[0].max())
+
+    def _fixed_and_growing(self) -> tuple[Ints, Ints]:
+        """Bytes over time that stay with any batch, and that grow with it."""
+        sliced = np.array([*(tensor.batch_dim is not None for tensor in self.program.tensors), False], dtype=bool)
+        grows = self._passing & sliced[self.lives.tensor]
+        held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
+        return held[:, 0], held[:, 1]
+
+    @property
+    def _passing(self) -> NDArray[np.bool_]:
+        """Which lives belong to a micro-batch and end."""
+        return np.asarray((self.lives.micro_batch != NONE) & ~self.lives.always)
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        kinds = [*(tensor.kind for tensor in self.program.tensors), BUFFER]
+        return [kinds[index] for index in self.lives.tensor.tolist()]
+
+    @cached_property
+    def _operators(self) -> list[str]:
+        """For each life the operator that wrote it, where it is an activation."""
+        classes = self.program.op_classes
+        ops = [classes[index].operator for index in self.role.op_class.tolist()]
+        return [
+            ops[writer] if kind == 'activation' else ''
+            for kind, writer in zip(self._kinds, self.lives.writer.tolist(), strict=True)
+        ]
+
+    def _told(self, row: int) -> Live:
+        """A life in words."""
+        lives, tensor = self.lives, int(self.lives.tensor[row])
+        return Live(
+            tensor=BUFFER if tensor == NONE else self.program.tensors[tensor].name,
+            kind=self._kinds[row],
+            operator=self._operators[row],
+            micro_batch=int(lives.micro_batch[row]),
+            copy=int(lives.copy[row]),
+            bytes=int(lives.bytes[row]),
+        )
+
+    def _edges(self, rows: slice | Ints) -> Times:
+        """The times at which something begins or ends."""
+        return np.unique(np.concatenate(([0.0], self.since[rows], self.until[rows])))
+
+    def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
+        """Bytes of some lives over time, summed by label."""
+        since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
+        edges = self._edges(rows)
+        held = np.zeros((len(edges), len(names)), dtype=np.int64)
+        np.add.at(held, (np.searchsorted(edges, since), labels), size)
+        np.subtract.at(held, (np.searchsorted(edges, until), labels), size)
+        np.add.at(held[0], labels, size * self.wraps[rows])
+        return Timeline(names, np.append(edges, self.step), np.cumsum(held, axis=0))
+
+    def _count(self, time: float) -> Ints:
+        """How often each life is there just after a time."""
+        return np.asarray(self.wraps + (self.since <= time) - (self.until <= time))
+
+    def _brings(self, time: float) -> int:
+        """The slot that allocates most at a time."""
+        slots = self.lives.begin[(self.since == time) & ~self.lives.always]
+        size = self.lives.bytes[(self.since == time) & ~self.lives.always]
+        if not len(slots):
+            return int(np.argmin(self.starts))
+        return int(np.argmax(np.bincount(slots, weights=size)))
+
+
+def rank_memory(program: Program, lane: Lane, ranks: int, lives: Lifetimes, window: tuple[float, float]) -> RankMemory:
+    """What a lane holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
+    begin, end = window
+    step = end - begin
+    role = program.role(lane.rank)
+    receives = np.array([op.kind == 'recv' for op in program.op_classes], dtype=bool)[role.op_class]
+    # A receive is posted with a buffer to receive into.
+    begins_KS = np.where(receives, lane.arrive_KS, lane.start_KS)
+    starts, ends = begins_KS[-1], lane.end_KS[-1]
+    earlier = begins_KS[-2] if len(begins_KS) > 1 else starts - step
+    since = np.where(lives.before, earlier[lives.begin], starts[lives.begin])
+    first, since = fold(np.where(lives.always, begin, since) - begin, step)
+    last, until = fold(np.where(lives.always, end, ends[lives.end]) - begin, step)
+    return RankMemory(
+        rank=lane.rank,
+        ranks=ranks,
+        step=step,
+        program=program,
+        role=role,
+        lives=lives,
+        since=since,
+        until=until,
+        wraps=last - first,
+        starts=fold(starts - begin, step)[1],
+    )
+
+
+def fold(times: Times, step: float) -> tuple[Ints, Times]:
+    """Times as (which step, seconds from its begin)."""
+    if step <= 0:
+        return np.zeros(len(times), dtype=np.int64), np.zeros(len(times))
+    which = np.floor(times / step)
+    rest = times - which * step
+    which += (rest >= step).astype(float) - (rest < 0)
+    return which.astype(np.int64), times - which * step
+
+
+def _labels(labels: list[str], names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+    """Labels as numbers into names; without names given, those in use, in the order of the alphabet."""
+    names = names or tuple(sorted(set(labels)))
+    number = {name: index for index, name in enumerate(names)}
+    return np.array([number[label] for label in labels], dtype=np.int64), names
+
+
+def _sums(rows: Iterable[tuple[Key, int]]) -> dict[Key, int]:
+    """Sums by key, largest first."""
+    sums: dict[Key, int] = {}
+    for key, size in rows:
+        sums[key] = sums.get(key, 0) + size
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))

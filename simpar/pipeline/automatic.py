@@ -1,0 +1,97 @@
+"""The automatic zero-bubble order: the best found for given times under a limit of memory (ZB-1p, ZB-2p)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import floor
+from typing import Final
+
+from simpar.pipeline.action import Action
+from simpar.pipeline.build import refuse
+from simpar.pipeline.checks import peak_live
+from simpar.pipeline.clock import StageTimes, run, tasks
+from simpar.pipeline.greedy import RULES, Setting, greedy
+from simpar.pipeline.order import Order, loop, make_order
+from simpar.pipeline.zero_bubble import lagging
+from simpar.units import quantise
+
+AUTOMATIC: Final = {'zb-1p': 1, 'zb-2p': 2}
+"""Automatic orders by name, and their limit of live activations on each rank, in pipeline ranks."""
+SHORTLIST: Final = 4
+"""Orders of the heuristic that are timed over several steps."""
+
+
+def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float = 1.0) -> Order:
+    """The order of F, I and W with the shortest step that the zero-bubble heuristic finds; a stage on each rank.
+
+    It is the best, first by step time in the steady state and then by the first step, of: the published heuristic
+    (Qi et al., 2023, arXiv 2401.10241, section 3.1) under each of its rules, 1F1B, ZB-H1 and ZB-H2, these cut down
+    to the limit. So it is never slower than these where they keep the limit. Same arguments, same order.
+
+    Arguments:
+        times: of the stages; pipeline ranks are as many. Rounded to the grid of 2⁻⁴⁰ s.
+        limit: activations that a rank may keep, for all or for each, at least 1; ZB-1p has as many as ranks, ZB-2p
+            twice that.
+        kept: share of an activation that lives on from its I to its W (M_W / M_B in the paper).
+    Raises `ScheduleError` for a limit below one activation, or for another number of limits than ranks.
+    Does not model streams, links that are shared, launches, or what happens between steps.
+    """
+    setting = _setting(micro_batches, times, limit, kept)
+    return min(_candidates(setting), key=lambda order: _cost(order, setting.times))
+
+
+def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float) -> Setting:
+    limits = tuple(limit) if isinstance(limit, Sequence) else (limit,) * times.stages
+    if len(limits) != times.stages or min(limits) < 1:
+        what = f'{len(limits)} limits, the least {min(limits, default=0):g} activations, for {times.stages} ranks'
+        raise refuse('automatic', what, 'give one for each rank, at least 1')
+    if micro_batches < 1 or not 0 <= kept <= 1:
+        what = f'{micro_batches} micro-batches, {kept:g} of an activation kept for W'
+        raise refuse('automatic', what, 'give at least 1, and a share from 0 to 1')
+    rounded = StageTimes(
+        forward=tuple(map(quantise, times.forward)),
+        input=tuple(map(quantise, times.input)),
+        weight=tuple(map(quantise, times.weight)),
+        communication=tuple(map(quantise, times.communication)),
+    )
+    return Setting(rounded, micro_batches, limits, kept)
+
+
+def _candidates(setting: Setting) -> Iterator[Order]:
+    """Handcrafted orders first, so that they win where nothing is better."""
+    for ahead, lag in ((1, 0), (1, 1), (2, 2)):
+        yield _cut_down(setting, ahead, lag)
+    found = dict(greedy(setting, rule) for rule in RULES)
+    for rows in sorted(found, key=found.__getitem__)[:SHORTLIST]:
+        yield make_order(map(_row, range(setting.ranks), rows), loop(setting.ranks), setting.micro_batches)
+
+
+def _cut_down(setting: Setting, ahead: int, lag: int) -> Order:
+    """1F1B (1, 0), ZB-H1 (1, 1) or ZB-H2 (2, 2), with less warm-up and then less lag where the limit is lower."""
+    ranks = setting.ranks
+    order = lagging(ranks, setting.micro_batches, lambda rank: ahead * (ranks - 1 - rank), lambda rank: lag * rank)
+    if all(peak <= limit for peak, limit in zip(peak_live(order, setting.kept), setting.limits, strict=True)):
+        return order
+    room = [floor(limit) - 1 for limit in setting.limits]
+    warm_up = [min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)]
+    return lagging(
+        ranks,
+        setting.micro_batches,
+        warm_up.__getitem__,
+        lambda rank: min(lag * rank, room[rank] - warm_up[rank]),
+    )
+
+
+def _row(rank: int, letters: str) -> list[Action]:
+    count = {'F': 0, 'I': 0, 'W': 0}
+    row = []
+    for kind in letters:
+        row.append(Action(rank, kind, count[kind]))  # type: ignore[arg-type]
+        count[kind] += 1
+    return row
+
+
+def _cost(order: Order, times: StageTimes) -> tuple[float, float]:
+    """Step time in the steady state, and the first step."""
+    first, second, third = run(tasks(order, times), steps=3)
+    return max(third.end) - max(second.end), max(first.end)

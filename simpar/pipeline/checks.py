@@ -1,0 +1,184 @@
+"""Whether an order does all that a step needs, once, in an order that can be done; and how much it keeps alive."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.pipeline.action import COMMUNICATION, SHARDING, Action, Kind
+from simpar.pipeline.grid import draw
+from simpar.pipeline.dry_run import stuck
+from simpar.pipeline.needs import Result, sends
+from simpar.pipeline.order import Order, Row
+
+MOST_FAULTS: Final = 100
+"""More than these are not told one by one."""
+DRAWN: Final = 8
+"""The first faults, which are drawn."""
+_STAGE: Final[tuple[Kind, ...]] = ('F', 'B', 'I', 'W')
+_BEFORE: Final[dict[Kind, Kind]] = {'B': 'F', 'I': 'F', 'W': 'I'}
+_Place = tuple[int, int]
+_Places = Mapping[Action, list[_Place]]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """One thing that is wrong in an order: at a rank's action of this position, or behind its last."""
+
+    rank: int
+    position: int
+    what: str
+
+
+def check_order(order: Order, name: str = 'pipeline order') -> Order:
+    """The order itself, where it is right.
+
+    Every stage does every micro-batch once: F, and B or I and W, on the rank that holds the stage, in an order that
+    ends. Sends and receives, where there are any, pair up, and end though they block. Arguments: ``name``, said where
+    it is wrong. Raises `ScheduleError` with every fault and a drawing of the place.
+    """
+    found = faults(order)
+    if found:
+        problems = [Problem(f'{name}, rank {fault.rank}, step {fault.position}', fault.what) for fault in found]
+        raise ScheduleError([*problems, drawing(order, found, name)])
+    return order
+
+
+def drawing(order: Order, found: tuple[Fault, ...], name: str) -> Problem:
+    """The grid of actions around faults, as the last problem of an error."""
+    here = {(fault.rank, fault.position) for fault in found[:DRAWN]}
+    return Problem(name, 'the actions around\n' + draw(order, here, around=4))
+
+
+def faults(order: Order) -> tuple[Fault, ...]:
+    """All that is wrong in an order, at most ``MOST_FAULTS``.
+
+    Where actions are missing, done twice or in the wrong place on their rank, these are told; only where nothing
+    of the kind is found, whether ranks wait for each other for ever.
+    """
+    places: defaultdict[Action, list[_Place]] = defaultdict(list)
+    for rank, row in enumerate(order.actions):
+        for position, action in enumerate(row):
+            for part in action.parts:
+                places[part].append((rank, position))
+    found = sorted(islice(_static(order, places), MOST_FAULTS))
+    return tuple(found or islice(_waits(order), MOST_FAULTS))
+
+
+def peak_live(order: Order, kept: float = 1.0) -> tuple[float, ...]:
+    """Most activations of one stage that each rank keeps at once, by rank.
+
+    An activation lives from its F to its B, or to its W. Arguments: ``kept``, share of it that still lives between its
+    I and its W (M_W / M_B in the zero-bubble paper). Does not model buffers of communication.
+    """
+    return tuple(max(_live(row, kept), default=0.0) for row in order.actions)
+
+
+def _live(row: Row, kept: float) -> Iterator[float]:
+    """What a rank keeps behind each action; counted, so that no share is lost in sums."""
+    whole = waiting = 0
+    for action in row:
+        for part in sorted(action.parts, key=lambda part: part.kind != 'F'):
+            whole += (part.kind == 'F') - (part.kind in ('I', 'B'))
+            waiting += (part.kind == 'I') - (part.kind == 'W')
+            yield whole + kept * waiting
+
+
+def _static(order: Order, places: _Places) -> Iterator[Fault]:
+    homeless = [stage for stage, rank in enumerate(order.placement) if not 0 <= rank < order.ranks]
+    if homeless:
+        yield Fault(0, 0, f'stage {homeless[0]} is on rank {order.placement[homeless[0]]} of {order.ranks}')
+        return
+    yield from (Fault(rank, 0, f'rank {rank} does nothing') for rank, row in enumerate(order.actions) if not row)
+    yield from _strangers(order, places)
+    yield from _repeated(places)
+    yield from _missing(order, places)
+    if order.communicates:
+        yield from _unpaired(order, places)
+    yield from _disordered(places)
+
+
+def _strangers(order: Order, places: _Places) -> Iterator[Fault]:
+    """Stages and micro-batches that are not there, and actions on another rank than their stage's."""
+    for action, where in places.items():
+        for rank, position in where:
+            if not 0 <= action.stage < order.stages:
+                yield Fault(rank, position, f'{action}: there is no stage {action.stage} (of {order.stages})')
+            elif (action.micro_batch or 0) >= order.micro_batches:
+                what = f'{action}: there is no micro-batch {action.micro_batch} (of {order.micro_batches})'
+                yield Fault(rank, position, what)
+            elif rank != order.placement[action.stage]:
+                what = f'{action} is on rank {rank}, but stage {action.stage} is on {order.placement[action.stage]}'
+                yield Fault(rank, position, what)
+
+
+def _repeated(places: _Places) -> Iterator[Fault]:
+    for action, where in places.items():
+        if action.kind in SHARDING:
+            continue
+        for rank, position in where[1:]:
+            what = f'{action} for the second time, first on rank {where[0][0]}, step {where[0][1]}'
+            yield Fault(rank, position, what)
+        if action.kind == 'B':
+            for part in (replace(action, kind='I'), replace(action, kind='W')):
+                for rank, position in places.get(part, ()):
+                    yield Fault(rank, position, f'{part}, but {action} does it already')
+
+
+def _missing(order: Order, places: _Places) -> Iterator[Fault]:
+    for stage, rank in enumerate(order.placement):
+        lacking: defaultdict[str, list[int]] = defaultdict(list)
+        for micro_batch in range(order.micro_batches):
+            done = {kind for kind in _STAGE if Action(stage, kind, micro_batch) in places}
+            if 'F' not in done:
+                lacking['F'].append(micro_batch)
+            if 'B' not in done and not {'I', 'W'} <= done:
+                lacking['I' if 'W' in done else 'W' if 'I' in done else 'B'].append(micro_batch)
+        for kind, micro_batches in lacking.items():
+            what = f'stage {stage} lacks {kind} of micro-batch {_listed(micro_batches)}'
+            yield Fault(rank, len(order.actions[rank]), what)
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ', '.join(map(str, numbers[:8]))
+    return f'{shown}, … ({len(numbers)} in all)' if len(numbers) > 8 else shown
+
+
+def _unpaired(order: Order, places: _Places) -> Iterator[Fault]:
+    """Messages that lack a side, and sends and receives of what does not leave its rank."""
+    expected = {side: action for action in places for pair in sends(action, order) for side in pair}
+    for side, action in expected.items():
+        if side not in places and 0 <= side.stage < order.stages:
+            rank = order.placement[side.stage]
+            yield Fault(rank, len(order.actions[rank]), f'{side} is missing: {action} crosses ranks')
+    for action, where in places.items():
+        if action.kind in COMMUNICATION and action not in expected:
+            rank, position = where[0]
+            yield Fault(rank, position, f'{action} carries nothing: no result crosses ranks there')
+
+
+def _disordered(places: _Places) -> Iterator[Fault]:
+    """A backward before its forward, or a weight gradient before the gradient of the input, on one rank."""
+    for action, where in places.items():
+        kind = _BEFORE.get(action.kind)
+        if kind is not None:
+            first = places.get(replace(action, kind=kind), ())
+            if first and first[0][0] == where[0][0] and first[0][1] >= where[0][1]:
+                what = f'{action} before {replace(action, kind=kind)}, which it needs'
+                yield Fault(*where[0], what)
+
+
+def _waits(order: Order) -> Iterator[Fault]:
+    for rank, (position, lacks) in stuck(order).items():
+        action = order.actions[rank][position]
+        what = ' and '.join(map(_told, lacks)) or 'the other side of the message'
+        yield Fault(rank, position, f'{action} waits for ever for {what}')
+
+
+def _told(result: Result) -> str:
+    kind, stage, micro_batch = result
+    return f'{"the output" if kind == "F" else "the input gradient"} of stage {stage}, micro-batch {micro_batch}'

@@ -1,0 +1,141 @@
+"""MindSpore 2.10's orders, as its compiler writes them into a stage's graph.
+
+Equal to the recorded stage orders of MindSpore 2.10.0 (tests/golden/mindspore). Micro-batches that no multiple of the
+ranks is follow its sources (pipeline_scheduler.cc, seqpipe_scheduler.cc), since no record has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simpar.pipeline.action import Action
+from simpar.pipeline.build import RowCounter, alternate, refuse, require
+from simpar.pipeline.dualpipe import warm_up
+from simpar.pipeline.interleaved import in_rounds
+from simpar.pipeline.order import Order, loop, make_order, v_shape
+
+VERSION = 'mindspore-2.10'
+
+
+def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
+    """Its ``1f1b``: plain over one chunk, and over several (``pipeline_interleave`` with segments) its VPP.
+
+    The first round of micro-batches takes what ranks do not divide. Rank r is ahead by
+    (ranks + rest)(chunks − 1) + 2(ranks − 1 − r) forwards, over one chunk by ranks − 1 − r, as in 1F1B.
+    Arguments: pipeline ranks, micro-batches (at least as many), chunks on each rank. Raises `ScheduleError`.
+    """
+    require(f'{VERSION}/1f1b', micro_batches, ranks, f'one for each of {ranks} ranks')
+    rest, hop = micro_batches % ranks, 1 if chunks == 1 else 2
+    rounds = [ranks + rest, *[ranks] * (micro_batches // ranks - 1)]
+    return _in_rounds(ranks, chunks, rounds, (ranks + rest) * (chunks - 1), hop)
+
+
+def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
+    """Its ``gpipe``, which in 2.10 is recorded in the order of 1F1B. Arguments and raises: see there."""
+    require(f'{VERSION}/gpipe', micro_batches, ranks, f'one for each of {ranks} ranks')
+    return one_forward_one_backward(ranks, micro_batches, chunks)
+
+
+def seqpipe(ranks: int, micro_batches: int, chunks: int = 1, sequence_chunks: int = 1) -> Order:
+    """Its ``seqpipe``: 1F1B, or VPP, over pieces of the sequence.
+
+    Rounds take what ranks do not divide one by one, from the first. Arguments: pipeline ranks, micro-batches, chunks
+    on each rank, ``sequence_chunks``, pieces of a sample (``seq_split_num``). Raises `ScheduleError`. With several
+    pieces it follows the sources alone: no record has them.
+    """
+    require(f'{VERSION}/seqpipe', micro_batches, ranks, f'one for each of {ranks} ranks')
+    rounds = _even_rounds(micro_batches, ranks)
+    return _over_pieces(ranks, chunks, rounds, 1 if chunks == 1 else 2, sequence_chunks)
+
+
+def seqvpp(ranks: int, micro_batches: int, chunks: int = 2, sequence_chunks: int = 1) -> Order:
+    """Its ``seqvpp``: VPP over pieces of the sequence, in rounds of ranks // pieces micro-batches.
+
+    Arguments and raises: see ``seqpipe``; chunks at least 2, pieces at most as many as ranks.
+    """
+    return _seqvpp('seqvpp', ranks, micro_batches, chunks, sequence_chunks, hop=2)
+
+
+def seqsmartvpp(ranks: int, micro_batches: int, chunks: int = 2, sequence_chunks: int = 1) -> Order:
+    """Its ``seqsmartvpp``: ``seqvpp`` with half the warm-up for each rank further from the last, to save memory."""
+    return _seqvpp('seqsmartvpp', ranks, micro_batches, chunks, sequence_chunks, hop=1)
+
+
+def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
+    """Its ``zero_bubble_v``: DualPipeV without overlaps, the backward before the forward, weight gradients later.
+
+    Arguments: pipeline ranks, micro-batches (at least 2 × ranks), ``chunks`` 2. Raises `ScheduleError`. On rank 0,
+    where nothing binds them, the weight gradients that are left stand where they are recorded, at the end.
+    """
+    require(f'{VERSION}/zero_bubble_v', micro_batches, 2 * ranks, f'one for each of {2 * ranks} stages')
+    rows = (_zero_bubble_row(rank, ranks, micro_batches) for rank in range(ranks))
+    return make_order(rows, v_shape(ranks, chunks), micro_batches)
+
+
+def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, pieces: int, hop: int) -> Order:
+    if pieces > ranks:
+        raise refuse(f'{VERSION}/{name}', f'{pieces} sequence chunks on {ranks} ranks', f'write at most {ranks}')
+    require(f'{VERSION}/{name}', micro_batches, -(-ranks // pieces), f'{ranks} pieces of the sequence')
+    return _over_pieces(ranks, chunks, _even_rounds(micro_batches, ranks // pieces), hop, pieces)
+
+
+def _even_rounds(micro_batches: int, size: int) -> list[int]:
+    """Rounds of this size; what is left goes one by one to the rounds, from the first."""
+    number = micro_batches // size
+    rest = micro_batches - number * size
+    return [size + rest // number + (place < rest % number) for place in range(number)]
+
+
+def _over_pieces(ranks: int, chunks: int, rounds: Sequence[int], hop: int, pieces: int) -> Order:
+    """In rounds over micro-batches × pieces; a piece's backward stands where that of its mirror image would."""
+    ahead = (chunks - 1) * rounds[0] * pieces + pieces - 1
+    order = _in_rounds(ranks, chunks, [size * pieces for size in rounds], ahead, hop)
+    if pieces == 1:
+        return order
+    rows = tuple(tuple(_mirrored(action, pieces) for action in row) for row in order.actions)
+    return replace(order, actions=rows, sequence_chunks=pieces)
+
+
+def _mirrored(action: Action, pieces: int) -> Action:
+    if action.kind == 'F' or action.micro_batch is None:
+        return action
+    micro_batch, piece = divmod(action.micro_batch, pieces)
+    return replace(action, micro_batch=micro_batch * pieces + pieces - 1 - piece)
+
+
+def _in_rounds(ranks: int, chunks: int, rounds: Sequence[int], ahead: int, hop: int) -> Order:
+    rows = (
+        alternate(
+            in_rounds(rank, ranks, chunks, rounds, 'F'),
+            in_rounds(rank, ranks, chunks, rounds, 'B'),
+            ahead + hop * (ranks - 1 - rank),
+        )
+        for rank in range(ranks)
+    )
+    return make_order(rows, loop(ranks, chunks), sum(rounds))
+
+
+def _zero_bubble_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    down, up = rank, 2 * ranks - 1 - rank
+    row = RowCounter()
+    warm_up(row, rank, ranks)
+    for _ in range(micro_batches - 2 * ranks + rank + 1):
+        row.do(up, 'B')
+        row.do(down, 'F')
+        row.do(down, 'B')
+        row.do(up, 'F')
+    for _ in range(ranks - rank - 1):
+        row.do(up, 'B')
+        row.do(down, 'B')
+        row.do(up, 'F')
+    for number in range(2 * (rank + 1)):
+        row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
+    for _ in range(ranks - rank - 1):
+        if rank:
+            row.weight(down)
+        row.do(down, 'I')
+    for stage in (down, up):
+        while row.weight(stage):
+            pass
+    return row.row

@@ -1,0 +1,63 @@
+"""What an action needs to be done before it, and what it gives to others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simpar.pipeline.action import Action
+from simpar.pipeline.order import Order
+
+Result = tuple[Literal['F', 'I'], int, int]
+"""F: the activation that (stage, micro-batch) gives to the next stage; I: the gradient that it gives back."""
+Message = tuple[Literal['F', 'I'], int, int]
+"""A result on its way, named by the stage that sends it."""
+
+
+def gives(action: Action) -> tuple[Result, ...]:
+    """Results of an action."""
+    return tuple(
+        ('F' if part.kind == 'F' else 'I', part.stage, part.micro_batch or 0)
+        for part in action.parts
+        if part.kind in ('F', 'I', 'B')
+    )
+
+
+def needs(action: Action, order: Order) -> tuple[Result, ...]:
+    """Results that an action of this order needs; of a send, what it sends; of a receive, nothing."""
+    return tuple(need for part in action.parts for need in _needs(part, order))
+
+
+def _needs(action: Action, order: Order) -> tuple[Result, ...]:
+    stage, micro_batch = action.stage, action.micro_batch or 0
+    if action.kind == 'F':
+        before: tuple[Result, ...] = (('F', stage - 1, micro_batch),) if stage else ()
+        return (*before, ('F', stage, micro_batch - 1)) if micro_batch % order.sequence_chunks else before
+    if action.kind in ('I', 'B'):
+        later: tuple[Result, ...] = (('I', stage + 1, micro_batch),) if stage + 1 < order.stages else ()
+        if (micro_batch + 1) % order.sequence_chunks:
+            later = (*later, ('I', stage, micro_batch + 1))
+        return (('F', stage, micro_batch), *later)
+    if action.kind in ('W', 'SEND_B'):
+        return (('I', stage, micro_batch),)
+    return (('F', stage, micro_batch),) if action.kind == 'SEND_F' else ()
+
+
+def message(action: Action) -> Message | None:
+    """The message of a send or a receive; None for all other actions."""
+    micro_batch = action.micro_batch or 0
+    if action.kind in ('SEND_F', 'RECV_F'):
+        return ('F', action.stage - (action.kind == 'RECV_F'), micro_batch)
+    if action.kind in ('SEND_B', 'RECV_B'):
+        return ('I', action.stage + (action.kind == 'RECV_B'), micro_batch)
+    return None
+
+
+def sends(action: Action, order: Order) -> tuple[tuple[Action, Action], ...]:
+    """The sends that the results of an action cause, each with its receive; none where they stay on the rank."""
+    pairs = []
+    for kind, stage, micro_batch in gives(action):
+        if kind == 'F' and order.crosses(stage):
+            pairs.append((Action(stage, 'SEND_F', micro_batch), Action(stage + 1, 'RECV_F', micro_batch)))
+        elif kind == 'I' and stage and order.crosses(stage - 1):
+            pairs.append((Action(stage, 'SEND_B', micro_batch), Action(stage - 1, 'RECV_B', micro_batch)))
+    return tuple(pairs)

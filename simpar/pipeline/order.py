@@ -1,0 +1,75 @@
+"""Order: what every pipeline rank does, action after action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from simpar.pipeline.action import COMMUNICATION, Action
+
+Row = tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The actions of every pipeline rank; no seconds, no hardware.
+
+    Arguments:
+        actions: by pipeline rank, in the order that it does them.
+        placement: by stage, the pipeline rank that holds it.
+        micro_batches: the micro-batch of an action is below it.
+        sequence_chunks: pieces of a sample's sequence (MindSpore's ``seq_split_num``); with more than one, the
+            micro-batch of an action counts pieces: micro-batch × sequence_chunks + piece. A piece's forward needs that
+            of the piece before it, its backward that of the piece behind it.
+
+    An order is not checked where it is made: see ``check_order``.
+    """
+
+    actions: tuple[Row, ...]
+    placement: tuple[int, ...]
+    micro_batches: int
+    sequence_chunks: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.actions)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.placement)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether sends and receives are written down, or left to whoever carries the order out."""
+        return any(action.kind in COMMUNICATION for row in self.actions for action in row)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether some backward is done in two parts, I and W."""
+        return any(part.kind == 'I' for row in self.actions for action in row for part in action.parts)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, in order."""
+        return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
+
+    def crosses(self, stage: int) -> bool:
+        """Whether what passes between a stage and the next goes to another rank; False behind the last stage."""
+        return stage + 1 < self.stages and self.placement[stage] != self.placement[stage + 1]
+
+
+def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:
+    """The placement that deals stages out in rounds: stage s on rank s mod ranks."""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def v_shape(ranks: int, chunks: int = 2) -> tuple[int, ...]:
+    """The placement that turns around at each end: with two chunks, rank r holds stages r and 2 × ranks − 1 − r."""
+    rounds = (range(ranks) if chunk % 2 == 0 else reversed(range(ranks)) for chunk in range(chunks))
+    return tuple(rank for turn in rounds for rank in turn)
+
+
+def make_order(rows: Iterable[Iterable[Action]], placement: tuple[int, ...], micro_batches: int) -> Order:
+    """An order from its rows, one for each pipeline rank."""
+    return Order(tuple(tuple(row) for row in rows), placement, micro_batches)

@@ -1,0 +1,98 @@
+"""All orders by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simpar.pipeline import mindspore
+from simpar.pipeline.automatic import AUTOMATIC
+from simpar.pipeline.breadth_first import looped_bfs
+from simpar.pipeline.build import refuse
+from simpar.pipeline.dualpipe import dualpipe_v
+from simpar.pipeline.gpipe import gpipe
+from simpar.pipeline.interleaved import interleaved_1f1b, interleaved_zero_bubble
+from simpar.pipeline.one_forward_one_backward import one_forward_one_backward
+from simpar.pipeline.order import Order
+from simpar.pipeline.zero_bubble import zb_h1, zb_h2
+from simpar.pipeline.zero_bubble_v import zb_v
+
+MOST_CHUNKS: Final = 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One order for all counts of ranks and micro-batches.
+
+    Arguments:
+        build: (pipeline ranks, micro-batches, chunks) → Order; also ``sequence_chunks``, where ``sequences`` is set.
+        chunks: least and most chunks (stages) on a rank.
+        placement: how stages lie on ranks.
+        sequences: whether it can cut the sequence of a sample.
+    """
+
+    build: Callable[..., Order]
+    chunks: tuple[int, int] = (1, 1)
+    placement: Literal['loop', 'v'] = 'loop'
+    sequences: bool = False
+
+
+SEVERAL: Final = (2, MOST_CHUNKS)
+ORDERS: Final[dict[str, Family]] = {
+    'gpipe': Family(build=gpipe),
+    '1f1b': Family(build=one_forward_one_backward),
+    'interleaved-1f1b': Family(build=interleaved_1f1b, chunks=SEVERAL),
+    'looped-bfs': Family(build=looped_bfs, chunks=SEVERAL),
+    'interleaved-zero-bubble': Family(build=interleaved_zero_bubble, chunks=SEVERAL),
+    'zb-h1': Family(build=zb_h1),
+    'zb-h2': Family(build=zb_h2),
+    'zb-v': Family(build=zb_v, chunks=(2, 2), placement='v'),
+    'dualpipe-v': Family(build=dualpipe_v, chunks=(2, 2), placement='v'),
+    f'{mindspore.VERSION}/1f1b': Family(build=mindspore.one_forward_one_backward, chunks=(1, MOST_CHUNKS)),
+    f'{mindspore.VERSION}/gpipe': Family(build=mindspore.gpipe),
+    f'{mindspore.VERSION}/seqpipe': Family(build=mindspore.seqpipe, chunks=(1, MOST_CHUNKS), sequences=True),
+    f'{mindspore.VERSION}/seqvpp': Family(build=mindspore.seqvpp, chunks=SEVERAL, sequences=True),
+    f'{mindspore.VERSION}/seqsmartvpp': Family(build=mindspore.seqsmartvpp, chunks=SEVERAL, sequences=True),
+    f'{mindspore.VERSION}/zero_bubble_v': Family(build=mindspore.zero_bubble_v, chunks=(2, 2), placement='v'),
+}
+
+
+def family(name: str) -> Family:
+    """An order's family by name. Raises `ScheduleError` with the nearest names."""
+    if name in AUTOMATIC:
+        raise refuse(name, 'is found from predicted times', 'resolve it first')
+    if name not in ORDERS:
+        close = difflib.get_close_matches(name.lower().replace('_', '-'), [*ORDERS, *AUTOMATIC], 1)
+        guess = f'did you mean {close[0]}? ' if close else ''
+        raise refuse(repr(name[:60]), 'unknown', f'{guess}known orders: {", ".join((*ORDERS, *AUTOMATIC))}')
+    return ORDERS[name]
+
+
+def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequence_chunks: int = 1) -> Order:
+    """The order of this name.
+
+    Arguments: pipeline ranks, micro-batches; ``chunks``, stages on each rank, 0 for the least that the order has;
+    ``sequence_chunks``, pieces of a sample's sequence, 1 except for MindSpore's seq orders.
+    Raises `ScheduleError` for an unknown name, and for counts that the order cannot have.
+    """
+    found = family(name)
+    least, most = found.chunks
+    chunks = chunks or least
+    _check_counts(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, sequence_chunks=sequence_chunks)
+    if not least <= chunks <= most:
+        span = str(least) if least == most else f'{least} or more'
+        raise refuse(name, f'{chunks} chunks on a rank', f'write {span}')
+    if not found.sequences:
+        if sequence_chunks > 1:
+            known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
+            raise refuse(name, 'does not cut the sequence', f'orders that do: {known}')
+        return found.build(ranks, micro_batches, chunks)
+    return found.build(ranks, micro_batches, chunks, sequence_chunks)
+
+
+def _check_counts(name: str, **counts: int) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise refuse(name, f'{count} {what.replace("_", " ")}', 'write at least 1')

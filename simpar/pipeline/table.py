@@ -1,0 +1,126 @@
+"""Orders as CSV, as torch.distributed.pipelining writes them: a row for each rank, an action or nothing in a cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.files import write_whole
+from simpar.pipeline.action import Action, parse_action
+from simpar.pipeline.checks import MOST_FAULTS, drawing, faults
+from simpar.pipeline.order import Order
+
+MOST_BYTES: Final = 64 * 2**20
+_Cell = tuple[int, int, Action]
+"""Line and column, from 1, and what stands there."""
+
+
+def write_csv(order: Order, path: Path) -> None:
+    """Write an order so that torch reads it: ``compute_comms`` where it communicates, else ``compute_only``.
+
+    Raises ``OSError``. The number of sequence chunks is not written: torch has none.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator='\n').writerows(order.actions)
+    write_whole(path, text.getvalue())
+
+
+def read_csv(path: Path) -> Order:
+    """Read an order, torch's ``compute_only`` or ``compute_comms``, and check it.
+
+    Stages, their ranks and the micro-batches are those that its actions name. Empty cells, torch's idle steps, are
+    skipped. Raises `ScheduleError` with every fault and its file:line:column.
+    """
+    cells, problems = _cells(path, _text(path))
+    if not problems and not any(cells):
+        problems = [Problem(str(path), 'no actions', 'write a row for each rank, e.g. 0F0,0B0')]
+    problems = problems or _numbering(path, cells)
+    if problems:
+        raise ScheduleError(problems[:MOST_FAULTS])
+    order = _order(cells)
+    found = faults(order)
+    if found:
+        told = [Problem(_where(path, cells, fault.rank, fault.position), fault.what) for fault in found]
+        raise ScheduleError([*told, drawing(order, found, str(path))])
+    return order
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ScheduleError(Problem(str(path), error.strerror or 'cannot be read')) from error
+    if len(data) > MOST_BYTES:
+        raise ScheduleError(Problem(str(path), f'{len(data)} bytes', f'write at most {MOST_BYTES}'))
+    try:
+        return data.decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+        line = data.count(b'\n', 0, error.start) + 1
+        raise ScheduleError(Problem(f'{path}:{line}', 'not UTF-8')) from error
+
+
+def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
+    """Rows of cells without the empty ones, and every cell that is no action."""
+    lines = text.rstrip().replace('\r\n', '\n').split('\n')
+    rows: list[list[_Cell]] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(lines, 1):
+        read = [(column, _read(cell.strip())) for column, cell in enumerate(_split(line), 1) if cell.strip()]
+        rows.append([(number, column, found) for column, found in read if isinstance(found, Action)])
+        for column, found in read:
+            if isinstance(found, ValueError):
+                what, _, instead = str(found).partition('; ')
+                problems.append(Problem(f'{path}:{number}:{column}', what, instead))
+    return rows, problems
+
+
+def _read(word: str) -> Action | ValueError:
+    try:
+        return parse_action(word)
+    except ValueError as error:
+        return error
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return [line]
+
+
+def _numbering(path: Path, cells: list[list[_Cell]]) -> list[Problem]:
+    """Stages and micro-batches count from 0 without a gap: the first cell beyond each gap."""
+    problems = []
+    flat = [(line, column, part) for row in cells for line, column, action in row for part in action.parts]
+    for what, numbers in (
+        ('stage', {part.stage for *_, part in flat}),
+        ('micro-batch', {part.micro_batch for *_, part in flat if part.micro_batch is not None}),
+    ):
+        gap = next(number for number in range(len(numbers) + 1) if number not in numbers)
+        if gap < len(numbers):
+            line, column, part = next(
+                cell for cell in flat if ((cell[2].stage if what == 'stage' else cell[2].micro_batch) or 0) > gap
+            )
+            problems.append(Problem(f'{path}:{line}:{column}', f'{part}, but no action of {what} {gap}'))
+    return problems
+
+
+def _order(cells: list[list[_Cell]]) -> Order:
+    placement: dict[int, int] = {}
+    micro_batches = 0
+    for rank, row in enumerate(cells):
+        for *_, action in row:
+            for part in action.parts:
+                placement.setdefault(part.stage, rank)
+                micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
+    rows = tuple(tuple(action for *_, action in row) for row in cells)
+    return Order(rows, tuple(placement[stage] for stage in range(len(placement))), micro_batches)
+
+
+def _where(path: Path, cells: list[list[_Cell]], rank: int, position: int) -> str:
+    """File, line and column of an action; of what is missing at a rank's end, its line."""
+    row = cells[rank]
+    return f'{path}:{row[position][0]}:{row[position][1]}' if position < len(row) else f'{path}:{rank + 1}'

@@ -1,0 +1,42 @@
+"""ZB-H1 and ZB-H2, the handcrafted zero-bubble orders of Qi et al., 2023 (arXiv 2401.10241, section 2).
+
+What the paper calls B, the gradient of the input, is I here and in torch; B is the whole backward, I + W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simpar.pipeline.action import Action
+from simpar.pipeline.build import alternate, backwards, forwards, split, with_weights
+from simpar.pipeline.order import Order, loop, make_order
+
+
+def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
+    """ZB-H1: 1F1B whose weight gradients lag by the rank's number, so that they fill the tail.
+
+    Bubble (ranks − 1)(T_F + T_I − T_W); every rank keeps at most as many activations as the first of 1F1B, ranks.
+    Where an I frees a part of an activation, rank r keeps ranks − r whole ones and r that only wait for their W.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 1.
+    """
+    return lagging(ranks, micro_batches, lambda rank: ranks - 1 - rank, lambda rank: rank)
+
+
+def zb_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
+    """ZB-H2: twice the warm-up and twice the lag of ZB-H1; no bubble for equal times, in the steady state.
+
+    Bubble (ranks − 1)(T_F + T_I − 2 T_W) of the rank that is busy longest; every rank keeps at most 2 ranks − 1
+    activations: rank r keeps 2(ranks − r) − 1 whole ones and 2r that only wait for their W.
+    Arguments: pipeline ranks, micro-batches (the closed forms need 2 ranks − 1 of them), ``chunks`` 1.
+    """
+    return lagging(ranks, micro_batches, lambda rank: 2 * (ranks - 1 - rank), lambda rank: 2 * rank)
+
+
+def lagging(ranks: int, micro_batches: int, warm_up: Callable[[int], int], lag: Callable[[int], int]) -> Order:
+    """An order of F, I and W over one chunk from each rank's warm-up, and by how many I its W lag behind."""
+
+    def row(rank: int) -> list[Action]:
+        back = split(backwards(rank, micro_batches))
+        return with_weights(alternate(forwards(rank, micro_batches), back, warm_up(rank)), lag(rank))
+
+    return make_order(map(row, range(ranks)), loop(ranks), micro_batches)

@@ -1,0 +1,252 @@
+"""The bench: items are the executor's own ops, and a whole bench on two ranks makes a profile."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor.bench.__main__ import main
+from executor.bench.bench import bench
+from executor.bench.communication import collective, message_items, program_messages
+from executor.bench.compute import attention, grid_items, matmul, program_items, unique
+from executor.bench.item import group_sizes, program_of, twice
+from executor.bench.jobs import schedule_programs
+from executor.bench.overlap import stretches
+from executor.bench.progress import Lines
+from executor.bench.sizes import QUICK, TINY
+from executor.net import Net, parse_net
+from executor.validate import validate
+from simpar.calibrate import calibrate, load_record, write_profile
+from simpar.cost.price import price
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+
+pytestmark = pytest.mark.torch
+
+NETWORK = Network(layers=(Dense(inputs=48, outputs=32), Relu(), Dense(inputs=32, outputs=16), Relu()))
+MODEL = Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=16)
+
+
+def job(copies=2, model=MODEL, **plan):
+    workload = Workload(model=model, batch=8, optimizer=Adam(), loss='mse' if model is NETWORK else 'cross-entropy')
+    return lower(workload, Plan(copies=copies, **{'tensor': 2, **plan}), 2)
+
+
+# items
+
+
+def test_items_make_programs_that_may_run():
+    computing, talking = grid_items(TINY, 2), message_items(TINY, Net(), 2)
+    for items in (computing, talking, computing + talking):
+        validate(program_of(items, 2))
+
+
+def test_halves_and_quarters_of_a_batch_are_measured():
+    rows = sorted(item.key['m'] for item in grid_items(QUICK, 2) if item.table == 'matmul')
+    assert {max(rows), max(rows) // 2} <= set(rows)
+    for size in QUICK.products[1:-1]:
+        assert {size // 4, size} & set(rows) == {size // 4, size}
+
+
+@pytest.mark.parametrize('model', [MODEL, NETWORK], ids=['transformer', 'network'])
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_every_operator_of_a_program_is_measured_in_every_phase(model, tensor):
+    measured = {(item.ops[-1].operator, item.ops[-1].phase) for item in grid_items(TINY, 2)}
+    computes = [op for op in job(model=model, tensor=tensor).op_classes if op.kind == 'compute']
+    assert {(op.operator, op.phase) for op in computes} <= measured
+
+
+def test_a_product_has_the_same_sizes_in_every_phase():
+    for phase in ('F', 'I', 'W'):
+        item = matmul(8, 16, 32, phase)
+        shape = {tensor.name: tensor.shape for tensor in item.tensors}
+        one, other, out = (shape[name] for name in (*item.ops[0].reads[:2], item.ops[0].writes[0]))
+        assert (sorted((*one, *other)), out) == ([8, 16, 32, 32], (8, 16))
+
+
+def test_ops_of_a_program_are_alone_what_they_are_in_it():
+    program = job()
+    items = program_items(program, 2, 'job')
+    costs = {op.cost_key for op in program.op_classes if op.kind == 'compute'}
+    assert {item.ops[-1].cost_key for item in items} == costs
+    shapes = {op.name: program.local_shape(program.tensor[op.reads[0]]) for op in program.op_classes if op.reads}
+    for item in items:
+        first = next(tensor for tensor in item.tensors if tensor.name == item.ops[-1].reads[0])
+        assert first.shape == shapes[item.name.removeprefix('job.')]
+
+
+def test_collectives_of_a_program_keep_their_bytes_and_tensors():
+    program = job(tensor=1)
+    messages = program_messages(program, 2, 'job')
+    assert {item.key['bytes'] for item in messages} == {
+        int(op.bytes) for op in program.op_classes if op.kind == 'collective'
+    }
+    assert max(len(item.ops[-1].reads) for item in messages) > 1
+
+
+def test_a_program_for_more_ranks_is_measured_as_far_as_it_can_be():
+    """Of its ops those that are told a position stay; collectives of eight ranks do not."""
+    program = lower(Workload(model=MODEL, batch=8, optimizer=Adam()), Plan(tensor=4), 8)
+    validate(program_of(items := program_items(program, 2, 'job'), 2))
+    assert {'embedding', 'ce_sum', 'matmul'} <= {item.ops[-1].operator for item in items}
+    assert {item.key['ranks'] for item in program_messages(program, 2, 'job')} == {2}
+
+
+def test_the_same_work_is_measured_once():
+    items = [matmul(8, 16, 32, 'F'), matmul(8, 16, 32, 'F'), matmul(8, 16, 32, 'W'), attention(16, 8, 4, 'F')]
+    assert [item.name for item in unique(items)] == ['matmul.8.16.32.F', 'matmul.8.16.32.W', 'attention.16.8.4.F']
+
+
+def test_adding_to_a_gradient_is_measured_behind_the_op_that_creates_it():
+    item = next(item for item in program_items(job(), 2, 'job') if item.ops[-1].accumulates)
+    both = twice(item)
+    first, again = both.ops
+    assert not first.frees
+    assert again.frees == again.accumulates == first.accumulates
+    validate(program_of([both, item, both], 2))
+
+
+def test_messages_stay_short_on_a_slow_network():
+    fast, slow = (message_items(QUICK, net, 2) for net in (Net(), parse_net('paced:10Mbit/s')))
+    assert max(item.key['bytes'] for item in slow) <= 10e6 / 8 * QUICK.message_seconds
+    assert {item.key['operator'] for item in slow} == {item.key['operator'] for item in fast}
+
+
+def test_groups_are_powers_of_two_and_everybody():
+    assert [group_sizes(world) for world in (2, 3, 4, 6)] == [[2], [3], [2, 4], [2, 6]]
+    assert collective('all_gather', 3, 1000).key['bytes'] == 1008
+
+
+# what runs at once
+
+
+class Traced:
+    """As much of a trace as stretches asks for: ranks, steps and spans."""
+
+    def __init__(self, spans):
+        self.program = type('', (), {'world': 1})
+        self.steps, self._spans = 3, spans
+
+    def spans(self, rank, step):
+        return [span for span in self._spans if span.step == step]
+
+
+class Span:
+    def __init__(self, name, stream, start, end, step=2):
+        self.op = type('', (), {'name': name})
+        self.stream, self.start, self.end, self.step = stream, start, end, step
+
+
+def test_only_what_runs_beside_something_is_stretched():
+    """Two seconds alone; three beside a message, which counts; two and a half half beside one, which does not."""
+    spans = [
+        Span('a', 'compute', 0, 3),
+        Span('a', 'compute', 3, 5.5),
+        Span('m', 'communication', 0, 3, step=0),
+        Span('m', 'communication', 3, 4),
+    ]
+    assert list(stretches(Traced(spans), 'compute', {(0, 'a'): 2.0})) == [1.5]
+    assert list(stretches(Traced(spans[:2]), 'compute', {(0, 'a'): 2.0})) == []
+
+
+# the whole bench
+
+
+@pytest.fixture(scope='module')
+def record():
+    programs = [job(copies=1, model=NETWORK), job(copies=2, model=NETWORK)]
+    return json.loads(json.dumps(bench(2, Net(), TINY, Lines(), programs=programs)))
+
+
+def test_every_line_has_all_repeats_of_both_ranks(record):
+    repeats = 2 * TINY.orders * TINY.trials
+    rows = [row for table in record['tables'].values() for row in table]
+    assert len(rows) > 100
+    for row in rows:
+        assert row['wall']['n'] == repeats
+        assert 0 < row['wall']['p10'] <= row['wall']['median']
+        assert row['cpu']['n'] <= repeats
+    kernels = [row for row in rows if 'quiet' in row]
+    assert all(0 <= row['quiet'] <= 1 for row in kernels)
+    # CPU time is part of the time by the clock, but for the reading of clocks
+    assert all(row['cpu']['p10'] <= row['wall']['median'] + 20e-6 for row in kernels)
+
+
+def test_a_larger_product_takes_longer(record):
+    seconds = {(row['m'], row['n'], row['k'], row['phase']): row['cpu']['p10'] for row in record['tables']['matmul']}
+    assert seconds[256, 256, 256, 'F'] > seconds[16, 16, 16, 'F']
+
+
+def test_the_exact_shapes_of_schedules_are_measured(record):
+    """Whole batch and half of it; a weight's gradient both as it is created and as it is added to."""
+    rows = Counter((row['m'], row['n'], row['k'], row['phase']) for row in record['tables']['matmul'])
+    for copies in (1, 2):
+        for op in job(copies=copies, model=NETWORK).op_classes:
+            if op.operator == 'matmul':
+                key = (op.dims['m'], op.dims['n'], op.dims['k'], op.phase)
+                assert rows[key] == (2 if op.phase == 'W' and copies == 2 else 1), key
+
+
+def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path):
+    file = tmp_path / 'bench.json'
+    file.write_text(json.dumps(record))
+    write_profile(tmp_path / 'mine.yaml', calibrate(load_record(file)))
+    profile = load_profile(tmp_path / 'mine.yaml')
+    program = job()
+    costs = price(program, cluster(profile))
+    assert all(costs.compute[index] > 0 for index, op in enumerate(program.op_classes) if op.kind == 'compute')
+    assert profile.devices == 2
+    assert str(os.cpu_count()) in profile.device.vector['fp32'].source
+
+
+def test_a_bench_says_nothing_of_where_it_ran(record):
+    text = json.dumps(record)
+    for name in (os.uname().nodename, os.getcwd(), os.path.expanduser('~')):
+        assert name not in text
+
+
+def test_the_command_line_writes_the_record_of_a_schedule(tmp_path):
+    schedule = tmp_path / 'schedule.yaml'
+    schedule.write_text(
+        'simpar: 1\ncluster: cpu-gloo\nworkload:\n  network: [dense: {in: 8, out: 4}]\n  batch: 8\n'
+        'plan: {tensor: 2, copies: 4}\n'
+    )
+    assert {program.copies for program in schedule_programs(schedule)} == {1, 2, 4}
+    out = tmp_path / 'bench.json'
+    flags = ['--sizes', 'tiny', '--net', 'paced:1Gbit/s,50us', '--output', str(out), '--for', str(schedule)]
+    run = subprocess.run(
+        [sys.executable, '-m', 'executor.bench', *flags], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (run.returncode, run.stdout) == (0, ''), run.stderr
+    assert [line.partition(': ')[0] for line in run.stderr.splitlines()] == ['bench'] * 3
+    found = load_record(out)
+    assert found.net == 'paced:1Gbit/s,50us'
+    assert (8 // 4, 4 // 2, 8, 'F') in {(row.m, row.n, row.k, row.phase) for row in found.tables.matmul}
+
+
+@pytest.mark.parametrize(
+    ('flags', 'code', 'words'),
+    [
+        (['--ranks', '1', '--output', 'x.json'], 2, '--ranks'),
+        (['--for', 'none.yaml', '--output', 'x.json'], 2, 'none.yaml'),
+    ],
+)
+def test_wrong_use_is_one_line(flags, code, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(flags) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
+
+
+def test_an_unknown_network_is_refused(capsys):
+    with pytest.raises(SystemExit, match='2'):
+        main(['--net', 'fast', '--output', 'x.json'])
+    assert 'not a network' in capsys.readouterr().err

@@ -1,0 +1,356 @@
+"""Calibration: known laws are found again, doubtful numbers are said to be so, and broken records are refused."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from bench_record import (
+    AREA,
+    BACKWARD,
+    DEPTH,
+    KERNEL,
+    LATENCY,
+    PEAK,
+    RATE,
+    SIZES,
+    START,
+    STREAM_RATE,
+    STREAM_START,
+    collective,
+    collectives,
+    product,
+    products,
+    record,
+    ring,
+    row,
+    stretch,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simpar.commands.calibrate as command
+from simpar.calibrate import calibrate, load_record, write_profile
+from simpar.calibrate.fit import relative_fit
+from simpar.cli import main
+from simpar.cost.collective import ClusterCollectives
+from simpar.cost.compute import DeviceCompute
+from simpar.cost.price import price
+from simpar.errors import ScheduleError
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.program import OpClass
+from simpar.workload import Adam, Transformer, Workload
+
+
+def calibrated(tmp_path, content):
+    file = tmp_path / 'bench.json'
+    file.write_text(json.dumps(content))
+    return calibrate(load_record(file))
+
+
+def written(tmp_path, content):
+    """The profile that is written of a record, read again."""
+    path = tmp_path / 'mine.yaml'
+    write_profile(path, calibrated(tmp_path, content))
+    return load_profile(path)
+
+
+def op(operator, **dims):
+    m, n, k = dims['m'], dims['n'], dims['k']
+    return OpClass(
+        'op', 'compute', operator, 'F', dims=dims, flops=2.0 * m * n * k, bytes=4.0 * (m * n + n * k + m * k)
+    )
+
+
+def message(operator, size):
+    return OpClass('op', 'collective', operator, 'F', bytes=float(size), partition='all')
+
+
+# what is known is found
+
+
+def test_known_laws_are_found_again(tmp_path):
+    number = {key: number.value for key, number in calibrated(tmp_path, record()).numbers.items()}
+    assert number['device.vector.fp32'] * number['device.matmul.share'] == pytest.approx(PEAK, rel=1e-6)
+    assert number['device.kernel.matrix'] == pytest.approx(KERNEL, rel=1e-5)
+    assert number['device.matmul.half_area'] == pytest.approx(AREA, rel=1e-5)
+    assert number['device.matmul.half_depth'] == pytest.approx(DEPTH, rel=1e-5)
+    assert number['device.kernel.memory'] == pytest.approx(STREAM_START, rel=1e-5)
+    assert number['device.memory.bandwidth'] * number['device.memory.share'] == pytest.approx(
+        10**7 / (STREAM_START + 10**7 / STREAM_RATE), rel=1e-2
+    )
+    assert number['device.attention.backward'] == pytest.approx(BACKWARD)
+    assert number['links.bandwidth'] == pytest.approx(RATE, rel=1e-6)
+    assert number['links.latency'] == pytest.approx(LATENCY, rel=1e-6)
+    assert number['library.start'] == pytest.approx(START, rel=1e-6)
+    assert number['slow_down.matrix'] == pytest.approx(1 / 1.25)
+    assert number['slow_down.memory'] == pytest.approx(1 / 2.0)
+    assert number['slow_down.collective'] == pytest.approx(1 / 2.0)  # between 1.6 and 2.5, as factors go
+
+
+def test_nothing_is_wrong_with_exact_measurements(tmp_path):
+    found = calibrated(tmp_path, record())
+    assert list(found.flags) == list(found.summary()) == []
+    assert {table.grade for table in found.tables.values()} == {'measured'}
+    guesses = {key for key, number in found.numbers.items() if number.grade == 'estimate'}
+    assert guesses == {'device.vector.fp64', 'device.vector.bf16', 'device.vector.fp16'}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    start=st.floats(1e-6, 1e-3),
+    latency=st.floats(1e-6, 1e-3),
+    rate=st.floats(1e7, 1e11),
+)
+def test_any_latency_and_bandwidth_are_found_again(tmp_path_factory, start, latency, rate):
+    law = collectives(lambda *what: ring(*what, start=start, latency=latency, rate=rate))
+    number = calibrated(tmp_path_factory.mktemp('law'), record(collective=law)).numbers
+    assert number['links.latency'].value == pytest.approx(latency, rel=1e-4)
+    assert number['library.start'].value == pytest.approx(start, rel=1e-4)
+    assert number['links.bandwidth'].value == pytest.approx(rate, rel=1e-4)
+
+
+def test_the_profile_prices_what_was_measured_and_what_lies_between(tmp_path):
+    profile = written(tmp_path, record())
+    compute, network = DeviceCompute(profile), ClusterCollectives(cluster(profile))
+    for m, n, k in ((8, 32, 512), (512, 512, 512)):
+        cost = compute.seconds(op('matmul', m=m, n=n, k=k))
+        assert cost.seconds == pytest.approx(product(m, n, k), rel=1e-4)
+        assert cost.grade == 'measured'
+    assert compute.seconds(op('matmul', m=64, n=200, k=300)).seconds == pytest.approx(product(64, 200, 300), rel=0.2)
+    for operator, ranks, size in (('all_reduce', 4, 4**8), ('reduce_scatter', 2, 4**11), ('all_gather', 4, 4**12)):
+        cost = network.cost(message(operator, size), range(ranks))
+        assert cost.alpha + cost.transfer == pytest.approx(ring(operator, ranks, size), rel=1e-4)
+    cost = network.cost(message('all_reduce', 3_000_000), range(2))
+    assert cost.alpha + cost.transfer == pytest.approx(ring('all_reduce', 2, 3_000_000), rel=0.1)
+
+
+def test_programs_are_priced_by_the_profile(tmp_path):
+    profile = written(tmp_path, record())
+    model = Transformer(layers=1, hidden=64, heads=4, vocab=128, sequence=32)
+    program = lower(Workload(model=model, batch=8, optimizer=Adam()), Plan(tensor=2, copies=2), 4)
+    costs = price(program, cluster(profile))
+    computes = np.array([op.kind == 'compute' for op in program.op_classes])
+    assert (costs.compute[computes] > 0).all()
+    assert set(costs.grades) == {'measured'}
+
+
+def test_kernels_count_by_their_cpu_time_and_collectives_by_the_clock(tmp_path):
+    busy = record(
+        matmul=[row(1e-3, wall=3.0, m=8, n=8, k=8, phase='F')],
+        collective=[row(1e-3, wall=3.0, operator='all_reduce', ranks=2, nodes=1, bytes=10**6, algorithm='ring')],
+    )
+    tables = calibrated(tmp_path, busy).tables
+    assert tables['matmul'].lines[0].seconds == 1e-3
+    assert tables['collective'].lines[0].seconds == 3e-3
+
+
+def test_rows_of_one_shape_make_one_line_by_their_weights(tmp_path):
+    rows = [row(1e-3, m=8, n=8, k=8, phase='F'), {**row(4e-3, m=8, n=8, k=8, phase='W'), 'weight': 2}]
+    (line,) = calibrated(tmp_path, record(matmul=rows)).tables['matmul'].lines
+    assert line.seconds == pytest.approx(3e-3)
+    assert line.phases == pytest.approx({'F': 1e-3, 'W': 4e-3})
+
+
+# what is doubtful is said to be so
+
+
+def spread_out(rows, which, cv):
+    return [{**one, 'cpu': {**one['cpu'], 'cv': cv}} if which(one) else one for one in rows]
+
+
+def test_a_line_that_varies_is_an_estimate_and_no_other(tmp_path):
+    noisy = spread_out(products(), lambda one: (one['m'], one['n'], one['k'], one['phase']) == (8, 32, 128, 'W'), 0.3)
+    found = calibrated(tmp_path, record(matmul=noisy))
+    assert list(found.flags) == ['matmul 8×32×128: varies by 30%']
+    (line,) = found.tables['matmul'].flagged
+    assert (line.key, line.grade) == ((8, 32, 128), 'estimate')
+    assert found.tables['matmul'].grade == 'measured'
+
+
+@pytest.mark.parametrize(('cv', 'flagged'), [(0.1, 0), (0.11, len(SIZES) ** 3)])
+def test_a_table_whose_seconds_vary_is_an_estimate(tmp_path, cv, flagged):
+    table = calibrated(tmp_path, record(matmul=spread_out(products(), lambda one: True, cv))).tables['matmul']
+    assert len(table.flagged) == flagged
+    assert table.grade == ('estimate' if flagged else 'measured')
+
+
+def test_the_written_profile_carries_grades_and_words(tmp_path):
+    noisy = record(
+        matmul=spread_out(products(), lambda one: True, 0.5), overlap=[stretch('matrix', 'all-reduces', 2, 0.4)]
+    )
+    profile = written(tmp_path, noisy)
+    text = (tmp_path / 'mine.yaml').read_text()
+    assert profile.tables.matmul.grade == 'estimate'
+    assert profile.tables.collective.grade == 'measured'
+    assert profile.slow_down.matrix.grade == profile.slow_down.memory.grade == 'estimate'
+    assert 'matmul table: 64 of 64 lines are not known well' in text
+    assert 'beside all-reduces varies by 40%' in profile.slow_down.matrix.source
+    lines = (tmp_path / 'mine.matmul.csv').read_text().splitlines()
+    assert lines[1].startswith('m,n,k,seconds,grade,n,median,p10,iqr,cv,F,I,W,flags')
+    assert all(',estimate,' in line and line.endswith('varies by 50%') for line in lines[2:])
+
+
+def test_more_work_in_less_time_is_doubtful(tmp_path):
+    rows = products()
+    for one in rows:
+        if (one['m'], one['n'], one['k']) == (512, 512, 512):
+            one['cpu']['p10'] /= 8
+    (line,) = calibrated(tmp_path, record(matmul=rows)).tables['matmul'].flagged
+    assert line.key == (512, 512, 512)
+    assert line.flags == ('quicker than 128×512×512',)
+
+
+def test_collectives_that_are_not_latency_and_bandwidth_are_doubtful(tmp_path):
+    bent = collectives(lambda operator, ranks, size: 1e-6 * size**0.5)
+    number = calibrated(tmp_path, record(collective=bent)).numbers
+    for key in ('links.bandwidth', 'links.latency', 'library.start'):
+        assert number[key].grade == 'estimate'
+        assert 'the fit misses' in number[key].flags[0]
+
+
+def test_a_negative_alpha_becomes_zero_and_doubtful(tmp_path):
+    falling = collectives(lambda *what: ring(*what, start=-40e-6, latency=100e-6), sizes=(10**5, 10**6, 10**7))
+    number = calibrated(tmp_path, record(collective=falling)).numbers['library.start']
+    assert (number.value, number.grade) == (0.0, 'estimate')
+    assert 'came out negative' in number.flags
+
+
+def test_overlap_that_was_not_seen_is_a_guess_and_a_speed_up_is_doubted(tmp_path):
+    overlap = [{'what': 'matrix', 'beside': 'all-reduces', 'factor': None}, stretch('memory', 'all-reduces', 0.5)]
+    number = calibrated(tmp_path, record(overlap=overlap)).numbers
+    assert (number['slow_down.matrix'].value, number['slow_down.matrix'].grade) == (0.8, 'estimate')
+    assert 'a guess' in number['slow_down.matrix'].source
+    assert (number['slow_down.memory'].value, number['slow_down.memory'].grade) == (1.0, 'estimate')
+    assert '2.00 times as quick' in number['slow_down.memory'].flags[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_fit_is_never_negative_and_exact_where_it_can_be(data):
+    floats = st.floats(0.1, 10.0)
+    truth = np.array(data.draw(st.lists(floats, min_size=3, max_size=3)))
+    terms = np.array(data.draw(st.lists(st.lists(floats, min_size=3, max_size=3), min_size=6, max_size=6)))
+    noise = np.array(data.draw(st.lists(st.floats(0.2, 5.0), min_size=6, max_size=6)))
+    fit = relative_fit(terms, noise * (terms @ truth))
+    assert min(fit.values) >= 0
+    assert np.allclose(fit.residuals, terms @ np.array(fit.values) / (noise * (terms @ truth)) - 1)
+    assert all(fit.values[place] == 0 for place in fit.negative)
+    assert relative_fit(terms, terms @ truth).worst < 1e-6
+
+
+# broken records
+
+
+def broken(**changes):
+    return json.dumps(record(**changes))
+
+
+WHOLE = json.dumps(record())
+BROKEN = {
+    'empty': '',
+    'no JSON': 'matmul: 3',
+    'cut short': WHOLE[: len(WHOLE) // 2],
+    'a list': '[]',
+    'another format': broken(format='simpar trace 1'),
+    'no rows': broken(matmul=[]),
+    'no tables': json.dumps({**record(), 'tables': {}}),
+    'a time below zero': broken(collective=[collective('all_reduce', 2, 10**6, -1.0)]),
+    'no time': broken(matmul=[{'m': 1, 'n': 1, 'k': 1, 'phase': 'F'}]),
+    'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
+    'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
+    'text for a number': broken(matmul=[row(1e-3, m='8', n=8, k=8, phase='F')]),
+    'an unknown collective': broken(collective=[collective('all_to_all', 2, 10**6, 1.0)]),
+    'one rank': broken(ranks=1),
+    'everything wrong': broken(matmul=[row(-1.0, m=0, n=0, k=0, phase='X')] * 50),
+}
+
+
+@pytest.mark.parametrize('text', BROKEN.values(), ids=BROKEN)
+def test_a_broken_record_is_refused_on_one_screen(tmp_path, text):
+    file = tmp_path / 'bench.json'
+    file.write_text(text)
+    with pytest.raises(ScheduleError) as refused:
+        load_record(file)
+    lines = str(refused.value).splitlines()
+    assert 0 < len(lines) <= 20
+    assert all(line.startswith(str(file)) for line in lines)
+
+
+def test_a_record_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ScheduleError, match='cannot be read: No such file'):
+        load_record(tmp_path / 'none.json')
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, len(WHOLE) - 1), junk=st.sampled_from(['', '0', '-', '"', '}', 'null', '1e999', '\x00']))
+def test_a_damaged_record_is_refused_or_still_makes_a_profile(tmp_path_factory, place, junk):
+    folder = tmp_path_factory.mktemp('damaged')
+    file = folder / 'bench.json'
+    file.write_text(WHOLE[:place] + junk + WHOLE[place + 1 :])
+    try:
+        found = load_record(file)
+    except ScheduleError:
+        return
+    write_profile(folder / 'mine.yaml', calibrate(found))
+    load_profile(folder / 'mine.yaml')
+
+
+# the verb
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Stands in for the bench: writes a record, or ends with an exit code."""
+
+    def stand_in(text='', code=0):
+        script = (
+            'import pathlib, sys\n'
+            f'pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text({text!r})\n'
+            f'sys.exit({code})'
+        )
+        monkeypatch.setattr(command, 'BENCH', (sys.executable, '-c', script))
+        monkeypatch.setattr(command, 'need_torch', lambda: None)
+
+    return stand_in
+
+
+def test_the_verb_writes_a_profile_and_says_what_it_found(bench, tmp_path, capsys):
+    bench(WHOLE)
+    path = tmp_path / 'new' / 'profile.yaml'
+    assert main(['calibrate', str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert 'network          1.5 GB/s, 100 us a step and 20 us a collective' in shown
+    assert f'wrote {path}' in shown
+    assert load_profile(path.parent).name == 'new'
+
+
+def test_the_verb_answers_in_json(bench, tmp_path, capsys):
+    bench(broken(matmul=spread_out(products(), lambda one: one['m'] == 8, 0.2)))
+    assert main(['calibrate', str(tmp_path / 'mine.yaml'), '--json', '--quick']) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer['numbers']['links.latency']['value'] == pytest.approx(LATENCY)
+    assert answer['grades']['collective'] == 'measured'
+    assert len(answer['flags']) == 16
+    assert all((tmp_path / name).is_file() for name in answer['tables'].values())
+
+
+def test_the_verb_passes_the_bench_failure_on_and_writes_nothing(bench, tmp_path):
+    bench(code=5)
+    assert main(['calibrate', str(tmp_path / 'mine.yaml')]) == 5
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('flags', [['mine.txt'], ['.'], ['mine.yaml', '--ranks', '1']])
+def test_the_verb_refuses_wrong_use_before_it_measures(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(['calibrate', *flags]) == 2
+    assert 0 < len(capsys.readouterr().err.splitlines()) <= 3
+
+
+def test_without_torch_the_verb_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    assert main(['calibrate', str(tmp_path / 'mine.yaml')]) == 5
+    assert capsys.readouterr().err == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'

@@ -1,0 +1,234 @@
+"""``python -m executor``: on ranks of its own, and as one rank among those that somebody else has started."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from executor.net import Net
+from executor.options import parser, with_verb
+from simpar.case import load_case
+from simpar.errors import RunFailed
+from simpar.recording import load_trace
+
+JOB = """
+simpar: 1
+cluster: {profile: cpu-gloo, devices: 2}
+workload:
+  network:
+    - dense: {in: 16, out: 16}
+    - relu: {}
+    - dense: {in: 16, out: 8}
+  loss: mse
+  batch: 8
+plan: {data: 1, tensor: 2, copies: 2}
+"""
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / 'job.yaml'
+    path.write_text(JOB)
+    return path
+
+
+def start(*arguments, **variables):
+    """``python -m executor``, begun."""
+    return subprocess.Popen(
+        [sys.executable, '-m', 'executor', *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, 'PYTHONPATH': str(HERE), **variables},
+    )
+
+
+def finished(process, seconds=60):
+    """Its exit code, and what it wrote."""
+    out, error = process.communicate(timeout=seconds)
+    return process.returncode, out, error
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
+
+
+def ranks(job, *arguments, port=None, each=((), ())):
+    """Two ranks, begun as a launcher begins them."""
+    port = str(port or free_port())
+    return [
+        start(job, *arguments, *each[rank], RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
+        for rank in (0, 1)
+    ]
+
+
+def in_process(job, steps=2):
+    """The losses of the in-process machine."""
+    from executor.inprocess import InProcess
+
+    return InProcess(load_case(job).program, seed=0, dtype=None).run(steps).losses
+
+
+# the command line
+
+
+def test_a_job_without_a_verb_is_run():
+    assert with_verb(['job.yaml', '--steps', '2']) == ['run', 'job.yaml', '--steps', '2']
+    assert with_verb(['numerics', 'job.yaml']) == ['numerics', 'job.yaml']
+    assert with_verb([]) == ['--help']
+
+
+def test_options_have_units():
+    options = parser().parse_args(['run', 'job.yaml', '--timeout', '5s', '--net', 'paced:1gbit,50us'])
+    assert options.timeout == 5.0
+    assert options.net == Net('paced', 125e6, 50e-6)
+
+
+@pytest.mark.parametrize('flag', [['--timeout', '5'], ['--net', 'wifi'], ['--steps', '0'], ['--fault', 'explode:1:a']])
+def test_what_cannot_be_read_is_a_wrong_use(flag, capsys):
+    with pytest.raises(SystemExit) as code:
+        parser().parse_args(['run', 'job.yaml', *flag])
+    assert code.value.code == 2
+    assert flag[0] in capsys.readouterr().err
+
+
+def test_without_torch_one_line_says_what_to_install():
+    script = "import sys; sys.modules['torch'] = None; from executor.__main__ import main; sys.exit(main(['job.yaml']))"
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+
+
+# ranks of its own
+
+
+@pytest.mark.torch
+def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    saved = tmp_path / 'trace.json'
+    code, out, error = finished(start(job, '--steps', 2, '--json', '--save', saved))
+    assert (code, error.count('\n')) == (0, 1)
+    assert error.startswith('executor: 2 ranks on this machine; program ')
+    facts = json.loads(out)
+    assert facts['origin'] == 'measured'
+    assert len(facts['step_times']) == len(facts['losses']) == 2
+    assert facts['losses'] == pytest.approx(in_process(job), rel=1e-6)
+    recording = load_trace(saved)
+    assert recording.program == facts['program']
+    assert recording.step_times.tolist() == pytest.approx(facts['step_times'])
+
+
+@pytest.mark.torch
+def test_a_run_that_is_terminated_leaves_no_process(tmp_path):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    costs = 'worked:worked_costs'
+    process = start(
+        'worked:worked_program', '--compute', 'emulated', '--costs', costs, '--timeout', '60s', TMPDIR=str(tmp_path)
+    )
+    folder = _folder(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert finished(process)[0] == 143
+    assert not folder.exists()
+    until = time.perf_counter() + 5
+    while (left := _processes_with(str(tmp_path))) and time.perf_counter() < until:
+        time.sleep(0.05)
+    assert not left
+
+
+def _folder(parent):
+    """The folder of a pool, once its ranks are at work in it."""
+    until = time.perf_counter() + 30
+    while time.perf_counter() < until:
+        for folder in parent.glob('simpar-*'):
+            if (folder / 'status').exists() and any((folder / 'status').read_bytes()):
+                return folder
+        time.sleep(0.05)
+    raise AssertionError('no rank came to work')
+
+
+def _processes_with(text):
+    """Processes whose environment holds a text."""
+    found = []
+    for process in Path('/proc').glob('[0-9]*'):
+        try:
+            if text.encode() in (process / 'environ').read_bytes():
+                found.append(process.name)
+        except OSError:  # noqa: PERF203  it has just ended, or is not ours
+            continue
+    return found
+
+
+# somebody else's ranks
+
+
+@pytest.mark.torch
+def test_a_job_runs_unchanged_under_torchrun(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m', 'executor']
+    done = subprocess.run(
+        [*command, job, '--steps', '2', '--json'], capture_output=True, text=True, check=False, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'executor: rank 0 of 2, started by torchrun' in done.stderr
+    facts = json.loads(done.stdout)
+    assert facts['ranks'] == 2
+    assert facts['losses'] == pytest.approx(in_process(job), rel=1e-6)
+
+
+@pytest.mark.torch
+def test_ranks_with_different_jobs_do_not_start(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    for process in ranks(job, each=((), ('--set', 'plan.copies=1'))):
+        code, _, error = finished(process)
+        assert code == 5
+        assert 'rank 1 has another program than rank 0' in error
+
+
+@pytest.mark.torch
+def test_a_rank_that_is_killed_is_named_by_the_others(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    first, second = ranks(job, '--timeout', '2s', '--fault', 'kill:1:dense1.F.c0:1')
+    code, _, error = finished(first)
+    assert code == 5
+    assert 'rank 1 has said nothing for ' in error
+    assert 'rank 0 waits for it in dense1.all_reduce.F.c0 of step 1 (group tensor)' in error
+    assert finished(second)[0] == -signal.SIGKILL
+
+
+@pytest.mark.torch
+def test_a_port_that_is_taken_is_named(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, _, error = finished(start(job, RANK='0', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=port))
+    assert code == 5
+    assert error.splitlines()[-1] == f'rank 0: port {port} is taken; choose another by MASTER_PORT'
+
+
+@pytest.mark.parametrize(
+    ('flags', 'world', 'what'),
+    [
+        (['--nproc', '3'], '2', 'the job is for 2 ranks, not for --nproc 3'),
+        ([], '4', 'the job is for 2 ranks, but RANK and WORLD_SIZE has started 4'),
+        (['--net', 'lab:1gbit'], '2', '--net lab needs ranks of its own'),
+    ],
+)
+def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.commands.run import command
+
+    for name, value in {'RANK': '0', 'WORLD_SIZE': world, 'MASTER_ADDR': '127.0.0.1'}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunFailed, match=what):
+        command(parser().parse_args(['run', str(job), *flags]))

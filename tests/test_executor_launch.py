@@ -1,0 +1,77 @@
+"""Which rank this process is, by the variables of torchrun, msrun, mpirun and Slurm."""
+
+import pytest
+
+from executor.launch import Launch, detect, first_host
+from simpar.errors import RunFailed
+
+TORCHRUN = {
+    'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'MASTER_ADDR': 'node0', 'MASTER_PORT': '29400',
+    'TORCHELASTIC_RUN_ID': 'none', 'TORCHELASTIC_USE_AGENT_STORE': 'True',
+}  # fmt: skip
+MSRUN = {
+    'MS_WORKER_NUM': '8', 'MS_SCHED_HOST': '127.0.0.1', 'MS_SCHED_PORT': '8118', 'MS_NODE_ID': '5',
+    'MS_ROLE': 'MS_WORKER',
+}  # fmt: skip
+MPIRUN = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}
+SRUN = {
+    'SLURM_PROCID': '2', 'SLURM_NTASKS': '4', 'SLURM_STEP_ID': '0', 'SLURM_JOB_ID': '1042',
+    'SLURM_JOB_NODELIST': 'gpu[07-09],login',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('variables', 'launch'),
+    [
+        ({}, None),
+        (TORCHRUN, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
+        ({'RANK': '0', 'WORLD_SIZE': '2'}, Launch('RANK and WORLD_SIZE', 0, 2, 'localhost', 29500)),
+        (MSRUN, Launch('msrun', 5, 8, '127.0.0.1', 8118)),
+        (MPIRUN, Launch('mpirun', 1, 2, 'localhost', 29500)),
+        ({**MPIRUN, 'MASTER_ADDR': 'a', 'MASTER_PORT': '7'}, Launch('mpirun', 1, 2, 'a', 7)),
+        (SRUN, Launch('srun', 2, 4, 'gpu07', 29542)),
+    ],
+    ids=['by hand', 'torchrun', 'plain', 'msrun', 'mpirun', 'mpirun with address', 'srun'],
+)
+def test_launchers_are_recognised(variables, launch):
+    assert detect(variables) == launch
+
+
+def test_the_scheduler_that_msrun_also_starts_is_no_rank():
+    launch = detect({**MSRUN, 'MS_ROLE': 'MS_SCHED'})
+    assert launch is not None
+    assert launch.idle
+
+
+def test_a_batch_script_of_slurm_without_srun_starts_its_own_ranks():
+    assert detect({name: value for name, value in SRUN.items() if name != 'SLURM_STEP_ID'}) is None
+
+
+@pytest.mark.parametrize(
+    ('variables', 'what'),
+    [
+        ({'RANK': 'first', 'WORLD_SIZE': '2'}, "RANK is 'first'"),
+        ({name: value for name, value in MSRUN.items() if name != 'MS_NODE_ID'}, '--node_rank'),
+        ({**MPIRUN, 'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}, 'set MASTER_ADDR'),
+        ({**TORCHRUN, 'MASTER_PORT': 'free'}, "MASTER_PORT is 'free'"),
+        ({**SRUN, 'SLURM_NTASKS': ''}, "SLURM_NTASKS is ''"),
+    ],
+)
+def test_variables_that_do_not_say_enough_are_named(variables, what):
+    with pytest.raises(RunFailed) as error:
+        detect(variables)
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'host'),
+    [
+        ('node1', 'node1'),
+        ('node1,node2', 'node1'),
+        ('node[01-04]', 'node01'),
+        ('node[03,07],other', 'node03'),
+        ('rack[2-3]-ib,x', 'rack2-ib'),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurms(nodes, host):
+    assert first_host(nodes) == host

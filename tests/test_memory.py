@@ -1,0 +1,247 @@
+"""Memory: the worked program's by hand, lives over the step boundary, pipelines, and the answer in words."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from worked import worked_costs, worked_program
+
+from simpar.engine import simulate
+from simpar.errors import ProgramError
+from simpar.lower import lower
+from simpar.memory import facts, in_flight, lifetimes, memory, peak_words, sequential
+from simpar.plan import Plan
+from simpar.program import OpClass, ProgramBuilder, Tensor
+from simpar.trace import Lane, Trace
+from simpar.workload import Dense, Network, Workload
+
+WORKED = worked_program()
+
+
+def worked(**options):
+    return memory(simulate(WORKED, worked_costs(WORKED), steps=3), **options)
+
+
+def totals(rank):
+    """(from when, bytes) wherever it changes."""
+    line = rank.by_kind()
+    rows = list(zip(line.times[:-1].tolist(), line.total.tolist(), strict=True))
+    return [row for index, row in enumerate(rows) if index == 0 or row[1] != rows[index - 1][1]]
+
+
+def test_the_worked_program_by_hand():
+    """Pieces of a copy are 64 bytes, saved ones 32, weights and gradients 128; times from the page, 112.125 the step's
+    begin. Never freed: the seven other activations and the loss, of two copies."""
+    always = 2 * 128 + 2 * (7 * 64 + 4)
+    rank = worked().rank(1)
+    assert rank.always == always
+    assert totals(rank) == [
+        (0, always + 2 * 64 + 32),  # both copies of x; savedA.0 from FA.0 on
+        (4, always + 64 + 2 * 32),  # x.0 has been read; FA.1 saves
+        (10, always + 3 * 32),  # x.1 has been read; FB.0 saves
+        (16, always + 4 * 32),  # FB.1 saves
+        (36, always + 4 * 32 + 128),  # WB.0 makes dweightB
+        (42, always + 3 * 32 + 256),  # WB.0 has freed savedB.0; WA.0 makes dweightA
+        (46, always + 2 * 32 + 256),
+        (50, always + 32 + 256),
+        (54, always + 256),  # until the update ends with the step
+    ]
+
+
+def test_the_peak_of_the_worked_program_has_its_op_kinds_and_copies():
+    peak = worked().fullest.peak
+    assert (peak.bytes, peak.time, peak.action) == (1160 + 96 + 256, 42, 'WA.c0')
+    assert peak.kinds == {'activation': 904 + 96, 'parameter': 256, 'gradient': 256}
+    assert peak.operators == {'block': 2 * 4 * 64 - 2 * 64 + 96, 'all_reduce': 2 * 3 * 64, 'mean': 2 * (64 + 4)}
+    assert peak.slices == {(0, 0): 32, (0, 1): 64}
+
+
+def test_gradients_may_stay_allocated_between_steps():
+    """As Megatron-LM keeps them: both gradients, 256 bytes, at all times."""
+    rank = worked(always={'parameter', 'state', 'gradient'}).fullest
+    assert rank.always == 1160 + 256
+    assert rank.peak.bytes == 1160 + 256 + 160
+
+
+def test_a_fused_collective_may_take_a_buffer_of_its_bytes():
+    """Data parallel: the gradients of a layer travel as one message of 8 × 4 weights and 4 biases in fp32."""
+    model = Network(layers=(Dense(inputs=8, outputs=4),))
+    program = lower(Workload(model=model, batch=4, loss='mse'), Plan(), 2)
+    in_place, flattened = (memory(sequential(program), flattened=flag).ranks[0] for flag in (False, True))
+    slot = next(slot for slot in range(len(program.roles[0])) if program.op(program.roles[0], slot).kind != 'compute')
+    assert flattened.by_kind().at(slot + 0.5)['buffer'] == (8 * 4 + 4) * 4
+    assert in_place.by_kind().at(slot + 0.5)['buffer'] == 0
+    assert flattened.by_kind().at(slot + 1)['buffer'] == 0
+
+
+def hand_made(ops, tensors, slots, **counts):
+    """A program of one rank; tensors: name → (kind, elements of fp32)."""
+    build = ProgramBuilder(1)
+    for name, (kind, elements) in tensors.items():
+        sliced = 0 if kind in ('activation', 'input') else None
+        build.add_tensor(Tensor(name, kind, (elements,), 'fp32', batch_dim=sliced))
+    for name, (reads, writes, frees) in ops.items():
+        phase = 'U' if name == 'U' else 'F'
+        build.add_op_class(
+            OpClass(
+                name, 'compute', 'block', phase, reads=tuple(reads.split()), writes=tuple(writes.split()),
+                frees=tuple(frees.split()),
+            )
+        )  # fmt: skip
+    streams = tuple(dict.fromkeys(stream for _, stream, _ in slots))
+    build.add_role('all', [0], [(op, stream, micro_batch, 0) for op, stream, micro_batch in slots], streams)
+    return build.build(**counts)
+
+
+PREFETCHED = hand_made(
+    {'A': ('g', 'y', 'g'), 'B': ('y', 'z', 'y z'), 'G': ('w', 'g', '')},
+    {'w': ('parameter', 1), 'g': ('activation', 10), 'y': ('activation', 100), 'z': ('activation', 1000)},
+    [('A', 'compute', 0), ('B', 'compute', 0), ('G', 'comm', 0)],
+)
+
+
+def test_what_is_written_in_one_step_and_freed_in_the_next_lives_over_the_boundary():
+    """G gathers g for the step after."""
+    rank = memory(sequential(PREFETCHED)).ranks[0]
+    assert totals(rank) == [(0, 4 * (1 + 10 + 100)), (1, 4 * (1 + 100 + 1000)), (2, 4 * (1 + 10))]
+    assert (rank.peak.time, rank.peak.action) == (1, 'B')
+
+
+def trace_of(program, times):
+    """A trace of one rank; times: for each step (start, end) of every slot."""
+    start, end = np.moveaxis(np.array(times, dtype=float), -1, 0)
+    return Trace(program, 'measured', (Lane(0, start, start, end),), np.zeros(1, dtype=np.int32))
+
+
+def test_an_op_before_its_window_is_counted_at_the_windows_end():
+    """Steps of 10 s; A starts 2 s before the step before has ended; G of a step runs until A of the next starts."""
+    step = np.array([(-2.0, 3), (3, 9), (4, 8)])
+    rank = memory(trace_of(PREFETCHED, [step + 10, step + 20])).ranks[0]
+    window_begins = 9 - 10
+    lives = {'g': [(4, 13)], 'y': [(-2, 9)], 'z': [(3, 9)]}
+    size = {'g': 40, 'y': 400, 'z': 4000}
+    for moment in np.arange(0.25, 10, 0.5):
+        now = moment + window_begins
+        held = sum(
+            size[name] * (begin <= now + 10 * turn < end)
+            for name, spans in lives.items() for begin, end in spans for turn in (-1, 0, 1)
+        )  # fmt: skip
+        assert sum(rank.by_kind().at(moment).values()) == 4 + held
+
+
+def test_a_peak_held_over_the_boundary_begins_where_it_is_reached():
+    program = hand_made(
+        {'A': ('g', '', 'g'), 'B': ('w', 'z', 'z'), 'G': ('w', 'g', '')},
+        {'w': ('parameter', 1), 'g': ('activation', 1000), 'z': ('activation', 10)},
+        [('A', 'compute', 0), ('B', 'compute', 0), ('G', 'comm', 0)],
+    )
+    rank = memory(sequential(program)).ranks[0]
+    assert totals(rank) == [(0, 4004), (1, 44), (2, 4004)]
+    assert (rank.peak.time, rank.peak.action) == (2, 'G')
+
+
+def test_of_ops_that_start_at_once_the_one_that_allocates_most_is_named():
+    program = hand_made(
+        {'A': ('w', 'y', 'y'), 'G': ('w', 'g', 'g'), 'H': ('w', 'h', 'h')},
+        {'w': ('parameter', 1), 'y': ('activation', 10), 'h': ('activation', 100), 'g': ('activation', 1000)},
+        [('A', 'compute', 0), ('G', 'comm', 0), ('H', 'more', 0)],
+    )
+    peak = memory(trace_of(program, [[(0, 3), (1, 2), (1, 3)]])).fullest.peak
+    assert (peak.bytes, peak.time, peak.action) == (4 * (1 + 10 + 1000 + 100), 1, 'G')
+
+
+def test_a_receive_has_its_buffer_from_when_it_is_posted():
+    """It is posted at 1 s, and its peer comes at 3 s; a collective would make its output then."""
+    classes = tuple(replace(op, kind='recv' if op.name == 'R' else 'compute') for op in RECEIVING.op_classes)
+    receiving = RECEIVING.replace(op_classes=classes)
+    arrive, start, end = (np.array([times], dtype=float) for times in ((0, 1, 4), (0, 3, 4), (1, 4, 5)))
+    lanes, lane_of_rank = (Lane(0, arrive, start, end),), np.zeros(1, dtype=np.int32)
+    posted, collective = (
+        memory(Trace(program, 'measured', lanes, lane_of_rank)).ranks[0] for program in (receiving, RECEIVING)
+    )
+    assert totals(posted) == [(0, 4), (1, 404)]
+    assert (posted.peak.time, posted.peak.action) == (1, 'R')
+    assert totals(collective) == [(0, 4), (3, 404)]
+
+
+RECEIVING = hand_made(
+    {'A': ('w', '', ''), 'R': ('', 'y', ''), 'B': ('y', '', 'y')},
+    {'w': ('parameter', 1), 'y': ('activation', 100)},
+    [('A', 'compute', 0), ('R', 'comm', 0), ('B', 'compute', 0)],
+)
+
+
+@pytest.mark.parametrize(('reads', 'frees'), [('lost', ''), ('', 'lost')])
+def test_what_nothing_has_written_cannot_be_read_or_freed(reads, frees):
+    program = hand_made({'A': (reads, '', frees)}, {'lost': ('activation', 1)}, [('A', 'compute', 0)])
+    with pytest.raises(ProgramError, match=r'A reads or frees lost, which nothing has written'):
+        lifetimes(program, program.roles[0])
+
+
+def test_a_role_holds_what_its_ops_touch_and_inputs_from_their_micro_batchs_first_op():
+    """Two micro-batches of x (4 bytes) and labels (8): the labels are there while the first op runs."""
+    program = hand_made(
+        {'A': ('x w', 'y', ''), 'L': ('y labels', 'loss', 'y')},
+        {'w': ('parameter', 1), 'elsewhere': ('parameter', 9), 'x': ('input', 1), 'labels': ('input', 2),
+         'y': ('activation', 4), 'loss': ('activation', 1)},
+        [('A', 'compute', 0), ('A', 'compute', 1), ('L', 'compute', 0), ('L', 'compute', 1)],
+        micro_batches=2,
+    )  # fmt: skip
+    rank = memory(sequential(program)).ranks[0]
+    inputs = [rank.by_kind().at(slot)['input'] for slot in range(4)]
+    assert inputs == [4 + 8, 8 + 4 + 8, 8 + 8, 8]
+    assert rank.by_kind().at(0)['parameter'] == 4
+    assert rank.always == 4 + 2 * 4
+    assert rank.by_slice().at(1) == {'0.0': 8 + 16, '1.0': 4 + 8 + 16}
+
+
+def one_f_one_b(stages, stage, micro_batches):
+    """The order of 1F1B (Narayanan et al. 2019): warm up, then one backward after each forward, then drain."""
+    warm = min(stages - stage - 1, micro_batches)
+    order = [('A', batch) for batch in range(warm)]
+    for batch in range(micro_batches - warm):
+        order += [('A', warm + batch), ('B', batch)]
+    return order + [('B', batch) for batch in range(micro_batches - warm, micro_batches)]
+
+
+def gpipe(stages, stage, micro_batches):
+    """The order of GPipe (Huang et al. 2018)."""
+    return [(op, batch) for op in 'AB' for batch in range(micro_batches)]
+
+
+@pytest.mark.parametrize(('stages', 'micro_batches'), [(1, 3), (2, 5), (4, 8), (4, 2), (8, 8)])
+def test_activations_in_flight_of_pipelines(stages, micro_batches):
+    """1F1B keeps min(p − s, m) micro-batches at stage s, GPipe all m."""
+    for order, closed in (
+        (one_f_one_b, lambda stage: min(stages - stage, micro_batches)),
+        (gpipe, lambda stage: micro_batches),
+    ):
+        for stage in range(stages):
+            slots = [(op, 'compute', batch) for op, batch in order(stages, stage, micro_batches)]
+            program = hand_made(
+                {'A': ('w', 'y', ''), 'B': ('y w', '', 'y')}, {'w': ('parameter', 1), 'y': ('activation', 100)}, slots,
+                micro_batches=micro_batches,
+            )  # fmt: skip
+            trace = sequential(program)
+            assert in_flight(trace, 0) == closed(stage)
+            assert memory(trace).peak == 4 + 400 * closed(stage)
+            assert len(memory(trace).fullest.peak.slices) == closed(stage)
+
+
+def test_only_what_is_cut_along_the_batch_grows_with_it():
+    """1000 elements of z and 100 of y are there at once; y is the same for any batch."""
+    tensors = tuple(replace(tensor, batch_dim=None if tensor.name == 'y' else 0) for tensor in PREFETCHED.tensors)
+    rank = memory(sequential(PREFETCHED.replace(tensors=tensors))).ranks[0]
+    assert rank.share_that_fits(4 * (1 + 100 + 2000)) == 2
+    assert rank.peak_without_batch == 4 * (1 + 100)
+
+
+def test_the_answer_in_words_and_as_an_object():
+    held = worked()
+    words = peak_words(held.fullest, 32e9)
+    assert words.startswith('rank 0 (and 1 like it) holds 1.512 KB of 32 GB at WA.c0: activation 1 KB')
+    answer = facts(held, 32e9)
+    assert (answer['peak'], answer['device'], answer['ranks'][0]['op']) == (1512, 32e9, 'WA.c0')
+    assert answer['ranks'][0]['slices'] == [
+        {'micro_batch': 0, 'copy': 0, 'bytes': 32}, {'micro_batch': 0, 'copy': 1, 'bytes': 64},
+    ]  # fmt: skip

@@ -1,0 +1,203 @@
+"""Memory: laws on lowered programs under random times, what fits, and how soon it is known."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.memory import check_fit, memory, sequential
+from simpar.plan import Plan
+from simpar.program.needs import instance
+from simpar.program.tensor import KINDS
+from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+
+SETTINGS = settings(max_examples=40, deadline=None)
+
+
+def totals(rank):
+    """(from when, bytes) wherever it changes."""
+    line = rank.by_kind()
+    rows = list(zip(line.times[:-1].tolist(), line.total.tolist(), strict=True))
+    return [row for index, row in enumerate(rows) if index == 0 or row[1] != rows[index - 1][1]]
+
+
+def random_costs(program, seed):
+    """Durations on the grid, some of them zero, of all op classes."""
+    draw = np.random.default_rng(seed)
+    seconds = draw.integers(0, 64, len(program.op_classes)) / 64
+    kinds = np.array([op.kind for op in program.op_classes])
+    return Costs(
+        compute=np.where(kinds == 'compute', seconds, 0.0),
+        host=np.zeros(len(kinds)),
+        beside_communication=np.full(len(kinds), 0.5),
+        beside_compute=np.ones(len(kinds)),
+        communication={
+            index: tuple(
+                Communication(alpha=1 / 64, transfer=float(seconds[index]), links=())
+                for _ in range(len(program.partitions[program.op_classes[index].partition].groups_GP))
+            )
+            for index in np.flatnonzero(kinds != 'compute').tolist()
+        },
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+PLANS = st.builds(
+    Plan, data=st.sampled_from([1, 2]), tensor=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans(),
+    copies=st.sampled_from([1, 2, 4]), reduce=st.sampled_from(['early', 'late']),
+    streams=st.sampled_from(['group', 'single']),
+)  # fmt: skip
+MODELS = st.sampled_from(
+    [
+        Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8),
+        Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=8))),
+    ]
+)
+
+
+def lowered(model, plan, batch=16):
+    workload = Workload(model=model, batch=batch, precision='fp16', optimizer=Adam())
+    return lower(workload, plan, plan.data * plan.tensor)
+
+
+def counted(program, trace, moment):
+    """Bytes of a rank at a moment of the last step's window, op after op over five steps like the last."""
+    role, lane, begin = program.roles[0], trace.lane(0), float(trace.step_ends[-1]) - trace.step
+    born, held = {}, 0
+    for turn in range(-2, 3):
+        starts, ends = (times[-1] + turn * trace.step - begin for times in (lane.start_KS, lane.end_KS))
+        for slot in range(len(role)):
+            op, part = program.op(role, slot), (int(role.micro_batch[slot]), int(role.copy[slot]))
+            for name in op.writes + op.accumulates:
+                born.setdefault(instance(program.tensor[name], *part), starts[slot])
+            for name in op.frees:
+                since = born.pop(instance(program.tensor[name], *part))
+                held += program.local_bytes(program.tensor[name]) * bool(since <= moment < ends[slot])
+    kept = [key for key, since in born.items() if since <= moment]
+    given = [tensor for tensor in program.tensors if tensor.kind in ('parameter', 'state')]
+    names = {(tensor.name, -1, -1) for tensor in given} | set(kept)
+    return held + sum(program.local_bytes(program.tensor[name]) for name, _, _ in names)
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS, seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=3, max_size=3))
+def test_bytes_are_those_that_are_counted_op_after_op(model, plan, seed, shares):
+    """At any moment, inputs aside: five equal steps in a row, walked with a dictionary."""
+    program = lowered(model, plan)
+    trace = simulate(program, random_costs(program, seed), steps=3)
+    rank = memory(trace).rank(0)
+    line = rank.by_kind()
+    between = (line.times[:-1] + line.times[1:]) / 2
+    for share in shares:
+        moment = float(between[int(share * (len(between) - 1))])
+        held = line.at(moment)
+        assert sum(held.values()) - held['input'] == counted(program, trace, moment)
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS, seed=st.integers(0, 99))
+def test_laws_of_a_peak(model, plan, seed):
+    """No less than what always stays; the sum of its kinds, whose activations are the sum of their operators; reached
+    when it is said to be, and no earlier; what the step begins with it ends with."""
+    program = lowered(model, plan)
+    rank = memory(simulate(program, random_costs(program, seed), steps=3), flattened=True).rank(0)
+    line, peak = rank.by_kind(), rank.peak
+    assert peak.bytes == line.total.max() == sum(peak.kinds.values()) >= rank.always > 0
+    assert sum(peak.operators.values()) == peak.kinds['activation']
+    assert sum(rank.by_kind().at(peak.time).values()) == sum(live.bytes for live in rank.live(peak.time)) == peak.bytes
+    assert (line.bytes >= 0).all()
+    assert np.array_equal(rank.by_operator().total, line.total)
+    assert (line.bytes[:, line.names.index('parameter')] == line.bytes[0, line.names.index('parameter')]).all()
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS)
+def test_copies_raise_neither_parameters_nor_states_nor_gradients(model, plan):
+    kinds = [memory(sequential(lowered(model, replace(plan, copies=copies)))).ranks[0] for copies in (1, plan.copies)]
+    for kind in ('parameter', 'state', 'gradient'):
+        one, many = (rank.by_kind() for rank in kinds)
+        assert one.bytes[:, one.names.index(kind)].max() == many.bytes[:, many.names.index(kind)].max()
+
+
+@SETTINGS
+@given(model=MODELS, plan=PLANS)
+def test_freeing_nothing_holds_all_that_is_ever_written(model, plan):
+    program = lowered(model, plan)
+    role = program.roles[0]
+    touched = {
+        instance(program.tensor[name], 0, int(role.copy[slot]))
+        for slot in range(len(role))
+        for op in [program.op(role, slot)]
+        for name in (*op.reads, *op.writes, *op.accumulates)
+    }
+    everything = sum(program.local_bytes(program.tensor[name]) for name, _, _ in touched)
+    unfreed = program.replace(op_classes=tuple(replace(op, frees=()) for op in program.op_classes))
+    for rank in (
+        memory(sequential(program), always=set(KINDS)).ranks[0],
+        memory(sequential(unfreed), always={*KINDS} - {'activation', 'gradient'}).ranks[0],
+    ):
+        assert rank.always == rank.peak.bytes == everything
+
+
+@SETTINGS
+@given(plan=PLANS, seed=st.integers(0, 99), ticks=st.integers(0, 2**30))
+def test_a_later_clock_changes_nothing(plan, seed, ticks):
+    program = lowered(Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8), plan)
+    trace = simulate(program, random_costs(program, seed), steps=3)
+    shift = ticks / 2**20
+    later = replace(
+        trace,
+        lanes=tuple(
+            replace(lane, arrive_KS=lane.arrive_KS + shift, start_KS=lane.start_KS + shift, end_KS=lane.end_KS + shift)
+            for lane in trace.lanes
+        ),
+    )
+    mine, other = (memory(side).ranks[0] for side in (trace, later))
+    assert totals(mine) == totals(other)
+    assert mine.peak == other.peak
+
+
+GPT = Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=16)
+
+
+@pytest.mark.parametrize('plan', [Plan(data=1), Plan(data=1, tensor=2, copies=2), Plan(data=2, copies=2)])
+def test_the_largest_batch_that_fits_does_and_the_next_does_not(plan):
+    """Issue order does not depend on the batch, so the sentence is held against the program of that batch."""
+    step = plan.data * plan.copies
+    peaks = [memory(sequential(lowered(GPT, plan, batch * step))).peak for batch in (8, 9)]
+    size = sum(peaks) / 2
+    whole = memory(sequential(lowered(GPT, plan, 24 * step)))
+    with pytest.raises(Infeasible, match=rf'a batch of {8 * step} instead of {24 * step} would fit') as error:
+        check_fit(whole, size, batch=24 * step, multiple=step)
+    assert whole.fullest.peak.action in str(error.value)
+    check_fit(whole, whole.peak, batch=24 * step, multiple=step)
+
+
+def test_where_no_batch_fits_it_says_what_alone_is_too_much():
+    held = memory(sequential(lowered(GPT, Plan(data=1))))
+    with pytest.raises(Infeasible, match='no batch would fit, for parameters, gradients and states alone take'):
+        check_fit(held, held.fullest.always, batch=16)
+    with pytest.raises(Infeasible, match='not even the smallest batch, 16, would fit'):
+        check_fit(held, held.peak - 1, batch=16, multiple=16)
+
+
+def test_four_thousand_slots_take_less_than_a_tenth_of_a_second():
+    program = lowered(
+        Transformer(layers=61, hidden=16, heads=4, vocab=32, sequence=8), Plan(data=2, tensor=4, copies=2)
+    )
+    trace = sequential(program)
+    assert len(program.roles[0]) >= 4000
+    taken = []
+    for _ in range(4):
+        begin = time.process_time()
+        assert memory(trace).peak > 0
+        taken.append(time.process_time() - begin)
+    assert min(taken) < 0.1
