@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower import lower
+from simpar.memory import check_fit
 from simpar.predict import Prediction, predict
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
@@ -47,6 +48,14 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
         )
+
+
+def check_memory(case: Case, prediction: Prediction) -> None:
+    """Raise ``Infeasible``, with what would fit, where a rank holds more than its device."""
+    plan, workload = case.schedule.plan, case.schedule.workload
+    data = case.program.world // (plan.tensor * plan.pipeline)
+    multiple = data * plan.micro_batches * plan.copies
+    check_fit(prediction.memory, prediction.device_memory, batch=workload.batch, multiple=multiple)
 
 
 def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Case:

@@ -18,6 +18,7 @@ from simpar.cost.price import Effects, price
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate
 from simpar.hardware import Cluster
+from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
 from simpar.trace import Trace
@@ -53,8 +54,8 @@ class Contribution:
 class Prediction:
     """What a plan's steps will be like, and a baseline's.
 
-    Arguments: ``baseline``, a prediction without a baseline; ``explanation``, whose seconds sum to (baseline step −
-    step); both empty where nothing was asked against.
+    Arguments: ``device_memory``, bytes of a device; ``baseline``, a prediction without a baseline; ``explanation``,
+    whose seconds sum to (baseline step − step); both empty where nothing was asked against.
     """
 
     name: str
@@ -62,6 +63,8 @@ class Prediction:
     costs: Costs
     metrics: Metrics
     critical_path: CriticalPath
+    memory: Memory
+    device_memory: float
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
 
@@ -121,10 +124,12 @@ def predict(
     ``baseline_cluster``, where it is another. Raises ``Deadlock``. Not modelled: noise; what a gain costs in memory.
     """
     if baseline is None:
-        return _prediction(_priced(program, cluster, steps, pricing), names[0])
+        return _prediction(_priced(program, cluster, steps, pricing), cluster, names[0])
     mine = _states(program, cluster, steps, pricing)
-    others = _states(baseline, baseline_cluster or cluster, steps, pricing)
-    return _prediction(mine[-1], names[0], _prediction(others[-1], names[1]), _explain(others, mine))
+    other_cluster = baseline_cluster or cluster
+    others = _states(baseline, other_cluster, steps, pricing)
+    other = _prediction(others[-1], other_cluster, names[1])
+    return _prediction(mine[-1], cluster, names[0], other, _explain(others, mine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +157,22 @@ def _states(program: Program, cluster: Cluster, steps: int, pricing: Pricing) ->
 
 
 def _prediction(
-    state: _State, name: str, baseline: Prediction | None = None, explanation: tuple[Contribution, ...] = ()
+    state: _State,
+    cluster: Cluster,
+    name: str,
+    baseline: Prediction | None = None,
+    explanation: tuple[Contribution, ...] = (),
 ) -> Prediction:
     """Everything that a trace answers."""
+    profile = cluster.profile
     return Prediction(
         name=name,
         trace=state.trace,
         costs=state.costs,
         metrics=metrics(state.trace),
         critical_path=critical_path(state.trace, state.costs),
+        memory=memory(state.trace, flattened=profile.library.name.lower() == 'gloo'),
+        device_memory=profile.device.memory.size.value,
         baseline=baseline,
         explanation=explanation,
     )

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from simpar.memory import facts, peak_words
 from simpar.metrics import RankMetrics, StepMetrics
 from simpar.plot import headline
 from simpar.predict import Prediction
-from simpar.units import format_time
+from simpar.units import format_size, format_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,6 +36,7 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     if baseline:
         parts += ['', _why(prediction, baseline)]
     parts += ['', _streams(prediction), '', prediction.critical_path.words]
+    parts.append(f'Memory: {peak_words(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
     return rendered(parts, colour=colour, width=width)
@@ -110,6 +112,7 @@ def _figures(prediction: Prediction) -> Table:
     if any(m.bubble != m.idle for m in steady):
         rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
+    rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))
     return rows
 
 
@@ -149,6 +152,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'cold': _window(prediction.metrics.cold),
         'critical_path': {'words': path.words, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
+        'memory': facts(prediction.memory, prediction.device_memory),
         'notes': list(prediction.notes),
     }
 

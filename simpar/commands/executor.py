@@ -14,7 +14,8 @@ from simpar.errors import RunFailed
 def start(verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] = (), *, silent: bool = False) -> int:
     """Run one of the executor's verbs on a schedule file and return its exit code.
 
-    Arguments: ``silent`` drops its standard output, so that ours can be one JSON object. Raises ``RunFailed`` where torch is not installed.
+    Arguments: ``silent`` drops its standard output, so that ours can be one JSON object. Raises ``RunFailed`` where
+    torch is not installed.
     """
     need_torch()
     settings = [word for override in overrides for word in ('--set', override)]

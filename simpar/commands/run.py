@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from simpar.case import Case, load_case
+from simpar.case import Case, check_memory, load_case
 from simpar.errors import Problem, ScheduleError
 from simpar.predict import Prediction
 
@@ -14,7 +14,7 @@ FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
-    """Print the answer; write plot, trace and recording where asked."""
+    """Print the answer; write plot, trace and recording where asked; raise ``Infeasible`` where memory does not do."""
     case = load_case(options.file, options.set)
     prediction = case.predict()
     written = _write(options, prediction, case)
@@ -22,12 +22,14 @@ def command(options: argparse.Namespace) -> int:
         from simpar.report import as_json
 
         print(json.dumps({**as_json(prediction), 'written': written}, ensure_ascii=False, allow_nan=False))
-        return 0
-    from simpar.report import screen
+    else:
+        from simpar.report import screen
 
-    sys.stdout.write(screen(prediction))
-    for name in written:
-        print(f'wrote {name}')
+        sys.stdout.write(screen(prediction))
+        for name in written:
+            print(f'wrote {name}')
+    sys.stdout.flush()
+    check_memory(case, prediction)
     return 0
 
 

@@ -17,7 +17,7 @@ class Communication:
     """Isolated cost of one collective (or send and recv pair) in one group: it lasts ``alpha`` + ``transfer``.
 
     Arguments: ``alpha`` in seconds uses no link and is not stretched; while it transfers (``transfer`` seconds alone)
-    it demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, a multiple of 2⁻¹⁰.
+    it demands of each link the share given in ``links``, pairs (link index, demand), 0 < demand ≤ 1, multiples of 2⁻¹⁰.
     """
 
     alpha: float

@@ -10,8 +10,8 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline.action import COMMUNICATION, SHARDING, Action, Kind
-from simpar.pipeline.grid import draw
 from simpar.pipeline.dry_run import stuck
+from simpar.pipeline.grid import draw
 from simpar.pipeline.needs import Result, sends
 from simpar.pipeline.order import Order, Row
 

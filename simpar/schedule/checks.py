@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import gcd
+from math import gcd, prod
 
 from simpar.document import Complaint, Key
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
+from simpar.schedule.pipelines import pipeline_fits
 from simpar.workload import Dense, Network, Transformer, Workload
 
 MNIST_PIXELS = 28 * 28
@@ -29,14 +30,18 @@ def check(contents: Contents) -> Iterator[Complaint]:
         yield from _transformer(workload, workload.model)
     yield from _sequence_parallel(workload, plan)
     yield from _cuts(workload, plan)
+    yield from pipeline_fits(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
 
 
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
-    """The batch must divide into equal slices for each data rank and copy."""
-    slices = data * plan.copies
+    """The batch must divide into equal slices for each data rank, micro-batch and copy."""
+    counts = {'data': data, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
+    slices = prod(counts.values())
     if workload.batch % slices:
-        factors = f'data {data} × copies {plan.copies} = {slices}' if data > 1 else f'copies {plan.copies}'
+        shown = {name: count for name, count in counts.items() if count > 1}
+        product = f' = {slices}' if len(shown) > 1 else ''
+        factors = ' × '.join(f'{name} {count}' for name, count in shown.items()) + product
         what = f'{workload.batch} samples do not divide by {factors}'
         yield Complaint(('workload', 'batch'), what, _multiple(workload.batch, slices))
 

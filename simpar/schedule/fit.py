@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from simpar.document import Complaint, dotted
 from simpar.errors import Problem, ScheduleError
@@ -14,11 +15,11 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     """The schedule with its degree of data parallelism filled in.
 
     Arguments: ``world``, number of ranks of the cluster.
-    Raises `ScheduleError` with every factor and their product, where data × tensor are not these ranks, the batch does
-    not divide, or a slow rank does not exist.
+    Raises `ScheduleError` with every factor and their product, where pipeline × data × tensor are not these ranks,
+    the batch does not divide, or a slow rank does not exist.
     """
     plan = schedule.plan
-    data = plan.data or max(1, world // plan.tensor)
+    data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
     complaints = [*_ranks(schedule, data, world), *_slow(schedule, world)]
     if not plan.data:
         complaints += batch_fits(schedule.workload, plan, data)
@@ -33,14 +34,22 @@ def _problem(schedule: Schedule, complaint: Complaint) -> Problem:
 
 
 def _ranks(schedule: Schedule, data: int, world: int) -> list[Complaint]:
-    tensor = schedule.plan.tensor
-    if data * tensor == world:
+    plan = schedule.plan
+    degrees = {'pipeline': plan.pipeline, 'data': data, 'tensor': plan.tensor}
+    ranks = prod(degrees.values())
+    if ranks == world:
         return []
-    what = f'data {data} × tensor {tensor} = {data * tensor} ranks, but the cluster has {world}'
-    key = ('plan', 'data') if schedule.plan.data else ('plan', 'tensor')
-    if schedule.plan.data and world % tensor == 0:
-        return [Complaint(key, what, f'write data: {world // tensor}, or 0 for all that tensor leaves')]
-    return [Complaint(('plan', 'tensor'), what, f'write a divisor of {world} as tensor: {divisors(world)}')]
+    factors = ' × '.join(f'{name} {degree}' for name, degree in degrees.items() if degree > 1 or name != 'pipeline')
+    what = f'{factors} = {ranks} ranks, but the cluster has {world}'
+    inner = plan.tensor * plan.pipeline
+    key = ('plan', 'data') if plan.data else ('plan', 'tensor')
+    if plan.data and world % inner == 0:
+        left = 'tensor leaves' if plan.pipeline == 1 else 'tensor and pipeline leave'
+        return [Complaint(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
+    if plan.pipeline > 1 and world % plan.pipeline:
+        return [Complaint(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
+    share = world // plan.pipeline
+    return [Complaint(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
 
 
 def _slow(schedule: Schedule, world: int) -> list[Complaint]:

@@ -1,0 +1,55 @@
+"""Whether the keys of a pipeline fit together: its order, its stages, its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.document import Complaint
+from simpar.errors import ScheduleError
+from simpar.pipeline.order import Order
+from simpar.pipeline.orders import named_order
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Workload
+
+MOST_ACTIONS = 2**20
+"""Micro-batches × stages beyond which an order is refused unmade: it would not be read by anybody."""
+
+
+def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change."""
+    if plan.pipeline == 1 and plan.chunks <= 1:
+        if len(plan.stages) > 1:
+            yield Complaint(('plan', 'stages'), f'{len(plan.stages)} stages without a pipeline', 'set pipeline too')
+        return
+    if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) > MOST_ACTIONS:
+        what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
+        yield Complaint(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
+        return
+    try:
+        order = named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
+    except ScheduleError as wrong:
+        for problem in wrong.problems:
+            name = problem.where.removeprefix('pipeline order ')
+            yield Complaint(('plan', 'order'), f'{name}: {problem.what}', problem.instead)
+        return
+    yield from _stages(workload, plan, order)
+
+
+def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]:
+    model = workload.model
+    is_network = isinstance(model, Network)
+    layers = sum(isinstance(layer, Dense) for layer in model.layers) if isinstance(model, Network) else model.layers
+    what = 'dense layers' if is_network else 'layers'
+    if plan.stages and len(plan.stages) != order.stages:
+        lists = f'lists {len(plan.stages)} stages, but {plan.order} has {order.stages}'
+        yield Complaint(('plan', 'stages'), lists, f'list {order.stages} counts of {what}')
+    elif plan.stages and sum(plan.stages) != layers:
+        lists = f'lists {sum(plan.stages)} {what}, but the model has {layers}'
+        yield Complaint(('plan', 'stages'), lists, f'choose counts whose sum is {layers}')
+    elif not plan.stages and layers < order.stages:
+        few = f'{order.stages} stages for {layers} {what}'
+        yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {layers} stages')
+    if is_network and 0 in plan.stages:
+        yield Complaint(
+            ('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {layers}'
+        )

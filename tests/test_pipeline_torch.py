@@ -1,0 +1,175 @@
+"""Orders, sends and receives, and CSV are torch's own, wherever torch has them."""
+
+from functools import cache
+from itertools import product
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+pytestmark = pytest.mark.torch
+
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+from torch.distributed.pipelining.stage import PipelineStage
+
+from simpar.errors import ScheduleError
+from simpar.pipeline import faults, named_order, parse_action, read_csv, with_communication, write_csv
+from simpar.pipeline.action import COMMUNICATION, SHARDING
+from simpar.pipeline.order import Order
+
+ONE, TWO, SEVERAL = (1,), (2,), (2, 3)
+SINGLE = {'gpipe': ('GPipe', ONE), '1f1b': ('1F1B', ONE)}
+MULTI = {
+    'interleaved-1f1b': ('Interleaved1F1B', SEVERAL),
+    'looped-bfs': ('LoopedBFS', SEVERAL),
+    'interleaved-zero-bubble': ('InterleavedZeroBubble', SEVERAL),
+    'zb-v': ('ZBVZeroBubble', TWO),
+    'dualpipe-v': ('DualPipeV', TWO),
+}
+GRID = list(product((1, 2, 3, 4, 5, 6), (*range(1, 13), 16)))
+
+
+def rows(table):
+    return tuple(tuple(parse_action(str(action)) for action in row if action is not None) for row in table)
+
+
+def only(table, without):
+    return tuple(tuple(action for action in row if action.kind not in without) for row in table)
+
+
+def from_zero(row, micro_batches):
+    """torch 2.13 numbers the last rank's forwards of its 1F1B from 1; it runs them from 0."""
+    if [action.micro_batch for action in row if action.kind == 'F'] != list(range(1, micro_batches + 1)):
+        return row
+    return tuple(
+        parse_action(f'{action.stage}F{action.micro_batch - 1}') if action.kind == 'F' else action for action in row
+    )
+
+
+@cache
+def theirs(name, ranks, micro_batches, chunks):
+    """torch's computations, or None where it refuses."""
+    try:
+        table = rows(get_schedule_ops({**SINGLE, **MULTI}[name][0], ranks, micro_batches, chunks))
+    except ValueError:
+        return None
+    table = only(table, SHARDING)
+    return (*table[:-1], from_zero(table[-1], micro_batches)) if name == '1f1b' else table
+
+
+@pytest.mark.parametrize('name', {**SINGLE, **MULTI})
+def test_orders_are_torchs(name):
+    equal = 0
+    for (ranks, micro_batches), chunks in product(GRID, {**SINGLE, **MULTI}[name][1]):
+        expected = theirs(name, ranks, micro_batches, chunks)
+        if expected is None:
+            continue
+        order = named_order(name, ranks, micro_batches, chunks)
+        assert order.actions == expected, (name, ranks, micro_batches, chunks)
+        equal += 1
+    assert equal >= 40
+
+
+@pytest.mark.parametrize('name', MULTI)
+def test_what_torch_refuses_is_refused(name):
+    refused = 0
+    for (ranks, micro_batches), chunks in product(GRID, MULTI[name][1]):
+        if theirs(name, ranks, micro_batches, chunks) is None:
+            refused += 1
+            with pytest.raises(ScheduleError, match=f'pipeline order {name}: {micro_batches} micro-batches'):
+                named_order(name, ranks, micro_batches, chunks)
+    assert refused or name in ('looped-bfs', 'zb-v')
+
+
+def torchs_communication(order, late=False):
+    table = {rank: [schedules._Action.from_str(str(a)) for a in row] for rank, row in enumerate(order.actions)}
+    table = schedules._add_send_recv(table, order.placement.__getitem__, order.stages)
+    if late:
+        table = schedules._defer_recv_ops(table, order.placement.__getitem__)
+    return rows(table[rank] for rank in range(order.ranks))
+
+
+@pytest.mark.parametrize('name', [*SINGLE, *MULTI, 'zb-h1', 'zb-h2', 'mindspore-2.10/seqvpp'])
+def test_sends_and_receives_are_torchs(name):
+    for ranks, micro_batches in product((1, 2, 3, 4), (4, 8, 9)):
+        try:
+            order = named_order(name, ranks, micro_batches)
+        except ScheduleError:
+            continue
+        assert with_communication(order).actions == torchs_communication(order)
+
+
+@pytest.mark.parametrize('name', MULTI)
+def test_the_whole_lowering_of_torch_is_met_where_shards_stand_in_the_order(name):
+    for ranks, micro_batches in product((2, 3, 4), (8, 9)):
+        try:
+            placement = named_order(name, ranks, micro_batches).placement
+        except ScheduleError:
+            continue
+        lowered = rows(get_schedule_ops(MULTI[name][0], ranks, micro_batches, 2, with_comms=True))
+        assert any(action.kind == 'UNSHARD' for action in lowered[0])
+        order = Order(only(lowered, COMMUNICATION), placement, micro_batches)
+        assert with_communication(order).actions == lowered
+
+
+def test_late_receives_are_torchs_wherever_these_end_though_sends_block():
+    same = repaired = 0
+    for name, ranks, micro_batches in product([*SINGLE, *MULTI, 'zb-h1', 'zb-h2'], (1, 2, 3, 4), (4, 8, 9)):
+        try:
+            order = named_order(name, ranks, micro_batches)
+        except ScheduleError:
+            continue
+        deferred = Order(torchs_communication(order, late=True), order.placement, micro_batches)
+        if faults(deferred):
+            repaired += 1
+            assert 'waits for ever' in faults(deferred)[0].what
+        else:
+            same += 1
+            assert with_communication(order, 'late') == deferred
+    assert same >= 30
+    assert repaired >= 10
+
+
+@pytest.mark.parametrize('receive', ['early', 'late'])
+@pytest.mark.parametrize('name', [name for name in (*SINGLE, *MULTI) if name != 'dualpipe-v'])
+def test_torchs_own_dry_run_ends(name, receive):
+    order = with_communication(named_order(name, 4, 8), receive)
+    table = {rank: [schedules._Action.from_str(str(a)) for a in row] for rank, row in enumerate(order.actions)}
+    assert schedules._simulate_comms_compute(table, order.placement.__getitem__, order.stages)
+
+
+def runtime(order):
+    """torch's runtime with as many stages as the order has on a rank; no process, no model."""
+    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, order.ranks, order.stages, None
+    return schedules._PipelineScheduleRuntime([stage] * len(order.stages_of(0)), order.micro_batches)
+
+
+@pytest.mark.parametrize('name', [*SINGLE, *MULTI, 'zb-h2'])
+def test_torch_reads_what_is_written(name, tmp_path):
+    order = named_order(name, 4, 8)
+    write_csv(order, tmp_path / 'order.csv')
+    reader = runtime(order)
+    reader._load_csv(str(tmp_path / 'order.csv'), 'compute_only')
+    assert rows(reader.pipeline_order[rank] for rank in range(4)) == order.actions
+
+    write_csv(with_communication(order), tmp_path / 'order.csv')
+    reader = runtime(order)
+    reader._load_csv(str(tmp_path / 'order.csv'), 'compute_comms')
+    table = reader.pipeline_order_with_comms
+    assert rows(table[rank] for rank in range(4)) == with_communication(order).actions
+
+
+@pytest.mark.parametrize('name', MULTI)
+def test_what_torch_writes_is_read(name, tmp_path):
+    order = named_order(name, 4, 8)
+    writer = runtime(order)
+    writer.pipeline_order = dict(enumerate(get_schedule_ops(MULTI[name][0], 4, 8, 2)))
+    writer._prepare_schedule_with_comms(writer.pipeline_order)
+    writer._dump_csv(str(tmp_path / 'order.csv'), 'compute_only')
+    assert read_csv(tmp_path / 'order.csv') == order
+    writer._dump_csv(str(tmp_path / 'order.csv'), 'compute_comms')
+    read = read_csv(tmp_path / 'order.csv')
+    assert only(read.actions, COMMUNICATION | SHARDING) == order.actions
+    assert read.communicates
