@@ -37,6 +37,7 @@ def reductions(tape: Tape) -> list[OpClass]:
         partition = tape.mesh.summing(over_tensor=tensor.like in tape.partial_gradients)
         if partition:
             buckets.setdefault((layer_of(tensor.like), partition), []).append(tensor)
+    stages = _stages(tape)
     return [
         OpClass(
             name=f'{layer}.gradients.{partition}.all_reduce.W',
@@ -49,6 +50,7 @@ def reductions(tape: Tape) -> list[OpClass]:
             reduce='sum',
             reads=(names := tuple(tensor.name for tensor in bucket)),
             writes=names,
+            stage=stages[names[0]],
         )
         for (layer, partition), bucket in buckets.items()
     ]
@@ -72,14 +74,20 @@ def updates(tape: Tape, optimizer: Sgd | Adam) -> list[OpClass]:
     layers: dict[str, list[Tensor]] = {}
     for tensor in _gradients(tape):
         layers.setdefault(layer_of(tensor.like), []).append(tensor)
-    return [_update(tape, layer, gradients, optimizer) for layer, gradients in reversed(layers.items())]
+    stages = _stages(tape)
+    return [_update(tape, layer, gradients, optimizer, stages) for layer, gradients in reversed(layers.items())]
+
+
+def _stages(tape: Tape) -> dict[str, int]:
+    """The stage that adds to each gradient (the first stage, for a weight that two use)."""
+    return {name: op.stage for op in tape.ops for name in op.accumulates}
 
 
 def _gradients(tape: Tape) -> list[Tensor]:
     return [tensor for tensor in tape.tensors.values() if tensor.kind == 'gradient']
 
 
-def _update(tape: Tape, layer: str, gradients: list[Tensor], optimizer: Sgd | Adam) -> OpClass:
+def _update(tape: Tape, layer: str, gradients: list[Tensor], optimizer: Sgd | Adam, stages: dict[str, int]) -> OpClass:
     names = tuple(tensor.name for tensor in gradients)
     weights = tuple(tensor.like for tensor in gradients)
     adam = isinstance(optimizer, Adam)
@@ -101,6 +109,7 @@ def _update(tape: Tape, layer: str, gradients: list[Tensor], optimizer: Sgd | Ad
         writes=(*weights, *states),
         frees=names,
         attributes=attributes,
+        stage=stages[names[0]],
     )
 
 

@@ -38,7 +38,7 @@ def stages_of(tape: Tape, order: Order) -> list[StageOps]:
     whole = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'B'}
     ops: list[list[OpClass]] = [[] for _ in order.placement]
     for op in tape.ops:
-        ops[tape.stage_of[op.name]].append(op)
+        ops[op.stage].append(op)
     reads = [{name for op in mine for name in op.reads} for mine in ops]
     found = []
     for stage, mine in enumerate(ops):

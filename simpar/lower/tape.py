@@ -9,6 +9,7 @@ with ``late`` it stays a partial sum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from simpar.errors import ProgramError
@@ -33,7 +34,6 @@ class Tape:
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[OpClass] = []
         self.stage = 0
-        self.stage_of: dict[str, int] = {}
         self.partial_gradients: set[str] = set()
         self.saved: set[str] = set()
         self.notes: list[str] = []
@@ -106,8 +106,7 @@ class Tape:
 
     def emit(self, op: OpClass) -> None:
         """Append an op class to the current stage."""
-        self.ops.append(op)
-        self.stage_of[op.name] = self.stage
+        self.ops.append(replace(op, stage=self.stage) if self.stage else op)
 
     def on_backward(self, rule: Callable[[], None]) -> None:
         """Remember what to emit when the backward pass comes by here."""

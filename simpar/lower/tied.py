@@ -45,17 +45,17 @@ def exchange(tape: Tape) -> Exchange:
         for name in op.accumulates:
             adders.setdefault(name, []).append(op)
     for gradient, ops in adders.items():
-        places = [tape.mesh.pipeline_rank(tape.stage_of[op.name]) for op in ops]
+        places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
         if len(set(places)) == 2:
             ends = [
-                (op.name, _end(tape, gradient, index, places[1 - index] - place))
+                (op.name, _end(tape, gradient, index, places[1 - index] - place, op.stage))
                 for index, (op, place) in enumerate(zip(ops, places, strict=True))
             ]
             return Exchange(gradient, tuple(ends))
     return Exchange()
 
 
-def _end(tape: Tape, gradient: str, index: int, offset: int) -> tuple[OpClass, ...]:
+def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[OpClass, ...]:
     tensor = tape.tensors[gradient]
     other = f'{gradient}.other{index}'
     tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None)
@@ -70,6 +70,7 @@ def _end(tape: Tape, gradient: str, index: int, offset: int) -> tuple[OpClass, .
         partition=PIPELINE,
         peer=offset,
         reads=(gradient,),
+        stage=stage,
     )
     receive = replace(send, name=f'{gradient}.recv{index}.W', kind='recv', operator='recv', reads=(), writes=(other,))
     add = OpClass(
@@ -83,5 +84,6 @@ def _end(tape: Tape, gradient: str, index: int, offset: int) -> tuple[OpClass, .
         reads=(gradient, other),
         writes=(gradient,),
         frees=(other,),
+        stage=stage,
     )
     return send, receive, add

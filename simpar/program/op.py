@@ -33,6 +33,7 @@ class OpClass:
         reads, writes, accumulates, frees: names of tensors, in the order that the kernel takes and gives them.
             ``accumulates`` adds to the tensor where it exists and creates it where not; ``frees`` ends it after the op.
         attributes: what the kernel must know besides tensors, e.g. ``{'causal': True, 'dim': 1}``.
+        stage: of the pipeline, that it belongs to.
     """
 
     name: str
@@ -51,6 +52,7 @@ class OpClass:
     accumulates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
     attributes: dict[str, Attribute] = field(default_factory=dict)
+    stage: int = 0
 
     @property
     def cost_key(self) -> tuple[object, ...]:
