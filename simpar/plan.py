@@ -25,6 +25,8 @@ class Plan:
             0 for the least that the order has.
         stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide.
         receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
+        exchange: ``separate``: computation goes on while a send waits for its receiver; ``fused``: what is sent and
+            received between two computations is one exchange, and the next computation waits for all of it (Megatron).
         streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
             compute stream, so that nothing overlaps.
     """
@@ -49,6 +51,10 @@ class Plan:
         Literal['early', 'late'],
         Field(description='receives are posted as soon as possible, or when the computation before them is done'),
     ] = 'early'
+    exchange: Annotated[
+        Literal['separate', 'fused'],
+        Field(description='sends on their own, or one exchange that the next computation waits for'),
+    ] = 'separate'
     sequence_parallel: Annotated[
         bool, Field(description='cuts norms and residuals of a transformer along the sequence over the tensor ranks')
     ] = False

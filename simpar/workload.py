@@ -38,6 +38,9 @@ class Dense:
     inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
     outputs: Annotated[Width, Field(alias='out', description='features of its result')]
     bias: Annotated[bool, Field(description='adds a bias')] = True
+    pipeline_stage: Annotated[
+        int | None, Field(ge=0, le=2**12, description='stage of the pipeline, from this layer on; none: as before')
+    ] = None
     name: Name = ''
 
 

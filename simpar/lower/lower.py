@@ -11,7 +11,7 @@ from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
 from simpar.lower.optimizer import place, reductions, updates
 from simpar.lower.roles import issues, stages_of
-from simpar.lower.stages import stage_of_layer
+from simpar.lower.stages import marked_stages, stage_of_layer
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
@@ -42,8 +42,9 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     summed = plan.copies_loss == 'sum'
     model = workload.model
     if isinstance(model, Network):
-        dense = sum(isinstance(layer, Dense) for layer in model.layers)
-        network(tape, workload, model, stages=stage_of_layer(dense, mesh.stages, plan.stages), summed=summed)
+        marks = [layer.pipeline_stage for layer in model.layers if isinstance(layer, Dense)]
+        layers = marked_stages(marks, mesh.stages) or stage_of_layer(len(marks), mesh.stages, plan.stages)
+        network(tape, workload, model, stages=layers, summed=summed)
     else:
         layers = stage_of_layer(model.layers, mesh.stages, plan.stages)
         transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)
@@ -72,13 +73,18 @@ class _Assembly:
         self.builder = ProgramBuilder(self.mesh.world, tape.partitions.values())
         self.added: dict[str, OpClass] = {}
 
+    @property
+    def _late(self) -> bool:
+        """Whether receives wait for the computation before them; a fused exchange begins with its sends."""
+        return self.plan.receive == 'late' or self.plan.exchange == 'fused'
+
     def program(self, order: Order) -> Program:
         stages = stages_of(self.tape, order)
         for tensor in self.tape.tensors.values():
             self.builder.add_tensor(tensor)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place_in_pipeline, row in enumerate(order.actions):
-            found = issues(stages, row, self.mesh.copies, late=self.plan.receive == 'late')
+            found = issues(stages, row, self.mesh.copies, late=self._late)
             self._role(place_in_pipeline, self._finish(found), ranks[place_in_pipeline].tolist())
         notes = tuple(dict.fromkeys(self.tape.notes))
         return self.builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
@@ -96,13 +102,18 @@ class _Assembly:
                 self.added[issue.op.name] = self.builder.add_op_class(issue.op)
         streams = dict.fromkeys([COMPUTE])
         slots = []
-        last = -1
+        computed: tuple[int, ...] = ()
+        exchanged: tuple[int, ...] = ()
         for index, issue in enumerate(order):
             stream = self._stream(issue, place_in_pipeline)
             streams[stream] = None
-            slots.append((issue.op.name, stream, issue.micro_batch, issue.copy, last if issue.late else -1))
-            if issue.op.kind == 'compute':
-                last = index
+            computes, transfers = issue.op.kind == 'compute', issue.op.kind in ('send', 'recv')
+            after = computed if issue.late else exchanged if computes else ()
+            slots.append((issue.op.name, stream, issue.micro_batch, issue.copy, after))
+            if computes:
+                computed, exchanged = (index,), ()
+            elif transfers and self.plan.exchange == 'fused':
+                exchanged = (*exchanged, index)
         name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place_in_pipeline}'
         self.builder.add_role(name, ranks, slots, tuple(streams))
 

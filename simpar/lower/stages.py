@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simpar.errors import Infeasible
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -23,6 +25,23 @@ def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[in
             f'plan.stages lists {sum(counts)} layers, but the model has {layers}; choose counts whose sum is {layers}'
         )
     return tuple(stage for stage, count in enumerate(counts) for _ in range(count))
+
+
+def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
+    """For each layer, its stage by marks, each of which holds until the next; empty without marks.
+
+    Raises ``Infeasible`` where marks go back, leave a stage out or go beyond the last.
+    """
+    if all(mark is None for mark in marks):
+        return ()
+    found: list[int] = []
+    for mark in marks:
+        found.append(mark if mark is not None else found[-1] if found else 0)
+    if found != sorted(found) or set(found) != set(range(stages)):
+        raise Infeasible(
+            f'pipeline_stage marks give {found}, but must rise from 0 to {stages - 1} without a gap'
+        )
+    return tuple(found)
 
 
 def go_to(tape: Tape, value: Value, stage: int) -> Value:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from simpar.pipeline.action import Action
 from simpar.pipeline.build import RowCounter, alternate, refuse, require
+from simpar.pipeline.dry_run import stuck
 from simpar.pipeline.dualpipe import warm_up
 from simpar.pipeline.interleaved import in_rounds
 from simpar.pipeline.order import Order, loop, make_order, v_shape
@@ -52,7 +53,8 @@ def seqpipe(ranks: int, micro_batches: int, chunks: int = 1, sequence_chunks: in
 def seqvpp(ranks: int, micro_batches: int, chunks: int = 2, sequence_chunks: int = 1) -> Order:
     """Its ``seqvpp``: VPP over pieces of the sequence, in rounds of ranks // pieces micro-batches.
 
-    Arguments and raises: see ``seqpipe``; chunks at least 2, pieces at most as many as ranks.
+    Arguments and raises: see ``seqpipe``; chunks at least 2, pieces at most as many as ranks. Refused too where rounds
+    are so much smaller than the ranks, which pieces do not divide, that the sources' order never ends.
     """
     return _seqvpp('seqvpp', ranks, micro_batches, chunks, sequence_chunks, hop=2)
 
@@ -77,7 +79,11 @@ def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, pieces: int,
     if pieces > ranks:
         raise refuse(f'{VERSION}/{name}', f'{pieces} sequence chunks on {ranks} ranks', f'write at most {ranks}')
     require(f'{VERSION}/{name}', micro_batches, -(-ranks // pieces), f'{ranks} pieces of the sequence')
-    return _over_pieces(ranks, chunks, _even_rounds(micro_batches, ranks // pieces), hop, pieces)
+    order = _over_pieces(ranks, chunks, _even_rounds(micro_batches, ranks // pieces), hop, pieces)
+    if ranks % pieces and stuck(order):
+        what = f'with {pieces} sequence chunks, {ranks} ranks wait for each other for ever'
+        raise refuse(f'{VERSION}/{name}', what, f'write a number of sequence chunks that divides {ranks}')
+    return order
 
 
 def _even_rounds(micro_batches: int, size: int) -> list[int]:

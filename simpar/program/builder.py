@@ -45,13 +45,13 @@ class ProgramBuilder:
         self,
         name: str,
         ranks: Sequence[int],
-        slots: Iterable[tuple[str, str, int, int] | tuple[str, str, int, int, int]],
+        slots: Iterable[tuple[str, str, int, int] | tuple[str, str, int, int, tuple[int, ...]]],
         streams: tuple[str, ...],
     ) -> None:
         """Add a role of these ranks.
 
-        Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy[, an earlier slot that
-        must have finished too]).
+        Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy[, earlier slots that must
+        have finished too]).
         """
         stream = {stream: index for index, stream in enumerate(streams)}
         rows = [Slot(self._index[op], stream[on], *place) for op, on, *place in slots]

@@ -19,14 +19,14 @@ Instance = tuple[str, int, int]
 class Slot:
     """One slot before it is put into arrays.
 
-    Arguments: ``after``, an earlier slot that must have finished too, whatever the tensors say; -1: none.
+    Arguments: ``after``, earlier slots that must have finished too, whatever the tensors say.
     """
 
     op_class: int
     stream: int
     micro_batch: int = 0
     copy: int = 0
-    after: int = -1
+    after: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -59,8 +59,7 @@ def derive(
         slot = slots[position % count]
         clock = head[slot.stream][:]
         wanted = _touch(position, slot, op_classes[slot.op_class], tensors, history)
-        if slot.after >= 0:
-            wanted.add(position - position % count + slot.after)
+        wanted.update(position - position % count + earlier for earlier in slot.after)
         for need in sorted(wanted, reverse=True):
             if clock[slots[need % count].stream] >= need:
                 continue

@@ -40,6 +40,8 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
     is_network = isinstance(model, Network)
     layers = sum(isinstance(layer, Dense) for layer in model.layers) if isinstance(model, Network) else model.layers
     what = 'dense layers' if is_network else 'layers'
+    if isinstance(model, Network):
+        yield from _marks(model, order.stages)
     if plan.stages and len(plan.stages) != order.stages:
         lists = f'lists {len(plan.stages)} stages, but {plan.order} has {order.stages}'
         yield Complaint(('plan', 'stages'), lists, f'list {order.stages} counts of {what}')
@@ -53,3 +55,20 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
         yield Complaint(
             ('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {layers}'
         )
+
+
+def _marks(model: Network, stages: int) -> Iterator[Complaint]:
+    """Marks must rise from 0 to the last stage, one by one."""
+    stage = 0
+    marked = False
+    for place, layer in enumerate(model.layers):
+        if isinstance(layer, Dense) and layer.pipeline_stage is not None:
+            key = ('workload', 'network', str(place), 'dense', 'pipeline_stage')
+            if not stage <= layer.pipeline_stage <= stage + marked or layer.pipeline_stage >= stages:
+                what = f'{layer.pipeline_stage} does not follow {stage} in a pipeline of {stages} stages'
+                yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
+                return
+            stage, marked = layer.pipeline_stage, True
+    if marked and stage != stages - 1:
+        what = f'marks end with stage {stage} of {stages}'
+        yield Complaint(('workload', 'network'), what, f'mark a layer with pipeline_stage: {stages - 1}')
