@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.document import Complaint
+from simpar.document import Complaint, Key
 from simpar.errors import ScheduleError
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
@@ -63,7 +63,7 @@ def _marks(model: Network, stages: int) -> Iterator[Complaint]:
     marked = False
     for place, layer in enumerate(model.layers):
         if isinstance(layer, Dense) and layer.pipeline_stage is not None:
-            key = ('workload', 'network', str(place), 'dense', 'pipeline_stage')
+            key: Key = ('workload', 'network', 'layers', place, 'dense', 'pipeline_stage')
             if not stage <= layer.pipeline_stage <= stage + marked or layer.pipeline_stage >= stages:
                 what = f'{layer.pipeline_stage} does not follow {stage} in a pipeline of {stages} stages'
                 yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
