@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class _Run:
         ]
         self.at = [[0] * len(queues) for queues in self.queues]
         self.done = [[0] * len(role) for role in self.roles]
+        self.named = [{name: stream for stream, name in enumerate(role.streams)} for role in self.roles]
+        self.members = cache(lambda partition, rank: program.partitions[partition].members(rank))
 
     def finish(self) -> None:
         """Run whatever can run, until nothing can."""
@@ -80,17 +83,13 @@ class _Run:
         op = self._op(rank, stream)
         if op.kind == 'compute':
             return []
-        members = self.program.partitions[op.partition].members(rank)
+        members = self.members(op.partition, rank)
         if op.kind == 'collective':
             others = [member for member in members if member != rank]
         else:
             others = [members[(members.index(rank) + op.peer) % len(members)]]
         name = self.roles[rank].streams[stream]
-        return [(other, self._stream(other, name)) for other in others]
-
-    def _stream(self, rank: int, name: str) -> int:
-        streams = self.roles[rank].streams
-        return streams.index(name) if name in streams else -1
+        return [(other, self.named[other].get(name, -1)) for other in others]
 
     def _meet(self, heads: list[Head]) -> bool:
         """Whether the heads are the same collective, or a send and a receive that face each other."""

@@ -60,7 +60,7 @@ class _External:
         self._timeout = timeout
         self._store = _store(launch)
         self._status = Status(launch.world)
-        self._clock, self._notes = self._common_clock()
+        self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
 
     def run(self, request: Request, net: Net) -> Execution | None:
         world = self._program.world
@@ -75,30 +75,6 @@ class _External:
         execution = assemble_run(self._program, outcomes, request.compute, self._notes)
         self._store.set('simpar/end', b'1')
         return execution
-
-    def _common_clock(self) -> tuple[Clock, tuple[str, ...]]:
-        """Rank 0's clock: that of this host too where both are on one host, else estimated by pings."""
-        world = self._program.world
-        self._store.set(f'simpar/host/{self._rank}', host_identity().encode())
-        hosts = [self._store.get(f'simpar/host/{rank}') for rank in range(world)]
-        away = [rank for rank in range(world) if hosts[rank] != hosts[0]]
-        notes = (f'clocks of {len(away)} ranks on other hosts were aligned by pings',) if away else ()
-        if self._rank == 0:
-            for rank in away:
-                for turn in range(PINGS):
-                    self._store.wait([f'simpar/ping/{rank}/{turn}'])
-                    self._store.set(f'simpar/pong/{rank}/{turn}', repr(time.perf_counter()))
-        if self._rank not in away:
-            return Clock(), notes
-        turns = iter(range(PINGS))
-        offset, _ = offset_by_ping(lambda: self._ping(next(turns)), PINGS)
-        return Clock(offset), notes
-
-    def _ping(self, turn: int) -> tuple[float, float, float]:
-        sent = time.perf_counter()
-        self._store.set(f'simpar/ping/{self._rank}/{turn}', b'1')
-        stamped = float(self._store.get(f'simpar/pong/{self._rank}/{turn}'))
-        return sent, stamped, time.perf_counter()
 
     def _agree(self) -> float:
         """All are ready, and begin at the moment that rank 0 says."""
@@ -161,6 +137,31 @@ class _External:
         explained = explain(self._program, self._status, dead, failures, self._timeout)
         alive = min(rank for rank in range(self._program.world) if rank not in dead)
         return explained if self._rank == alive else explained.splitlines()[0]
+
+
+def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
+    """Rank 0's clock, and a note where some rank had to estimate it by pings, being on another host."""
+    store.set(f'simpar/host/{rank}', host_identity().encode())
+    hosts = [store.get(f'simpar/host/{other}') for other in range(world)]
+    away = [other for other in range(world) if hosts[other] != hosts[0]]
+    notes = (f'clocks of {len(away)} ranks on other hosts were aligned by pings',) if away else ()
+    if rank == 0:
+        for other in away:
+            for turn in range(PINGS):
+                store.wait([f'simpar/ping/{other}/{turn}'])
+                store.set(f'simpar/pong/{other}/{turn}', repr(time.perf_counter()))
+    if rank not in away:
+        return Clock(), notes
+    turns = iter(range(PINGS))
+    offset, _ = offset_by_ping(lambda: _ping(store, rank, next(turns)), PINGS)
+    return Clock(offset), notes
+
+
+def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
+    sent = time.perf_counter()
+    store.set(f'simpar/ping/{rank}/{turn}', b'1')
+    stamped = float(store.get(f'simpar/pong/{rank}/{turn}'))
+    return sent, stamped, time.perf_counter()
 
 
 def _store(launch: Launch) -> Store:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -232,3 +233,27 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
         monkeypatch.setenv(name, value)
     with pytest.raises(RunFailed, match=what):
         command(parser().parse_args(['run', str(job), *flags]))
+
+
+@pytest.mark.torch
+def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
+    """Two ranks that believe to be on two hosts, but have one clock: nothing is left to align."""
+    dist = pytest.importorskip('torch.distributed', reason='needs the extra torch')
+    from executor import external
+
+    store, found = dist.HashStore(), {}
+    hosts = threading.local()
+    monkeypatch.setattr(external, 'host_identity', lambda: hosts.name)
+
+    def meet(rank):
+        hosts.name = f'host{rank}'
+        found[rank] = external.common_clock(store, rank, 2)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0][0].offset == 0.0
+    assert abs(found[1][0].offset) < 0.01
+    assert found[0][1] == found[1][1] == ('clocks of 1 ranks on other hosts were aligned by pings',)

@@ -148,12 +148,19 @@ def test_a_program_for_more_ranks_than_the_pool_has_is_refused():
         pool.run(worked_program(), compute='real')
 
 
-def test_ranks_go_when_their_parent_is_killed():
+def orphaning(script, tmp_path):
+    """A parent that kills itself; what it leaves in its temporary folder goes with the test's."""
+    environment = {**os.environ, 'TMPDIR': str(tmp_path)}
+    command = [sys.executable, '-c', script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_ranks_go_when_their_parent_is_killed(tmp_path):
     script = (
         'from executor.backend import Pool; import os, signal; pool = Pool(2); '
         'print(*pool.processes, flush=True); os.kill(os.getpid(), signal.SIGKILL)'
     )
-    parent = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False)
+    parent = orphaning(script, tmp_path)
     assert parent.returncode == -signal.SIGKILL
     pids = [int(word) for word in parent.stdout.split()]
     assert len(pids) == 2
@@ -217,13 +224,13 @@ def test_a_cut_link_is_named(lab_net):
 
 
 @pytest.mark.lab
-def test_a_lab_goes_when_its_parent_is_killed(lab_net):
+def test_a_lab_goes_when_its_parent_is_killed(lab_net, tmp_path):
     script = (
         'from executor.backend import Pool; from executor.net import Net; import os, signal; '
         'pool = Pool(2, net=Net("lab", 125e6)); print(*pool.processes, flush=True); '
         'os.kill(os.getpid(), signal.SIGKILL)'
     )
-    parent = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False)
+    parent = orphaning(script, tmp_path)
     assert gone([int(word) for word in parent.stdout.split()])
     assert parent.stdout
 

@@ -14,14 +14,9 @@ SINGLE = st.builds(
     st.sampled_from(KINDS[:-1]),
     NUMBERS,
 )
-OVERLAP = st.builds(
-    lambda forward, backward, kind: overlap(
-        Action(*forward[:1], 'F', forward[1]), Action(backward[0], kind, backward[1])
-    ),
-    st.tuples(NUMBERS, NUMBERS),
-    st.tuples(NUMBERS, NUMBERS),
-    st.sampled_from('BI'),
-)
+FORWARD = st.builds(Action, NUMBERS, st.just('F'), NUMBERS)
+BACKWARD = st.builds(Action, NUMBERS, st.sampled_from('BI'), NUMBERS)
+OVERLAP = st.builds(overlap, FORWARD, BACKWARD)
 
 
 @pytest.mark.parametrize(

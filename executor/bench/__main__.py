@@ -44,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     os.environ['OMP_NUM_THREADS'] = '1'
     try:
-        if importlib.util.find_spec('torch') is None:
-            raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
         _run(options)
     except SimparError as error:
         print(error, file=sys.stderr)
@@ -56,10 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f'executor.bench: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
+    except Exception as error:
+        if os.environ.get('SIMPAR_DEBUG'):
+            raise
+        text = f'{type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where'
+        print(f'executor.bench: internal error: {text}', file=sys.stderr)
+        return INTERNAL
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
+    if importlib.util.find_spec('torch') is None:
+        raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
     from executor.bench.bench import bench
     from executor.bench.jobs import schedule_programs
     from executor.bench.progress import progress

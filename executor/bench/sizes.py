@@ -63,11 +63,11 @@ QUICK: Final = Sizes(
     rounds=8,
 )
 FULL: Final = Sizes(
-    products=(8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+    products=(8, 16, 32, 64, 128, 256, 512, 1024),
     head_dims=(16, 32, 64, 128),
     sequences=(16, 32, 64, 128, 256, 512, 1024),
     pairs=(1, 4, 16, 64, 256),
-    scores=2**22,
+    scores=2**21,
     probes=(
         *QUICK.probes,
         Probe(8, 16, 32, 512),
@@ -77,11 +77,11 @@ FULL: Final = Sizes(
         Probe(8, 256, 512, 8192),
         Probe(8, 256, 1024, 16384),
     ),
-    moved=256e6,
+    moved=128e6,
     messages=tuple(2**power for power in range(8, 27)),
     message_seconds=0.2,
-    orders=3,
-    trials=7,
+    orders=4,
+    trials=8,
     rounds=16,
 )
 TINY: Final = Sizes(

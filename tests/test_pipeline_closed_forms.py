@@ -1,0 +1,126 @@
+"""Bubbles are those of the closed forms, and of the zero-bubble paper's table, by a clock of ticks that is not ours."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from pipeline_ticks import cold, longest, steady, ticks
+
+from simpar.errors import ScheduleError
+from simpar.pipeline import StageTimes, named_order, step_time
+from simpar.pipeline.clock import run, tasks
+
+PAPER = Path(__file__).parent / 'golden' / 'zero_bubble_paper.csv'
+
+
+RANKS = [1, 2, 3, 4, 6]
+TIMES = [{'F': 1, 'I': 1, 'W': 1}, {'F': 2, 'I': 3, 'W': 1}, {'F': 3, 'I': 2, 'W': 2}, {'F': 2, 'I': 2, 'W': 0}]
+
+
+@pytest.mark.parametrize('name', ['gpipe', '1f1b', 'mindspore-2.10/1f1b', 'mindspore-2.10/gpipe'])
+@pytest.mark.parametrize('p', RANKS)
+def test_cold_bubble_of_gpipe_and_1f1b(name, p):
+    """(p − 1)(T_F + T_B): a step takes (m + p − 1)(T_F + T_B)."""
+    for m in (p, p + 1, 3 * p):
+        for t in TIMES:
+            assert cold(named_order(name, p, m), **t) == (m + p - 1) * sum(t.values())
+
+
+@pytest.mark.parametrize('name', ['interleaved-1f1b', 'looped-bfs', 'mindspore-2.10/1f1b'])
+@pytest.mark.parametrize('p', RANKS)
+@pytest.mark.parametrize('v', [2, 3])
+def test_cold_bubble_of_interleaved_orders(name, p, v):
+    """(p − 1)(T_F + T_B) of one stage, a v-th of the rank's: a step takes (m v + p − 1)(T_F + T_B) of a stage."""
+    for m in (p, 2 * p, 3 * p):
+        for t in TIMES:
+            assert cold(named_order(name, p, m, v), **t) == (m * v + p - 1) * sum(t.values())
+
+
+@pytest.mark.parametrize('p', RANKS)
+def test_bubble_of_zb_h1(p):
+    """(p − 1)(T_F + T_I − T_W), in the first step and in every further one (Qi et al. 2023, table 2)."""
+    for m in (p, p + 1, 3 * p):
+        for t in TIMES:
+            expected = m * sum(t.values()) + (p - 1) * (t['F'] + t['I'] - t['W'])
+            order = named_order('zb-h1', p, m)
+            assert cold(order, **t) == expected
+            assert steady(order, **t) == expected
+
+
+@pytest.mark.parametrize('p', RANKS)
+def test_bubble_of_zb_h2(p):
+    """(p − 1)(T_F + T_I − 2 T_W): of the rank that takes longest, and in the steady state."""
+    for m in (2 * p - 1, 2 * p, 3 * p + 1):
+        for t in TIMES:
+            expected = m * sum(t.values()) + (p - 1) * (t['F'] + t['I'] - 2 * t['W'])
+            order = named_order('zb-h2', p, m)
+            assert longest(order, **t) == expected
+            assert steady(order, **t) == expected
+
+
+@pytest.mark.parametrize('name', ['zb-h2', 'zb-v'])
+@pytest.mark.parametrize('p', RANKS)
+def test_no_bubble_for_equal_times_in_the_steady_state(name, p):
+    for m in (2 * p, 3 * p, 3 * p + 1):
+        order = named_order(name, p, m)
+        assert steady(order, F=2, I=2, W=2) == 6 * m * order.stages // p
+
+
+@pytest.mark.parametrize('p', RANKS)
+def test_first_step_of_zb_h2_waits_for_its_last_rank(p):
+    """The parallelogram: rank r begins at r T_F, so the first step is longer than the others by (p − 1) T_F."""
+    order = named_order('zb-h2', p, 3 * p)
+    assert cold(order, F=2, I=2, W=2) == 6 * 3 * p + 2 * (p - 1)
+
+
+@pytest.mark.parametrize('name', ['1f1b', 'looped-bfs', 'interleaved-zero-bubble', 'zb-h2', 'zb-v'])
+def test_the_clock_agrees_with_the_ticks(name):
+    for p, m in ((1, 2), (2, 4), (3, 6), (4, 8)):
+        order = named_order(name, p, m)
+        for t in TIMES:
+            times = StageTimes.uniform(order.stages, *map(float, t.values()))
+            begin, end = ticks(order, t, steps=3)
+            for number, step in enumerate(run(tasks(order, times), 3)):
+                assert step.begin == tuple(begin[rank, number] for rank in range(p))
+                assert step.end == tuple(end[rank, number] for rank in range(p))
+            assert step_time(order, times) == steady(order, **t)
+
+
+def test_an_overlap_gives_both_results_at_its_end():
+    times = StageTimes.uniform(4, 2.0, 3.0, 1.0)
+    order = named_order('dualpipe-v', 2, 4)
+    assert run(tasks(order, times))[0].end >= tuple(
+        ticks(order, {'F': 2, 'I': 3, 'W': 1})[1][rank, 0] for rank in (0, 1)
+    )
+    assert [task.seconds for task in tasks(order, times)[0]][7] == 2.0 + 3.0 + 1.0
+    assert order.actions[0][7].kind == 'OVERLAP_F_B'
+
+
+def rows():
+    with PAPER.open(encoding='utf-8') as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize('row', rows(), ids=lambda row: f'{row["model"]}-{row["micro_batches"]}')
+@pytest.mark.parametrize('name', ['1f1b', 'zb-h1', 'zb-h2'])
+def test_bubble_rates_of_the_paper_to_its_last_digit(row, name):
+    ranks, micro_batches = int(row['ranks']), int(row['micro_batches'])
+    times = StageTimes.uniform(ranks, *(float(row[column]) for column in ('T_F', 'T_I', 'T_W', 'T_comm')))
+    busy = micro_batches * (times.forward[0] + times.input[0] + times.weight[0])
+    cost = run(tasks(named_order(name, ranks, micro_batches), times))[0].longest
+    assert round((cost - busy) / cost, 4) == pytest.approx(float(row[name]), abs=1e-9)
+
+
+def test_travel_counts_between_ranks_only():
+    """Four F, four I, four crossings, and two W in the way: that of stage 2, done before 1I0, and the last."""
+    times = StageTimes.uniform(4, 1.0, 1.0, 1.0, 10.0)
+    down_and_up = named_order('zb-v', 2, 1)
+    assert ' '.join(map(str, down_and_up.actions[1])) == '1F0 2F0 2I0 2W0 1I0 1W0'
+    first = run(tasks(down_and_up, times))[0]
+    assert first.begin == (0.0, 11.0)
+    assert max(first.end) == 4 + 4 + 4 * 10 + 2
+
+
+def test_times_of_another_number_of_stages_are_refused():
+    with pytest.raises(ScheduleError, match='times of 3 stages, but the order has 4'):
+        step_time(named_order('1f1b', 4, 4), StageTimes.uniform(3, 1.0, 1.0, 1.0))

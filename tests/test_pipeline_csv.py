@@ -1,0 +1,174 @@
+"""Orders as files: torch's CSV in and out, every fault with file, line and column."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.errors import ScheduleError
+from simpar.pipeline import ORDERS, named_order, read_csv, with_communication, write_csv
+
+PLAIN = [name for name in ORDERS if not name.startswith('mindspore')]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / 'order.csv'
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def problems(path):
+    with pytest.raises(ScheduleError) as raised:
+        read_csv(path)
+    return [str(problem).replace(f'{path}', 'order.csv') for problem in raised.value.problems]
+
+
+@pytest.mark.parametrize('name', ORDERS)
+@pytest.mark.parametrize('receive', [None, 'early', 'late'])
+def test_what_is_written_is_read_back(name, receive, tmp_path):
+    order = named_order(name, 3, 6)
+    order = with_communication(order, receive) if receive else order
+    write_csv(order, tmp_path / 'order.csv')
+    assert read_csv(tmp_path / 'order.csv') == order
+
+
+def test_the_file_is_what_a_person_writes(tmp_path):
+    write_csv(named_order('dualpipe-v', 1, 2), tmp_path / 'order.csv')
+    text = (tmp_path / 'order.csv').read_text()
+    assert text == '0F0,1F0,0F1,1B0,(1F1;0B0)OVERLAP_F_B,1B1,0I1,0W1\n'
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n',
+        '0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n',
+        '\ufeff0F0, 0F1 ,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n\r\n',
+        '"0F0","0F1",0B0,0B1\n1F0,1B0,1F1,1B1',
+    ],
+)
+def test_idle_cells_spaces_quotes_and_line_ends_of_others(file, text):
+    assert read_csv(file(text)) == named_order('1f1b', 2, 2)
+
+
+def test_shards_may_stand_in_it(file):
+    order = read_csv(file('0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n'))
+    assert [str(action) for action in order.actions[0]] == ['0UNSHARD', '0F0', '0B0', '0REDUCE_GRAD', '0RESHARD']
+
+
+def test_stages_may_lie_as_they_like(file):
+    order = read_csv(file('0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n'))
+    assert order.placement == (0, 1, 1, 0)
+    assert order.micro_batches == 1
+
+
+def test_every_cell_that_is_no_action_is_told(file):
+    assert problems(file('0F0,0X0,0B0\n1F0,1B0junk\n')) == [
+        "order.csv:1:2: '0X0' is no action; write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B",
+        "order.csv:2:2: '1B0junk' is no action; write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B",
+    ]
+
+
+def test_faults_of_the_order_are_told_with_their_cell(file):
+    found = problems(file('0F0,,0F1,0B0,0F1,0B1\n1F0,1F1,1B1\n'))
+    assert found[:2] == [
+        'order.csv:1:5: 0F1 for the second time, first on rank 0, step 1',
+        'order.csv:2: stage 1 lacks B of micro-batch 0',
+    ]
+    assert '<-- here, rank 0' in found[2]
+
+
+def test_ranks_that_wait_for_each_other_are_told_with_their_cells(file):
+    assert problems(file('0F0,0B0,0F1,0B1\n1F0,,1F1,1B0,1B1\n'))[:2] == [
+        'order.csv:1:2: 0B0 waits for ever for the input gradient of stage 1, micro-batch 0',
+        'order.csv:2:3: 1F1 waits for ever for the output of stage 0, micro-batch 1',
+    ]
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        ('', 'order.csv: no actions; write a row for each rank, e.g. 0F0,0B0'),
+        (',,\n', 'order.csv: no actions; write a row for each rank, e.g. 0F0,0B0'),
+        (b'0F0,\xff\n', 'order.csv:1: not UTF-8'),
+        ('0F0,2F0\n', 'order.csv:1:2: 2F0, but no action of stage 1'),
+        ('0F0,0F999999999\n', 'order.csv:1:2: 0F999999999, but no action of micro-batch 1'),
+        ('0F0,0B0\n\n1F0,1B0\n', 'order.csv:2: rank 1 does nothing'),
+        ('0F0,0B0\0\n', "order.csv:1:2: '0B0\\x00' is no action"),
+        ('0F0,"0B0\n', "order.csv:1:1: '0F0,\"0B0' is no action"),
+    ],
+)
+def test_files_that_are_no_order(file, text, expected):
+    assert problems(file(text))[0].startswith(expected)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert problems(tmp_path / 'none.csv') == ['order.csv: No such file or directory']
+
+
+def test_of_many_faults_the_first_hundred_are_told(file):
+    assert len(problems(file(','.join(['x'] * 500)))) == 100
+
+
+@given(st.text(alphabet='0123FBIW,;()\n SENDRCV_"', max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp('nonsense') / 'order.csv'
+    path.write_text(text)
+    try:
+        order = read_csv(path)
+    except ScheduleError:
+        return
+    write_csv(order, path)
+    assert read_csv(path) == order
+
+
+@pytest.mark.parametrize(
+    ('ask', 'expected'),
+    [
+        (
+            ('1f1', 2, 4),
+            "pipeline order '1f1': unknown; did you mean 1f1b? known orders: gpipe, 1f1b,",
+        ),
+        (('ZB_V', 2, 4), "pipeline order 'ZB_V': unknown; did you mean zb-v? known orders: gpipe"),
+        (('zb-2p', 2, 4), 'pipeline order zb-2p: is found from predicted times; resolve it first'),
+        (('1f1b', 0, 4), 'pipeline order 1f1b: 0 ranks; write at least 1'),
+        (('1f1b', 2, -1), 'pipeline order 1f1b: -1 micro batches; write at least 1'),
+        (('1f1b', 2, 4, 2), 'pipeline order 1f1b: 2 chunks on a rank; write 1'),
+        (('interleaved-1f1b', 2, 4, 1), 'pipeline order interleaved-1f1b: 1 chunks on a rank; write 2 or more'),
+        (('zb-v', 2, 4, 3), 'pipeline order zb-v: 3 chunks on a rank; write 2'),
+        (
+            ('1f1b', 2, 4, 1, 2),
+            'pipeline order 1f1b: does not cut the sequence; orders that do: mindspore-2.10/seq',
+        ),
+        (
+            ('interleaved-1f1b', 4, 11, 2),
+            'pipeline order interleaved-1f1b: 11 micro-batches do not divide into 2 rounds on 4 ranks; write 10 or 12',
+        ),
+        (('dualpipe-v', 2, 3), 'pipeline order dualpipe-v: 3 micro-batches, but it needs one for each of 4 stages'),
+        (('mindspore-2.10/1f1b', 4, 3), 'pipeline order mindspore-2.10/1f1b: 3 micro-batches, but it needs one for'),
+        (('mindspore-2.10/seqvpp', 2, 4, 2, 3), 'pipeline order mindspore-2.10/seqvpp: 3 sequence chunks on 2 ranks'),
+        (
+            ('mindspore-2.10/seqvpp', 5, 2, 3, 3),
+            'pipeline order mindspore-2.10/seqvpp: with 3 sequence chunks, 5',
+        ),
+    ],
+)
+def test_orders_that_cannot_be_had(ask, expected):
+    with pytest.raises(ScheduleError) as raised:
+        named_order(*ask)
+    assert str(raised.value).startswith(expected)
+
+
+@pytest.mark.parametrize('name', PLAIN)
+def test_the_least_chunks_are_taken_unless_given(name):
+    assert named_order(name, 2, 8).stages == 2 * ORDERS[name].chunks[0]
+
+
+def test_pieces_of_the_sequence_double_the_actions():
+    order = named_order('mindspore-2.10/seqpipe', 2, 2, 1, 2)
+    assert (order.sequence_chunks, order.micro_batches) == (2, 4)
+    assert ' '.join(map(str, order.actions[1])) == '1F0 1F1 1B1 1F2 1B0 1F3 1B3 1B2'
