@@ -10,20 +10,27 @@ from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.memory import check_fit
+from simpar.pipeline.rows import rows_of
+from simpar.pipeline.table import read_csv
+from simpar.plan import Plan
 from simpar.predict import Prediction, predict
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
+from simpar.resolve import resolve
 from simpar.schedule import Schedule, check_against_cluster, load_schedule
+from simpar.schedule.pipelines import counts_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
     """A schedule, its cluster and its program.
 
-    Arguments: ``baseline``, the case that gain is measured from, without a baseline of its own.
+    Arguments: ``plan``, the schedule's with every choice made; ``baseline``, the case that gain is measured from,
+    without a baseline of its own.
     """
 
     schedule: Schedule
+    plan: Plan
     cluster: Cluster
     program: Program
     baseline: Case | None = None
@@ -52,10 +59,10 @@ class Case:
 
 def check_memory(case: Case, prediction: Prediction) -> None:
     """Raise ``Infeasible``, with what would fit, where a rank holds more than its device."""
-    plan, workload = case.schedule.plan, case.schedule.workload
-    data = case.program.world // (plan.tensor * plan.pipeline)
-    multiple = data * plan.micro_batches * plan.copies
-    check_fit(prediction.memory, prediction.device_memory, batch=workload.batch, multiple=multiple)
+    plan = case.plan
+    multiple = plan.data * plan.micro_batches * plan.copies
+    batch = case.schedule.workload.batch
+    check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
 def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Case:
@@ -75,8 +82,25 @@ def case_of(schedule: Schedule) -> Case:
 
 def _one(schedule: Schedule) -> Case:
     hardware = cluster_of(schedule)
-    fitted = check_against_cluster(schedule, hardware.world)
-    return Case(schedule=schedule, cluster=hardware, program=lower(fitted.workload, fitted.plan, hardware.world))
+    fitted = check_against_cluster(with_order(schedule), hardware.world)
+    plan = resolve(fitted.workload, fitted.plan, hardware)
+    program = lower(fitted.workload, plan, hardware.world)
+    return Case(schedule=schedule, plan=plan, cluster=hardware, program=program)
+
+
+def with_order(schedule: Schedule) -> Schedule:
+    """The schedule with the rows of the CSV file that its order names, if it does."""
+    plan = schedule.plan
+    if plan.rows or not plan.order.endswith('.csv'):
+        return schedule
+    order = read_csv(schedule.folder / plan.order)
+    problems = [
+        Problem(schedule.where('plan.order'), f'plan.order: {complaint.what}', complaint.instead)
+        for complaint in counts_fit(plan, order, ('plan', 'order'))
+    ]
+    if problems:
+        raise ScheduleError(problems)
+    return replace(schedule, plan=replace(plan, rows=rows_of(order)))
 
 
 def cluster_of(schedule: Schedule) -> Cluster:

@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     )
     check.add_argument('--program', type=Path, metavar='FILE', help='write the program in its text form')
 
+    _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
+
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')

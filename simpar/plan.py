@@ -21,9 +21,12 @@ class Plan:
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
             operator (Megatron), or ``late``, at the backward of the earlier all-reduce (MindSpore).
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
-        order: of forwards and backwards, by name (docs/pipeline_orders.md); ``chunks``, stages on each pipeline rank,
-            0 for the least that the order has.
-        stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide.
+        order: of forwards and backwards, by name (docs/pipeline_orders.md); ``zb-1p`` and ``zb-2p`` are found by
+            resolving; the name of a CSV file in torch's spelling; ``chunks``, stages on each pipeline rank, 0 for the
+            least that the order has.
+        rows: the actions of each pipeline rank, in torch's spelling, in place of ``order``.
+        stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide;
+            ``balanced``: chosen by resolving, by predicted time and memory.
         receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
         exchange: ``separate``: computation goes on while a send waits for its receiver; ``fused``: what is sent and
             received between two computations is one exchange, and the next computation waits for all of it (Megatron).
@@ -39,13 +42,19 @@ class Plan:
     micro_batches: Annotated[
         int, Field(ge=1, le=2**16, description='slices of the batch that flow through the pipeline, gradients added up')
     ] = 1
-    order: Annotated[str, Field(max_length=80, description='order of forwards and backwards in the pipeline')] = '1f1b'
+    order: Annotated[
+        str, Field(max_length=4096, description='order of forwards and backwards: a name, or a CSV file')
+    ] = '1f1b'
     chunks: Annotated[
         int, Field(ge=0, le=2**10, description='stages on each pipeline rank; 0: the least that the order has')
     ] = 0
+    rows: Annotated[
+        tuple[Annotated[str, Field(max_length=2**20)], ...],
+        Field(max_length=2**12, description="actions of each pipeline rank, e.g. 0F0 0B0, in the order's place"),
+    ] = ()
     stages: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**12)], ...],
-        Field(max_length=2**12, description='layers of each stage; empty: equal counts'),
+        tuple[Annotated[int, Field(ge=0, le=2**12)], ...] | Literal['balanced'],
+        Field(description='layers of each stage; empty: equal counts; balanced: by predicted time and memory'),
     ] = ()
     receive: Annotated[
         Literal['early', 'late'],

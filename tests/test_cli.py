@@ -19,6 +19,7 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 FLAGS = {
     'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
     'check': ['--json', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--set', 'file'],
     'measure': [
         '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],
@@ -72,6 +73,21 @@ def test_json_is_one_object_and_nothing_else(capsys):
         json.loads(capsys.readouterr().out)
     assert cli.main(['schema']) == 0
     assert json.loads(capsys.readouterr().out)['title'] == 'simpar schedule'
+
+
+def test_what_is_resolved_leaves_nothing_open_and_is_the_same_program(tmp_path, capsys):
+    words = ['--set', 'plan={pipeline: 2, data: 4, micro_batches: 4, order: zb-2p, stages: balanced}']
+    example = str(ROOT / 'examples' / 'transformer_h100.yaml')
+    words += ['--set', 'against={}', '--set', 'workload.transformer.layers=6']
+    assert cli.main(['resolve', example, *words]) == 0
+    resolved = tmp_path / 'resolved.yaml'
+    resolved.write_text(capsys.readouterr().out, encoding='utf-8')
+    assert 'balanced' not in resolved.read_text(encoding='utf-8')
+    programs = []
+    for file, settings in ((example, words), (str(resolved), [])):
+        assert cli.main(['check', file, *settings, '--json']) == 0
+        programs.append(json.loads(capsys.readouterr().out)['program'])
+    assert programs[0] == programs[1]
 
 
 def test_explanation_adds_up_exactly(capsys):

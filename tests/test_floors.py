@@ -12,7 +12,7 @@ FLOORS = [
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
     ['schedule', 'predict', 'report'],
-    ['case', 'compare', 'calibrate'],
+    ['resolve', 'case', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simpar.errors import Infeasible
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
@@ -16,9 +17,11 @@ from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
 from simpar.pipeline.action import Action, Kind
+from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
+from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.workload import Dense, Network, Workload
@@ -30,11 +33,14 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     """What every one of ``world`` ranks does in one training step.
 
     Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
-    Raises ``Infeasible`` where degrees, ranks and batch do not fit, ``ScheduleError`` where the order is unknown or
-    cannot have these counts. Does not model: the sum of the loss over ranks for display, data loading,
-    mixed-precision master weights.
+    Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
+    unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
+    loading, mixed-precision master weights.
     """
-    order = order or order_of(plan)
+    given = plan.stages
+    if isinstance(given, str):
+        raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')
+    order = order_of(plan) if order is None else _fitting(order, plan)
     if not order.communicates:
         order = with_communication(order, plan.receive)
     mesh = mesh_of(plan, world, workload.batch, order.placement)
@@ -43,21 +49,35 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     model = workload.model
     if isinstance(model, Network):
         marks = [layer.pipeline_stage for layer in model.layers if isinstance(layer, Dense)]
-        layers = marked_stages(marks, mesh.stages) or stage_of_layer(len(marks), mesh.stages, plan.stages)
+        layers = marked_stages(marks, mesh.stages) or stage_of_layer(len(marks), mesh.stages, given)
         network(tape, workload, model, stages=layers, summed=summed)
     else:
-        layers = stage_of_layer(model.layers, mesh.stages, plan.stages)
+        layers = stage_of_layer(model.layers, mesh.stages, given)
         transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)
     return _Assembly(tape, plan, workload).program(order)
 
 
 def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
+    if plan.rows:
+        return order_of_rows(plan.rows)
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
     return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
+
+
+def _fitting(order: Order, plan: Plan) -> Order:
+    """An order that is right and has the plan's counts."""
+    for what, has, wants in (
+        ('sequence chunks', order.sequence_chunks, 1),
+        ('pipeline ranks', order.ranks, plan.pipeline),
+        ('micro-batches', order.micro_batches, plan.micro_batches),
+    ):
+        if has != wants:
+            raise Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
+    return check_order(order)
 
 
 class _Assembly:

@@ -38,9 +38,7 @@ def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
     for mark in marks:
         found.append(mark if mark is not None else found[-1] if found else 0)
     if found != sorted(found) or set(found) != set(range(stages)):
-        raise Infeasible(
-            f'pipeline_stage marks give {found}, but must rise from 0 to {stages - 1} without a gap'
-        )
+        raise Infeasible(f'pipeline_stage marks give {found}, but must rise from 0 to {stages - 1} without a gap')
     return tuple(found)
 
 

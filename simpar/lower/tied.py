@@ -1,7 +1,8 @@
 """A tied embedding: the first stage embeds with the weight that the last stage's head multiplies with.
 
 Where both stages are on one rank, it is one parameter. Else each has a copy, and both send their gradients to each
-other and add them, so that both copies are updated alike.
+other and add them, so that both copies are updated alike. One end sends first and the other receives first, so that
+they do not wait for each other where all is on one stream.
 """
 
 from __future__ import annotations
@@ -86,4 +87,4 @@ def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tupl
         frees=(other,),
         stage=stage,
     )
-    return send, receive, add
+    return (receive, send, add) if index else (send, receive, add)

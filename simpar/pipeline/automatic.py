@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import floor
 from typing import Final
 
@@ -73,7 +74,8 @@ def _cut_down(setting: Setting, ahead: int, lag: int) -> Order:
     if all(peak <= limit for peak, limit in zip(peak_live(order, setting.kept), setting.limits, strict=True)):
         return order
     room = [floor(limit) - 1 for limit in setting.limits]
-    warm_up = [min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)]
+    # A rank that were ahead by more than the one before it would wait for forwards that never come.
+    warm_up = list(accumulate((min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)), min))
     return lagging(
         ranks,
         setting.micro_batches,

@@ -168,8 +168,8 @@ def _disordered(places: _Places) -> Iterator[Fault]:
         if kind is not None:
             first = places.get(replace(action, kind=kind), ())
             if first and first[0][0] == where[0][0] and first[0][1] >= where[0][1]:
-                what = f'{action} before {replace(action, kind=kind)}, which it needs'
-                yield Fault(*where[0], what)
+                verb = 'overlaps' if first[0][1] == where[0][1] else 'before'
+                yield Fault(*where[0], f'{action} {verb} {replace(action, kind=kind)}, which it needs')
 
 
 def _waits(order: Order) -> Iterator[Fault]:

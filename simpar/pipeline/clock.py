@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline.action import COMPUTE
@@ -18,12 +19,22 @@ class StageTimes:
 
     Arguments: ``forward``, ``input``, ``weight``: of F, I and W, shape [stages]; ``communication``: from a stage to the
     next, and of the gradient back, shape [stages − 1]; counted only where they are on different ranks.
+    Raises `ScheduleError` where shapes differ, and for times that are negative or not finite.
     """
 
     forward: tuple[float, ...]
     input: tuple[float, ...]
     weight: tuple[float, ...]
     communication: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        lengths = [len(seconds) for seconds in (self.forward, self.input, self.weight, self.communication)]
+        if lengths != [self.stages] * 3 + [max(0, self.stages - 1)] or not self.stages:
+            what = f'times of {", ".join(map(str, lengths))} stages and ways between them'
+            raise ScheduleError(Problem('pipeline times', what, 'give one way less than stages'))
+        every = (*self.forward, *self.input, *self.weight, *self.communication)
+        if not all(0 <= seconds < inf for seconds in every):
+            raise ScheduleError(Problem('pipeline times', 'negative or not finite'))
 
     @staticmethod
     def uniform(stages: int, F: float, I: float, W: float, communication: float = 0.0) -> StageTimes:

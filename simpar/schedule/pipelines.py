@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
 from simpar.errors import ScheduleError
+from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
+from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.workload import Dense, Network, Workload
 
@@ -17,22 +19,46 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
-    if plan.pipeline == 1 and plan.chunks <= 1:
+    if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows:
         if len(plan.stages) > 1:
-            yield Complaint(('plan', 'stages'), f'{len(plan.stages)} stages without a pipeline', 'set pipeline too')
+            yield Complaint(('plan', 'stages'), 'stages without a pipeline', 'set pipeline too')
+        return
+    if plan.order.endswith('.csv') and not plan.rows:
         return
     if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) > MOST_ACTIONS:
         what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
         yield Complaint(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
         return
+    key = ('plan', 'rows') if plan.rows else ('plan', 'order')
     try:
-        order = named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
+        order = _order(plan)
     except ScheduleError as wrong:
         for problem in wrong.problems:
             name = problem.where.removeprefix('pipeline order ')
-            yield Complaint(('plan', 'order'), f'{name}: {problem.what}', problem.instead)
+            yield Complaint(key, f'{name}: {problem.what}', problem.instead)
         return
+    yield from counts_fit(plan, order, key)
     yield from _stages(workload, plan, order)
+
+
+def _order(plan: Plan) -> Order:
+    """The order, or for one that is still to be found, another with as many stages."""
+    if plan.rows:
+        return order_of_rows(plan.rows)
+    return named_order(
+        '1f1b' if plan.order in AUTOMATIC else plan.order, plan.pipeline, plan.micro_batches, plan.chunks
+    )
+
+
+def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Complaint]:
+    """An order that the user wrote must be for this pipeline and these micro-batches."""
+    if order.ranks != plan.pipeline:
+        yield Complaint(
+            key, f'is for {order.ranks} pipeline ranks, not {plan.pipeline}', f'write pipeline: {order.ranks}'
+        )
+    if order.micro_batches != plan.micro_batches:
+        what = f'is for {order.micro_batches} micro-batches, not {plan.micro_batches}'
+        yield Complaint(key, what, f'write micro_batches: {order.micro_batches}')
 
 
 def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]:
@@ -42,6 +68,8 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
     what = 'dense layers' if is_network else 'layers'
     if isinstance(model, Network):
         yield from _marks(model, order.stages)
+    if isinstance(plan.stages, str):
+        return
     if plan.stages and len(plan.stages) != order.stages:
         lists = f'lists {len(plan.stages)} stages, but {plan.order} has {order.stages}'
         yield Complaint(('plan', 'stages'), lists, f'list {order.stages} counts of {what}')

@@ -1,0 +1,24 @@
+"""``simpar resolve FILE``: the schedule with every choice made, as YAML that one can save, review and commit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+import yaml
+
+from simpar.case import load_case
+from simpar.schedule import written
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print the schedule; relative paths in it are from the current folder."""
+    case = load_case(options.file, options.set)
+    tree = written(replace(case.schedule, plan=case.plan))
+    if options.json:
+        print(json.dumps(tree, ensure_ascii=False))
+    else:
+        yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    return 0

@@ -1,0 +1,5 @@
+"""Resolving: the only step that asks a profile. It makes every choice that a plan leaves open, and a plan again."""
+
+from simpar.resolve.resolve import resolve as resolve
+
+__all__ = ['resolve']

@@ -1,0 +1,33 @@
+"""Balanced stages: consecutive layers cut so that the slowest stage is as fast as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+
+def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Layers of each stage, at least one, whose largest sum is the smallest.
+
+    Arguments: ``seconds`` of every layer; as many layers as stages or more. Among equals the first stages have the most
+    layers. Dynamic programming over (layers, stages): exact.
+    """
+    sums = [0.0, *accumulate(seconds)]
+    layers = len(seconds)
+    best = sums[:]
+    cuts: list[list[int]] = []
+    for stage in range(2, stages + 1):
+        now, chosen = [float('inf')] * (layers + 1), [0] * (layers + 1)
+        for end in range(stage, layers + 1):
+            for begin in range(stage - 1, end):
+                worst = max(best[begin], sums[end] - sums[begin])
+                if worst <= now[end]:
+                    now[end], chosen[end] = worst, begin
+        best = now
+        cuts.append(chosen)
+    edges = [layers]
+    for chosen in reversed(cuts):
+        edges.append(chosen[edges[-1]])
+    edges.append(0)
+    edges.reverse()
+    return tuple(end - begin for begin, end in pairwise(edges))

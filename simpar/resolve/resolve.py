@@ -1,0 +1,88 @@
+"""resolve: fills in what a plan leaves open: balanced stages, and the order of a zero-bubble pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible
+from simpar.hardware import Cluster
+from simpar.lower import lower
+from simpar.lower.stages import stage_of_layer
+from simpar.memory import memory
+from simpar.pipeline.automatic import AUTOMATIC, automatic_order
+from simpar.pipeline.orders import named_order
+from simpar.pipeline.rows import rows_of
+from simpar.plan import Plan
+from simpar.resolve.balance import balanced
+from simpar.resolve.times import LayerTimes, layer_times, layers_of
+from simpar.workload import Workload
+
+
+def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with every choice made; a plan that leaves nothing open comes back as it is.
+
+    Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
+    is taken, of those that fit into memory. Raises ``Infeasible`` where degrees and ranks do not fit.
+    """
+    if plan.rows or not (isinstance(plan.stages, str) or plan.order in AUTOMATIC):
+        return plan
+    times = layer_times(workload, plan, cluster)
+    if not isinstance(plan.stages, str):
+        return _ordered(workload, plan, times, plan.stages)
+    trials = [
+        _try(workload, _ordered(workload, plan, times, counts), cluster)
+        for counts in dict.fromkeys(_cuts(workload, plan, times))
+    ]
+    return min(trials, key=lambda trial: (trial.too_much, trial.step)).plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
+
+    plan: Plan
+    step: float
+    too_much: float
+
+
+def _try(workload: Workload, plan: Plan, cluster: Cluster) -> _Trial:
+    program = lower(workload, plan, cluster.world)
+    trace = simulate(program, price(program, cluster))
+    too_much = memory(trace).peak - cluster.profile.device.memory.size.value
+    return _Trial(plan, trace.step, max(0.0, too_much))
+
+
+def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[int, ...]) -> Plan:
+    """The plan with these stages, and its order found where it is automatic."""
+    if plan.order not in AUTOMATIC:
+        return replace(plan, stages=counts)
+    stages = stage_of_layer(layers_of(workload), plan.pipeline, counts)
+    counts = tuple(stages.count(stage) for stage in range(plan.pipeline))
+    limit = AUTOMATIC[plan.order] * plan.pipeline
+    order = automatic_order(plan.micro_batches, times.stages(counts), limit)
+    return replace(plan, stages=counts, rows=rows_of(order))
+
+
+def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
+    """Equal counts, the balanced cut, and the cuts that move one layer away from the first or the last stage."""
+    layers = layers_of(workload)
+    name = '1f1b' if plan.order in AUTOMATIC else plan.order
+    stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks).stages
+    if layers < stages:
+        raise Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
+    equal = stage_of_layer(layers, stages, ())
+    yield tuple(equal.count(stage) for stage in range(stages))
+    seconds = times.seconds_LP.sum(axis=1).tolist()
+    best = balanced(seconds, stages)
+    yield best
+    for end in (0, stages - 1):
+        if best[end] > 1:
+            moved = list(best)
+            moved[end] -= 1
+            sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) for stage in range(stages)]
+            inner = min((stage for stage in range(stages) if stage != end), key=sums.__getitem__)
+            moved[inner] += 1
+            yield tuple(moved)
