@@ -17,7 +17,8 @@ check: .venv-test/installed
 	.venv-test/bin/mypy
 
 lab: .venv-test/installed
-	.venv-test/bin/python -m executor.evidence --net lab:500mbit
+	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2
+	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 4
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -15,7 +15,7 @@ from executor.collectives import Channel, Pace
 from executor.device import VirtualDevice
 from executor.machine import Work
 from executor.net import Link
-from simpar.cost.costs import Costs
+from simpar.cost.costs import Costs, entry_of
 from simpar.program import OpClass, Program
 
 
@@ -33,7 +33,9 @@ class EmulatedMachine:
         self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
         self._slows = bool((costs.beside_communication < 1).any())
         self._speed = float(costs.rank_speed[rank])
-        self._group = {name: partition.place(rank)[0] for name, partition in program.partitions.items()}
+        self._place = {
+            name: (len(partition.groups_GP), *partition.place(rank)) for name, partition in program.partitions.items()
+        }
         hosts: list[float] = costs.host[role.op_class].tolist()
         self._issued = list(accumulate(hosts))
         self._period = sum(hosts)
@@ -74,8 +76,8 @@ class EmulatedMachine:
         """Demand as the costs have it: below 1 where something else than the link limits the collective."""
         if self._link is None:
             return None
-        groups = self._costs.communication.get(work.index, ())
-        links = groups[self._group[work.op.partition] % len(groups)].links if groups else ()
+        entries = self._costs.communication.get(work.index, ())
+        links = entries[entry_of(len(entries), *self._place[work.op.partition])].links if entries else ()
         demand = max((demand for _, demand in links), default=1.0)
         return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
 

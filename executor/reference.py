@@ -5,11 +5,13 @@ Shares with the machines only the names of parameters and how global tensors are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch.nn import functional
 
+from executor.dropout import kept
 from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
@@ -53,9 +55,10 @@ class Reference:
     def _train(self) -> float:
         x, target = (self._input(*named) for named in _inputs(self._workload))
         copies = self._plan.copies
+        keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
-            _loss(self._workload, self.parameters, x_copy, target_copy)
-            for x_copy, target_copy in zip(x.chunk(copies), target.chunk(copies), strict=True)
+            _loss(self._workload, self.parameters, *slices)
+            for slices in zip(x.chunk(copies), target.chunk(copies), keys.chunk(copies), strict=True)
         ]
         loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
         self._optimizer.zero_grad()
@@ -93,12 +96,14 @@ def _inputs(
     return x, ('labels', digits or f'classes:{dense[-1].outputs}', (batch,), True)
 
 
-def _loss(workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _loss(
+    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
     model = workload.model
     if isinstance(model, Network):
         y = _network(model, parameters, x)
         return functional.mse_loss(y, target) if workload.loss == 'mse' else functional.cross_entropy(y, target)
-    logits = _transformer(model, parameters, x)
+    logits = _transformer(model, parameters, x, keys)
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
@@ -153,7 +158,12 @@ def _network(model: Network, parameters: Parameters, x: torch.Tensor) -> torch.T
     return x
 
 
-def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor) -> torch.Tensor:
+def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def drop(site: str, x: torch.Tensor) -> torch.Tensor:
+        if not model.dropout:
+            return x
+        return x * kept(keys, site, x.shape[1:], model.dropout) / (1 - model.dropout)
+
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, x.shape[-1:], parameters[f'{name}.gain'], parameters[f'{name}.bias'], EPSILON)
 
@@ -162,18 +172,27 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
         return functional.linear(x, weight.reshape(bias.numel(), -1), bias)
 
     x = functional.embedding(tokens, parameters['embedding.weight']) + parameters['position.weight']
+    x = drop('position', x)
     for layer in (f'layer{index}' for index in range(model.layers)):
-        x = x + linear(f'{layer}.proj', _attention(model, linear(f'{layer}.qkv', norm(f'{layer}.norm1', x))))
-        x = x + linear(f'{layer}.fc2', functional.gelu(linear(f'{layer}.fc1', norm(f'{layer}.norm2', x))))
+        y = _attention(model, linear(f'{layer}.qkv', norm(f'{layer}.norm1', x)), partial(drop, f'{layer}.attention'))
+        x = x + drop(f'{layer}.residual1', linear(f'{layer}.proj', y))
+        y = functional.gelu(linear(f'{layer}.fc1', norm(f'{layer}.norm2', x)))
+        x = x + drop(f'{layer}.residual2', linear(f'{layer}.fc2', y))
     head = parameters['embedding.weight' if model.tied else 'head.weight']
     return functional.linear(norm('norm', x), head)
 
 
-def _attention(model: Transformer, qkv: torch.Tensor) -> torch.Tensor:
+def _attention(model: Transformer, qkv: torch.Tensor, drop: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     groups = model.key_value_heads
     queries = model.heads // groups
     qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
-    y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+    if not model.dropout:
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+        return y.transpose(1, 2).flatten(2)
+    k, v = (tensor.repeat_interleave(queries, dim=1) for tensor in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    y = drop(scores.masked_fill(future, float('-inf')).softmax(-1)) @ v
     return y.transpose(1, 2).flatten(2)

@@ -85,8 +85,11 @@ def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
 
 
 def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A rank's piece of a parameter or state before the first step, in memory of its own."""
-    whole = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.name)
+    """A rank's piece of a parameter or state before the first step, in memory of its own.
+
+    A state is drawn as the parameter that it belongs to, so that a master weight is that weight.
+    """
+    whole = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
     return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.cost.costs import Costs
+from simpar.cost.costs import Costs, entry_of
 from simpar.files import write_whole
 from simpar.metrics import is_communication
 from simpar.program import OpClass
@@ -135,8 +135,10 @@ def link_counters(trace: Trace, costs: Costs) -> Iterator[Event]:
         for slot, index in enumerate(trace.role(lane).op_class.tolist()):
             if index not in costs.communication:
                 continue
-            group, position = trace.program.partitions[trace.program.op_classes[index].partition].place(rank)
-            cost = costs.communication[index][group]
+            partition = trace.program.partitions[trace.program.op_classes[index].partition]
+            group, position = partition.place(rank)
+            entries = costs.communication[index]
+            cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]
             for step in range(trace.steps if position == 0 else 0):
                 start, end = float(lane.start_KS[step, slot]), float(lane.end_KS[step, slot])
                 for link, demand in cost.links if end > start else ():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from simpar.memory import facts, peak_words
-from simpar.metrics import RankMetrics, StepMetrics
+from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.plot import headline
 from simpar.predict import Prediction
 from simpar.units import format_size, format_time
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 FORMAT = 'simpar prediction 1'
 _MOST_RANKS = 4
-"""How many distinct ranks the screen shows."""
+"""How many distinct ranks the screen shows the streams of."""
+_MOST_PIPELINE_RANKS = 8
+"""How many pipeline ranks the screen shows: of more, the first and the last."""
 
 
 def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
@@ -35,7 +37,9 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     parts: list[RenderableType] = [answer, '', _figures(prediction)]
     if baseline:
         parts += ['', _why(prediction, baseline)]
-    parts += ['', _streams(prediction), '', prediction.critical_path.words]
+    staged = is_pipeline(prediction.program)
+    parts += ['', _stages(prediction), '', _mean_streams(prediction)] if staged else ['', _streams(prediction)]
+    parts += ['', prediction.critical_path.words]
     parts.append(f'Memory: {peak_words(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
@@ -108,8 +112,10 @@ def _figures(prediction: Prediction) -> Table:
     if len({name for m in steady for name in _exposed_by(m)}) > 1:
         for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
             rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
-    rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
-    if any(m.bubble != m.idle for m in steady):
+    differ = any(m.bubble != m.idle for m in steady)
+    if differ or not is_pipeline(prediction.program):
+        rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
+    if differ or is_pipeline(prediction.program):
         rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
     rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))
@@ -139,6 +145,58 @@ def _streams(prediction: Prediction) -> Table:
     return rows
 
 
+def _mean_streams(prediction: Prediction) -> Table:
+    """Streams of the same name, averaged over all ranks."""
+    steady = prediction.metrics.steady
+    rows = table('stream, mean over the ranks', 'busy', 'waiting for peers', 'idle', 'ops')
+    whole = sum(rank.ranks for rank in steady.ranks)
+    means: dict[str, list[float]] = {}
+    for rank in steady.ranks:
+        for stream in rank.streams:
+            mean = means.setdefault(stream.stream, [0.0, 0.0, 0.0])
+            for index, value in enumerate((stream.busy, stream.waiting, stream.ops)):
+                mean[index] += value * rank.ranks / whole
+    for name, (busy, waiting, ops) in means.items():
+        seconds = (busy, waiting, steady.step - busy - waiting)
+        rows.add_row(name, *(_of(s, steady.step) for s in seconds), f'{ops:.0f}')
+    return rows
+
+
+def _stages(prediction: Prediction) -> Table:
+    """The pipeline ranks one by one."""
+    rows = table('pipeline rank', 'computing', 'exposed communication', 'bubble', 'memory at the peak')
+    places = pipeline_ranks(prediction)
+    step = prediction.metrics.steady.step
+    half = _MOST_PIPELINE_RANKS // 2
+    left_out = len(places) - 2 * half
+    for number, place in enumerate(places):
+        if left_out > 0 and half <= number < len(places) - half:
+            if number == half:
+                rows.add_row(f'{left_out} more: see --json')
+            continue
+        stages = ', '.join(map(str, place['stages']))
+        rows.add_row(
+            f'{number}: stage{"s" if len(place["stages"]) > 1 else ""} {stages}',
+            *(_of(place[figure], step) for figure in ('compute', 'exposed', 'bubble')),
+            format_size(place['memory']),
+        )
+    return rows
+
+
+def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
+    """Means over the ranks that do the same stages, in seconds, and the highest memory of them in bytes."""
+    program, steady = prediction.program, prediction.metrics.steady
+    places = []
+    for stages, roles in by_stages(program).items():
+        mine = tuple(rank for rank in steady.ranks if any(program.role(rank.rank) is role for role in roles))
+        window = StepMetrics(step=steady.step, ranks=mine)
+        figures = {name: getattr(window, name) for name in ('compute', 'exposed', 'idle', 'bubble')}
+        memory = max(prediction.memory.rank(rank.rank).peak.bytes for rank in mine)
+        ranks = sum(rank.ranks for rank in mine)
+        places.append({'stages': list(stages), 'rank': mine[0].rank, 'ranks': ranks, **figures, 'memory': memory})
+    return places
+
+
 def _answer(prediction: Prediction) -> dict[str, Any]:
     """One program's answer, without the baseline's."""
     path = prediction.critical_path
@@ -152,6 +210,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'cold': _window(prediction.metrics.cold),
         'critical_path': {'words': path.words, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
+        'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
         'memory': facts(prediction.memory, prediction.device_memory),
         'notes': list(prediction.notes),
     }

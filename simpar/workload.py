@@ -77,7 +77,9 @@ class Transformer:
     """A GPT: token and position embedding, pre-norm blocks of causal attention and GELU feed-forward, norm, head.
 
     Arguments: ``ffn``, width of the feed-forward, 4 × hidden unless given; ``kv_heads``, heads unless given (GQA);
-    ``tied``: the head uses the token embedding's weight.
+    ``tied``: the head uses the token embedding's weight; ``attention``: ``flash`` keeps no probabilities, ``unfused``
+    keeps them; ``dropout``, probability of zeros behind the embedding, in the probabilities of attention and behind
+    both halves of a layer, before they are added (Megatron-LM).
     """
 
     layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
@@ -88,6 +90,12 @@ class Transformer:
     ffn: Annotated[int, Field(ge=0, le=2**22, description='width of the feed-forward; 0: 4 × hidden')] = 0
     kv_heads: Annotated[int, Field(ge=0, le=2**20, description='heads of keys and values (GQA); 0: heads')] = 0
     tied: Annotated[bool, Field(description="the head uses the token embedding's weight")] = False
+    attention: Annotated[
+        Literal['flash', 'unfused'], Field(description='flash keeps no probabilities; unfused writes and keeps them')
+    ] = 'flash'
+    dropout: Annotated[
+        float, Field(ge=0, lt=1, description='probability of zeros, of attention and behind embedding and half-layers')
+    ] = 0.0
     weight_deviation: Deviation = 0.02
 
     @property
@@ -110,12 +118,15 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
-    """Adam without weight decay; two states in fp32 per weight."""
+    """Adam without weight decay; two states in fp32 per weight, and a third with ``master_weights``."""
 
     learning_rate: LearningRate = 1e-4
     beta1: Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')] = 0.999
     epsilon: Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')] = 1e-8
+    master_weights: Annotated[
+        bool, Field(description='updates weights kept in fp32, and casts them to the precision (mixed precision)')
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +151,9 @@ class Workload:
         Literal['cross-entropy', 'mse'], Field(description='mean over the samples of a copy; mse for a network only')
     ] = 'cross-entropy'
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
+    gradients: Annotated[
+        Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')
+    ] = None
     optimizer: Annotated[
         Sgd | Adam, OneOf(sgd=Sgd, adam=Adam), Field(description='what updates the weights; sgd unless given')
     ] = Sgd()

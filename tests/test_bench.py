@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -16,8 +17,9 @@ from executor.bench.communication import collective, message_items, program_mess
 from executor.bench.compute import attention, grid_items, matmul, program_items, unique
 from executor.bench.item import group_sizes, program_of, twice
 from executor.bench.jobs import schedule_programs
-from executor.bench.overlap import stretches
+from executor.bench.overlap import kernel_stretches, message_stretches
 from executor.bench.progress import Lines
+from executor.bench.ranks import Timed
 from executor.bench.sizes import QUICK, TINY
 from executor.net import Net, parse_net
 from executor.validate import validate
@@ -128,7 +130,7 @@ def test_groups_are_powers_of_two_and_everybody():
 
 
 class Traced:
-    """As much of a trace as stretches asks for: ranks, steps and spans."""
+    """As much of a trace as overlap asks for: ranks, steps and spans."""
 
     def __init__(self, spans):
         self.program = type('', (), {'world': 1})
@@ -139,21 +141,59 @@ class Traced:
 
 
 class Span:
-    def __init__(self, name, stream, start, end, step=2):
-        self.op = type('', (), {'name': name})
-        self.stream, self.start, self.end, self.step = stream, start, end, step
+    def __init__(self, kind, start, end, slot=0, step=2):
+        self.op = type('', (), {'name': kind, 'kind': kind})
+        self.start, self.end, self.slot, self.step = start, end, slot, step
 
 
-def test_only_what_runs_beside_something_is_stretched():
-    """Two seconds alone; three beside a message, which counts; two and a half half beside one, which does not."""
-    spans = [
-        Span('a', 'compute', 0, 3),
-        Span('a', 'compute', 3, 5.5),
-        Span('m', 'communication', 0, 3, step=0),
-        Span('m', 'communication', 3, 4),
-    ]
-    assert list(stretches(Traced(spans), 'compute', {(0, 'a'): 2.0})) == [1.5]
-    assert list(stretches(Traced(spans[:2]), 'compute', {(0, 'a'): 2.0})) == []
+def kernel(start, end, slot=0):
+    return Span('compute', start, end, slot)
+
+
+def message(start, end, step=2):
+    return Span('collective', start, end, step=step)
+
+
+def timed(spans, own, process):
+    """A run of one rank and three steps, with the CPU seconds of the last."""
+    thread_RKS, process_RKS = np.zeros((2, 1, 3, len(own)))
+    thread_RKS[0, 2], process_RKS[0, 2] = own, process
+    return Timed(Traced(spans), thread_RKS, process_RKS)
+
+
+def test_kernels_stretch_by_what_messages_take_of_their_core():
+    """Two kernels of two seconds; beside messages they need 2.2, and messages take half a second meanwhile. A third
+    has no messages beside it."""
+    spans = [message(0, 5.4, step=0), kernel(0, 2.7), kernel(2.7, 5.4, 1), kernel(5.4, 9, 2)]
+    run = timed(spans, own=[2.2, 2.2, 3], process=[2.7, 2.7, 3])
+    for shaped in (False, True):
+        assert list(kernel_stretches(run, {'compute': 2.0}, shaped=shaped)) == [pytest.approx(2.7 / 2)]
+
+
+def test_others_on_the_machine_do_not_stretch_kernels():
+    """All takes twice as long by the clock. Messages of a shaped network kept their pace: they had twice the CPU time
+    beside a kernel; others were slowed as the kernels were."""
+    spans = [message(0, 10.8, step=0), kernel(0, 5.4), kernel(5.4, 10.8, 1)]
+    kept = timed(spans, own=[2.2, 2.2], process=[3.2, 3.2])
+    assert list(kernel_stretches(kept, {'compute': 2.0}, shaped=True)) == [pytest.approx(2.7 / 2)]
+    slowed = timed(spans, own=[2.2, 2.2], process=[2.7, 2.7])
+    assert list(kernel_stretches(slowed, {'compute': 2.0}, shaped=False)) == [pytest.approx(2.7 / 2)]
+
+
+def test_messages_stretch_beside_kernels():
+    """Two messages of two seconds. Kernels run from 0 to 7, but for the second from 3 to 4: of the six seconds from 0
+    to 6 one is free of them, so three seconds of work took five. What ends behind them does not count."""
+    kernels = [kernel(0, 3), kernel(4, 7)]
+    messages = [message(0, 3.5), message(3.5, 6), message(6, 9)]
+    assert list(message_stretches(Traced(kernels + messages), {'collective': 2.0})) == [5 / 3]
+
+
+def test_what_runs_beside_nothing_or_little_gives_no_factor():
+    messages, seldom = [message(0, 2), message(2, 4)], [kernel(0, 0.5), kernel(4, 5)]
+    for spans in (messages, messages + seldom):
+        assert list(message_stretches(Traced(spans), {'collective': 2.0})) == []
+    assert list(kernel_stretches(timed(messages + seldom, [1], [1]), {'compute': 1.0}, shaped=False)) == [1.0]
+    assert list(kernel_stretches(timed(seldom, [1], [1]), {'compute': 1.0}, shaped=False)) == []
 
 
 # the whole bench

@@ -1,7 +1,7 @@
 """Actions are spelled as torch.distributed.pipelining spells them, and nothing else is one."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.pipeline import Action, overlap, parse_action
@@ -38,6 +38,7 @@ def test_spelling(text, action):
 
 
 @given(st.one_of(SINGLE, OVERLAP))
+@settings(deadline=None)
 def test_what_is_written_is_read_back(action):
     assert parse_action(str(action)) == action
 
@@ -78,6 +79,7 @@ def test_anything_else_is_refused_with_an_example(text):
 
 
 @given(st.one_of(SINGLE, OVERLAP), st.text(min_size=1, max_size=3))
+@settings(deadline=None)
 def test_junk_before_or_behind_is_refused(action, junk):
     for text in (f'{action}{junk}', f'{junk}{action}'):
         if not text.isascii() or not text.replace('_', '').isalnum():

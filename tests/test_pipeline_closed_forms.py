@@ -124,3 +124,18 @@ def test_travel_counts_between_ranks_only():
 def test_times_of_another_number_of_stages_are_refused():
     with pytest.raises(ScheduleError, match='times of 3 stages, but the order has 4'):
         step_time(named_order('1f1b', 4, 4), StageTimes.uniform(3, 1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ('forward', 'communication', 'what'),
+    [
+        ((1.0, 1.0), (), 'times of 2, 2, 2, 0 stages and ways'),
+        ((1.0,), (0.0,), 'times of 1, 2, 2, 1 stages and ways'),
+        ((1.0, -1.0), (0.0,), 'negative or not finite'),
+        ((1.0, float('nan')), (0.0,), 'negative or not finite'),
+        ((1.0, 1.0), (float('inf'),), 'negative or not finite'),
+    ],
+)
+def test_times_that_cannot_be_are_refused(forward, communication, what):
+    with pytest.raises(ScheduleError, match=what):
+        StageTimes(forward=forward, input=(1.0, 1.0), weight=(1.0, 1.0), communication=communication)

@@ -11,7 +11,7 @@ import numpy as np
 from executor.bench.communication import collective
 from executor.bench.compute import matmul, program_items
 from executor.bench.item import COMMUNICATION, COMPUTE, Item, program_of
-from executor.bench.ranks import TimedPool
+from executor.bench.ranks import Timed, TimedPool
 from executor.bench.sample import WARM_UP
 from executor.bench.sizes import Sizes
 from executor.measure import Statistics
@@ -25,11 +25,17 @@ from simpar.workload import Transformer, Workload
 Kernels = Literal['matrix', 'memory']
 TRIALS: Final = 3
 """Steps of every run that count."""
+LOW: Final = 0.1
+"""Quantile of what ops take alone."""
 COVERED: Final = 0.8
-"""An op is beside another stream where that was busy for so much of the op's time."""
+"""A kernel is beside messages where they run for so much of its time."""
+MOSTLY: Final = 0.5
+"""Kernels must run for so much of the messages' time, and so much of their work be done meanwhile."""
 LEAST: Final = 0.01
 """Seconds of kernels in a step."""
 LONGER: Final = 1.5
+TINY: Final = 1e-6
+"""Seconds, in place of nothing."""
 LARGEST: Final = 2**20
 SMALLEST: Final = 2**12
 """Bytes of messages."""
@@ -79,62 +85,105 @@ class _Pair:
         self._pool = pool
         self._items = {COMPUTE: kernels, COMMUNICATION: messages}
         self._alone = [program_of(items, pool.world) for items in self._items.values()]
+        self._seconds: dict[str, list[float]] = {}
+        self._run_alone()
         self._both = self._program()
 
     def measure(self, what: Kernels, rounds: int, said: Callable[[], None]) -> list[Stretch]:
         """How the kernels stretch beside the messages, and the messages beside the kernels."""
-        factors: dict[str, list[float]] = {stream: [] for stream in self._items}
+        both = []
         for _ in range(rounds):
-            alone, trace = self._run_alone(), self._run(self._both)
-            for stream in factors:
-                factors[stream] += stretches(trace, stream, alone)
+            self._run_alone()
+            both.append(self._run(self._both))
             said()
+        alone = self._usual()
+        shaped = self._pool.net.kind != 'none'
+        kernels = [factor for run in both for factor in kernel_stretches(run, alone, shaped=shaped)]
+        messages = [factor for run in both for factor in message_stretches(run.trace, alone)]
         return [
-            Stretch(what, 'all-reduces', Statistics(np.array(factors[COMPUTE]))),
-            Stretch('collective', f'{what} kernels', Statistics(np.array(factors[COMMUNICATION]))),
+            Stretch(what, 'all-reduces', Statistics(np.array(kernels))),
+            Stretch('collective', f'{what} kernels', Statistics(np.array(messages))),
         ]
 
-    def _run(self, program: Program) -> Trace:
-        return self._pool.timed(program, WARM_UP + TRIALS).trace
+    def _run(self, program: Program) -> Timed:
+        return self._pool.timed(program, WARM_UP + TRIALS)
 
-    def _run_alone(self) -> dict[tuple[int, str], float]:
-        """Mean seconds of every op class on every rank, with nothing beside it."""
-        seconds: dict[tuple[int, str], list[float]] = {}
-        for trace in map(self._run, self._alone):
-            for rank in range(trace.program.world):
-                for span in _spans(trace, rank):
-                    seconds.setdefault((rank, span.op.name), []).append(span.end - span.start)
-        return {key: sum(values) / len(values) for key, values in seconds.items()}
+    def _run_alone(self) -> None:
+        """Remember CPU seconds of kernels, and seconds of messages by the clock, with nothing beside them."""
+        for run in map(self._run, self._alone):
+            for rank in range(run.trace.program.world):
+                for step, span in _spans(run.trace, rank):
+                    kernel = span.op.kind == 'compute'
+                    seconds = run.thread_RKS[rank, step, span.slot] if kernel else span.end - span.start
+                    self._seconds.setdefault(span.op.name, []).append(float(seconds))
+
+    def _usual(self) -> dict[str, float]:
+        return {name: float(np.quantile(seconds, LOW)) for name, seconds in self._seconds.items()}
 
     def _program(self) -> Program:
         """Both at once; messages last longer than kernels, so that they are there beside the last kernel."""
-        seconds = self._run_alone()
-        totals = {stream: sum(seconds[0, item.name] for item in items) for stream, items in self._items.items()}
+        alone = self._usual()
+        totals = {stream: sum(alone[item.name] for item in items) for stream, items in self._items.items()}
         times = max(1, round(LEAST / totals[COMPUTE]))
         lasting = LONGER * totals[COMPUTE] * times
         messages = self._items[COMMUNICATION] * max(1, round(lasting / totals[COMMUNICATION]))
         return program_of([*self._items[COMPUTE] * times, *messages], self._pool.world)
 
 
-def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[Span]:
-    return [span for step in range(first, trace.steps) for span in trace.spans(rank, step)]
+def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[tuple[int, Span]]:
+    return [(step, span) for step in range(first, trace.steps) for span in trace.spans(rank, step)]
 
 
-def stretches(trace: Trace, stream: str, alone: Mapping[tuple[int, str], float]) -> Iterator[float]:
-    """For each rank, how many times as long a stream's ops take while the rank's other stream is busy.
+def _busy(trace: Trace, rank: int, kind: str) -> Intervals:
+    """When ops of a kind run on a rank, warm-ups included."""
+    spans = [(span.start, span.end) for _, span in _spans(trace, rank, 0) if span.op.kind == kind]
+    return union(np.array(spans).reshape(-1, 2))
 
-    Arguments: ``alone``, (rank, op class) → seconds with nothing beside it, from runs just before.
+
+def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) -> Iterator[float]:
+    """For each rank, how many times as long kernels take while messages run on their core.
+
+    Arguments: ``alone``, op class → CPU seconds; ``shaped``: the network sets the pace of messages.
+    A core without others on the machine runs either kernels or messages. So a kernel takes its own CPU time and that
+    which messages take meanwhile: on a shaped network, their part of the clock; on one that is not, where messages go
+    the faster the more of the core they get, their part of the process's CPU time. Both are one where nobody else
+    is on the machine, and change little where somebody is, other than the clock.
+    """
+    for rank in range(run.trace.program.world):
+        busy = _busy(run.trace, rank, 'collective')
+        beside = [
+            (span.end - span.start, run.thread_RKS[at], run.process_RKS[at], alone[span.op.name])
+            for step, span in _spans(run.trace, rank)
+            if span.op.kind == 'compute' and covered(span, busy) >= COVERED * (span.end - span.start)
+            for at in [(rank, step, span.slot)]
+        ]
+        if beside:
+            clock, own, process, work = (sum(column) for column in zip(*beside, strict=True))
+            shared = clock / max(clock - (process - own), TINY) if shaped else process / own
+            yield float(own / work * shared)
+
+
+def message_stretches(trace: Trace, alone: Mapping[str, float]) -> Iterator[float]:
+    """For each rank, how many times as long messages take while kernels run.
+
+    Of the messages from the first kernel to the last, with A seconds alone, U went by while no kernel ran for a moment,
+    and C while one did: the factor is C / (A − U). Nothing where that rests on too little.
     """
     for rank in range(trace.program.world):
-        others = [(span.start, span.end) for span in _spans(trace, rank, 0) if span.stream != stream]
-        busy = union(np.array(others).reshape(-1, 2))
-        mine = [span for span in _spans(trace, rank) if span.stream == stream]
-        beside = [span for span in mine if covered(span, busy) >= COVERED]
-        if beside:
-            yield sum(span.end - span.start for span in beside) / sum(alone[rank, span.op.name] for span in beside)
+        busy = _busy(trace, rank, 'compute')
+        mine = [span for _, span in _spans(trace, rank) if span.op.kind == 'collective' and _within(span, busy)]
+        both = sum(covered(span, busy) for span in mine)
+        free = sum(span.end - span.start for span in mine) - both
+        work = sum(alone[span.op.name] for span in mine)
+        if mine and both >= MOSTLY * (both + free) and work - free >= MOSTLY * work:
+            yield both / (work - free)
+
+
+def _within(span: Span, busy: Intervals) -> bool:
+    return len(busy) > 0 and bool(busy[0, 0] <= span.start and span.end <= busy[-1, 1])
 
 
 def covered(span: Span, busy: Intervals) -> float:
-    """The part of a span's time that lies in a union of intervals."""
+    """Seconds of a span that lie in a union of intervals."""
     inside = np.clip(busy, span.start, span.end)
-    return float((inside[:, 1] - inside[:, 0]).sum()) / max(span.end - span.start, 1e-12)
+    return float((inside[:, 1] - inside[:, 0]).sum())

@@ -23,11 +23,15 @@ from simpar.trace import Times, Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """A run: its trace, and ``cpu_RKS``, seconds of CPU time, shape [ranks, steps, slots]: of the op's own thread for
-    compute, of the whole process for communication, whose work gloo's threads do."""
+    """A run: its trace, and seconds of CPU time while each op ran, shape [ranks, steps, slots].
+
+    Arguments: ``thread_RKS``, of the op's own thread; ``process_RKS``, of the whole process, in which gloo's threads
+    do the work of communication.
+    """
 
     trace: Trace
-    cpu_RKS: Times
+    thread_RKS: Times
+    process_RKS: Times
 
 
 class TimedPool(Pool):
@@ -46,9 +50,9 @@ class TimedPool(Pool):
     def timed(self, program: Program, steps: int) -> Timed:
         """Run a program for some steps, back to back; see ``Pool.run``."""
         execution = self.perform(program, Request(steps=steps, favour=self._favour))
-        shape = (steps, len(program.role(0)))
+        shape = (2, steps, len(program.role(0)))
         cpu = [np.fromfile(_file(self._folder, rank)).reshape(shape) for rank in range(program.world)]
-        return Timed(execution.trace, np.array(cpu))
+        return Timed(execution.trace, *np.stack(cpu, axis=1))
 
     def _start(self, target: Callable[..., object], *arguments: object) -> Any:
         return super()._start(main if target is process.main else target, *arguments)
@@ -68,22 +72,26 @@ class TimedMachine(RealMachine):
 
     def __init__(self, program: Program, rank: int, steps: int, *more: Any) -> None:
         super().__init__(program, rank, steps, *more)
-        shape = (steps, len(program.role(rank)))
-        self._cpu_KS: Times = np.asarray(np.memmap(self.place, dtype=np.float64, mode='w+', shape=shape))
+        shape = (2, steps, len(program.role(rank)))
+        self._cpu: Times = np.asarray(np.memmap(self.place, dtype=np.float64, mode='w+', shape=shape))
 
     def compute(self, work: Work, arrived: float) -> float:
         """As real compute does."""
-        before = time.thread_time()
+        before = _cpu_times()
         end = super().compute(work, arrived)
-        self._cpu_KS[work.step, work.slot] = time.thread_time() - before
+        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
         return end
 
     def communicate(self, work: Work, arrived: float) -> float:
         """As real compute does."""
-        before = time.process_time()
+        before = _cpu_times()
         end = super().communicate(work, arrived)
-        self._cpu_KS[work.step, work.slot] = time.process_time() - before
+        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
         return end
+
+
+def _cpu_times() -> tuple[float, float]:
+    return time.thread_time(), time.process_time()
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -61,12 +61,14 @@ def sample(
 
 
 def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
-    """Op class, seconds from start to end and CPU seconds of every slot, over steps that count and all ranks."""
+    """Op class, seconds from start to end and CPU seconds of every slot, over steps that count and all ranks.
+
+    CPU seconds are those of the op's thread for compute, of the whole process for communication.
+    """
     role = run.trace.program.role(0)
     lanes = run.trace.lanes
     wall_RKS = np.array([lane.end_KS - lane.start_KS for lane in lanes])[:, WARM_UP:]
-    cpu_RKS = run.cpu_RKS[:, WARM_UP:]
-    return [
-        (run.trace.program.op(role, slot).name, wall_RKS[:, :, slot].ravel(), cpu_RKS[:, :, slot].ravel())
-        for slot in range(len(role))
-    ]
+    ops = [run.trace.program.op(role, slot) for slot in range(len(role))]
+    computes = np.array([op.kind == 'compute' for op in ops])
+    cpu_RKS = np.where(computes, run.thread_RKS, run.process_RKS)[:, WARM_UP:]
+    return [(op.name, wall_RKS[:, :, slot].ravel(), cpu_RKS[:, :, slot].ravel()) for slot, op in enumerate(ops)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.evidence.cases import cases, losing_cases
-from executor.evidence.evidence import Evidence, Row, gather
+from executor.evidence.cases import EvidenceCase, balance_cases, cases, losing_cases, pipeline_cases
+from executor.evidence.evidence import Evidence, Row, emulated_cluster, gather
 from executor.net import Net, parse_net
 from simpar.errors import OutsideTolerance, SimparError
 from simpar.files import write_whole
@@ -24,7 +25,7 @@ def main() -> int:
     options = _parser().parse_args()
     try:
         found = []
-        for rows, net in ((cases(options.ranks), options.net), (losing_cases(options.ranks), LONG)):
+        for rows, net in _runs(options.cases, options.ranks, options.net):
             found.append(gather(rows, net, options.ranks, rounds=options.rounds, progress=_progress))
             print(table(found[-1]) + '\n', flush=True)
         if options.json:
@@ -35,6 +36,15 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _runs(which: str, ranks: int, net: Net) -> Iterator[tuple[list[EvidenceCase], Net]]:
+    """What is measured together, and on which network."""
+    if which in ('copies', 'all'):
+        yield cases(ranks), net
+        yield losing_cases(ranks), LONG
+    if which in ('pipelines', 'all'):
+        yield [*pipeline_cases(ranks), *balance_cases(ranks, emulated_cluster(net, ranks))], net
 
 
 def judge(evidence: Evidence, tolerance: float) -> None:
@@ -100,6 +110,7 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog='python -m executor.evidence', description=__doc__, allow_abbrev=False)
     parser.add_argument('--net', type=_net, default=parse_net('paced:500mbit,200us'), metavar='NET')
+    parser.add_argument('--cases', choices=('copies', 'pipelines', 'all'), default='all', help='default: all')
     parser.add_argument('--ranks', type=int, choices=(2, 4), default=2)
     parser.add_argument('--rounds', type=int, default=20, metavar='N', help='measured rounds (default: 20)')
     parser.add_argument('--tolerance', type=float, default=5.0, metavar='PERCENT', help='default: 5')

@@ -18,7 +18,12 @@ from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
 LOW = 0.1
 REPEATS = 3
 Kind = tuple[str, int]
-"""A collective and the number of ranks in its group."""
+"""A collective and the number of ranks in its group; a send has two."""
+
+
+def kind_of(op: OpClass, ranks: int) -> Kind:
+    """How a communication op is calibrated."""
+    return (op.operator, ranks) if op.kind == 'collective' else ('send', 2)
 
 
 def kinds_of(programs: Iterable[Program]) -> dict[Kind, set[int]]:
@@ -26,8 +31,8 @@ def kinds_of(programs: Iterable[Program]) -> dict[Kind, set[int]]:
     found: dict[Kind, set[int]] = {}
     for program in programs:
         for op in program.op_classes:
-            if op.kind == 'collective':
-                kind = (op.operator, program.partitions[op.partition].size)
+            if op.kind in ('collective', 'send'):
+                kind = kind_of(op, program.partitions[op.partition].size)
                 found.setdefault(kind, set()).add(int(op.bytes))
     return found
 
@@ -41,32 +46,39 @@ def sizes_around(used: set[int], count: int = 5) -> list[int]:
 
 
 def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
-    """A program that does nothing but this collective, each size ``REPEATS`` times in a row."""
+    """A program that does nothing but this collective (or send), each size ``REPEATS`` times in a row."""
     operator, ranks = kind
     groups = np.arange(world, dtype=np.int32).reshape(-1, ranks)
     builder = ProgramBuilder(world, [Partition('group', groups)])
-    slots = []
+    ends = ('send', 'recv') if operator == 'send' else (operator,)
     for size in sizes:
         for repeat in range(REPEATS):
-            names = [f'{part}.{size}.{repeat}' for part in ('in', 'out')]
-            for name in names:
-                builder.add_tensor(Tensor(name, 'state', (size // 4,), 'fp32'))
-            op = OpClass(
-                name=f'{operator}.{size}.{repeat}',
-                kind='collective',
-                operator=operator,
-                phase='F',
-                bytes=float(size),
-                partition='group',
-                reduce='' if operator == 'all_gather' else 'sum',
-                reads=(names[0],),
-                writes=(names[1],),
-                attributes={} if operator == 'all_reduce' else {'dim': 0},
-            )
-            builder.add_op_class(op)
-            slots.append((op.name, 'group', 0, 0))
-    builder.add_role('all', range(world), slots, ('group',))
+            for part in ('in', 'out'):
+                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32'))
+            for end in ends:
+                builder.add_op_class(_op(end, size, repeat))
+    for position, end in enumerate(ends):
+        mine = groups[:, position] if len(ends) > 1 else groups.ravel()
+        slots = [(f'{end}.{size}.{repeat}', 'group', 0, 0) for size in sizes for repeat in range(REPEATS)]
+        builder.add_role(end, mine.tolist(), slots, ('group',))
     return builder.build()
+
+
+def _op(operator: str, size: int, repeat: int) -> OpClass:
+    pair = operator in ('send', 'recv')
+    return OpClass(
+        name=f'{operator}.{size}.{repeat}',
+        kind='send' if operator == 'send' else 'recv' if operator == 'recv' else 'collective',
+        operator=operator,
+        phase='F',
+        bytes=float(size),
+        partition='group',
+        peer={'send': 1, 'recv': -1}.get(operator, 0),
+        reduce='' if pair or operator == 'all_gather' else 'sum',
+        reads=() if operator == 'recv' else (f'in.{size}.{repeat}',),
+        writes=() if operator == 'send' else (f'out.{size}.{repeat}',),
+        attributes={} if pair or operator == 'all_reduce' else {'dim': 0},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +127,9 @@ class CalibratedCollectives:
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """α + size / rate."""
-        line = self.lines[op.operator, len(ranks)]
+        line = self.lines[kind_of(op, len(ranks))]
         transfer = op.bytes / line.rate
         why = f'calibrated in this run: {line.alpha * 1e3:.3g} ms + bytes / {line.rate / 1e6:.4g} MB/s'
-        links = tuple((f'wire/{rank}', 1.0) for rank in ranks)
+        senders = ranks if op.kind == 'collective' else ranks[:1]
+        links = tuple((f'wire/{rank}', 1.0) for rank in senders)
         return CollectiveCost(line.alpha, transfer, transfer, links, why, 'measured')

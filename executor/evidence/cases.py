@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
+from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Program
+from simpar.resolve import resolve
 from simpar.workload import Dense, Network, Relu, Workload
 
+Receive = Literal['early', 'late']
+RECEIVES: Final[tuple[Receive, ...]] = ('early', 'late')
+ORDERS: Final = ('gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1')
+MICRO_BATCHES = 8
 BLOCKS = 2
 WIDTH, INNER = 1024, 2048
 
@@ -57,6 +63,55 @@ def losing_cases(world: int) -> list[EvidenceCase]:
     """Schedules for a network of long latency: a copy more is one latency more for every sum, and splitting loses."""
     return _family(
         ' at long latency', network(512, width=512, inner=1024), Plan(tensor=world), world, (2,), serial=False
+    )
+
+
+def pipeline_cases(
+    ranks: int,
+    *,
+    orders: tuple[str, ...] = ORDERS,
+    copies: tuple[int, ...] = (1, 2),
+    receives: tuple[Receive, ...] = RECEIVES,
+) -> list[EvidenceCase]:
+    """Pipelines over all ranks: every order with copies, receives posted early and late.
+
+    Gain is measured from the same order with one copy and early receives.
+    """
+    found = []
+    for order in orders:
+        first = f'{order}'
+        for receive in receives:
+            for count in copies:
+                plan = Plan(pipeline=ranks, micro_batches=MICRO_BATCHES, order=order, copies=count, receive=receive)
+                name = (
+                    first
+                    + (f', copies {count}' if count > 1 else '')
+                    + (', late receives' if receive == 'late' else '')
+                )
+                program = lower(chain(2 * ranks), plan, ranks)
+                found.append(EvidenceCase(name=name, program=program, against='' if name == first else first))
+    return found
+
+
+def balance_cases(ranks: int, hardware: Cluster) -> list[EvidenceCase]:
+    """A chain whose last layers are heavy, in stages of equal counts and balanced."""
+    workload = chain(3 * ranks, heavy=True)
+    equal = Plan(pipeline=ranks, micro_batches=MICRO_BATCHES)
+    found = resolve(workload, replace(equal, stages='balanced'), hardware)
+    return [
+        EvidenceCase(name='equal stages', program=lower(workload, equal, ranks)),
+        EvidenceCase(name='balanced stages', program=lower(workload, found, ranks), against='equal stages'),
+    ]
+
+
+def chain(layers: int, *, heavy: bool = False) -> Workload:
+    """Square layers, one behind the other; where ``heavy``, the last two are four times as large each."""
+    square = Dense(inputs=WIDTH, outputs=WIDTH, bias=False)
+    wide = Dense(inputs=WIDTH, outputs=4 * WIDTH, bias=False)
+    back = Dense(inputs=4 * WIDTH, outputs=WIDTH, bias=False)
+    tail = [wide, back] if heavy else []
+    return Workload(
+        model=Network(layers=tuple([square] * (layers - len(tail)) + tail)), batch=256 * MICRO_BATCHES, loss='mse'
     )
 
 

@@ -6,7 +6,7 @@ what it accumulates. It never changes what it reads, but for updates, which work
 
 from __future__ import annotations
 
-from executor.kernels import attention, embedding, linear, loss, norm, pointwise, update
+from executor.kernels import attention, dropout, embedding, linear, loss, norm, pointwise, unfused, update
 from executor.kernels.context import Context as Context
 from executor.kernels.context import Kernel as Kernel
 from executor.kernels.context import context as context
@@ -17,6 +17,8 @@ from simpar.program import OpClass
 KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
     **attention.KERNELS,
+    **unfused.KERNELS,
+    **dropout.KERNELS,
     **norm.KERNELS,
     **pointwise.KERNELS,
     **embedding.KERNELS,

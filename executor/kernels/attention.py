@@ -11,53 +11,64 @@ from math import sqrt
 import torch
 
 from executor.kernels.context import Context
+from executor.kernels.dropout import left, mask_of
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
 
 def attention_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """qkv → y, lse [B, G, Q, S]."""
-    q, k, v = _split(op, tensors[0])
+    """qkv[, keys of dropout] → y, lse [B, G, Q, S]."""
+    q, k, v = split(op, tensors[0])
     scores = _scores(op, q, k)
     lse = scores.logsumexp(-1)
-    y = (scores - lse.unsqueeze(-1)).exp().to(v.dtype) @ v
-    return [_join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+    probability = _dropped(op, where, (scores - lse.unsqueeze(-1)).exp(), tensors[1:])
+    y = probability.to(v.dtype) @ v
+    return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
 
 
 def attention_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, qkv, y, lse → dqkv."""
-    dy, qkv, y, lse = tensors
-    q, k, v = _split(op, qkv)
-    dy_heads, y_heads = _heads(op, dy), _heads(op, y)
+    """dy, qkv, y, lse[, keys of dropout] → dqkv."""
+    dy, qkv, y, lse, *keys = tensors
+    q, k, v = split(op, qkv)
+    dy_heads, y_heads = heads(op, dy), heads(op, y)
     probability = (_scores(op, q, k) - lse.reshape(*q.shape[:-1], 1)).exp().to(v.dtype)
-    dscores = probability * (dy_heads @ v.mT - (dy_heads * y_heads).sum(-1, keepdim=True))
+    dprobability = _dropped(op, where, dy_heads @ v.mT, keys)
+    dscores = probability * (dprobability - (dy_heads * y_heads).sum(-1, keepdim=True))
     scale = 1 / sqrt(q.shape[-1])
     dq = dscores @ k * scale
     dk = dscores.mT @ q * scale
-    dv = probability.mT @ dy_heads
-    return [_merge(op, dq, dk, dv)]
+    dv = _dropped(op, where, probability, keys).mT @ dy_heads
+    return [merge(op, dq, dk, dv)]
 
 
-def _split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _dropped(op: OpClass, where: Context, scores: torch.Tensor, keys: list[torch.Tensor]) -> torch.Tensor:
+    """[B, G, Q × S, S], what dropout leaves of it; all where there are no keys."""
+    if not keys:
+        return scores
+    shape = (scores.shape[0], scores.shape[1] * int(op.attributes['queries']), scores.shape[-1], scores.shape[-1])
+    return left(op, scores, mask_of(op, where, keys[0], shape).reshape(scores.shape))
+
+
+def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [B, G, Q × S, D], k and v [B, G, S, D]: a group's queries lie below one another, so they share its keys."""
     groups, queries, head_dim = _attributes(op)
     qkv_BGCSD = qkv.unflatten(-1, (groups, queries + 2, head_dim)).permute(0, 2, 3, 1, 4)
     return qkv_BGCSD[:, :, :queries].flatten(2, 3), qkv_BGCSD[:, :, queries], qkv_BGCSD[:, :, queries + 1]
 
 
-def _merge(op: OpClass, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``_split``."""
+def merge(op: OpClass, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``split``."""
     _, queries, _ = _attributes(op)
     parts_BGCSD = [dq.unflatten(2, (queries, -1)), dk.unsqueeze(2), dv.unsqueeze(2)]
     return torch.cat(parts_BGCSD, dim=2).permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def _heads(op: OpClass, y: torch.Tensor) -> torch.Tensor:
+def heads(op: OpClass, y: torch.Tensor) -> torch.Tensor:
     """[B, S, G × Q × D] → [B, G, Q × S, D]."""
     return y.unflatten(-1, _attributes(op)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
-def _join(op: OpClass, y: torch.Tensor) -> torch.Tensor:
+def join(op: OpClass, y: torch.Tensor) -> torch.Tensor:
     """The inverse of ``_heads``."""
     _, queries, _ = _attributes(op)
     return y.unflatten(2, (queries, -1)).permute(0, 3, 1, 2, 4).flatten(2)

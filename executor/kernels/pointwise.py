@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from executor.kernels.context import Context, position
+from executor.kernels.dropout import left, mask_of
 from simpar.program import OpClass
 
 
@@ -41,10 +42,14 @@ def dbias(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
 
 
 def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, z[, bias] → y."""
-    x, z, *bias = tensors
-    y = x + z
-    return [y + bias[0].flatten() if bias else y]
+    """x, z[, bias] → y; with dropout x, z[, bias], keys → y, mask."""
+    x, z, *more = tensors
+    if 'dropout' not in op.attributes:
+        y = x + z
+        return [y + more[0].flatten() if more else y]
+    *bias, keys = more
+    mask = mask_of(op, where, keys, z.shape)
+    return [x + left(op, z + bias[0].flatten() if bias else z, mask), mask]
 
 
 def add(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,8 +16,12 @@ def sgd(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
 
 
 def adam(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """gradients..., weights..., m..., v... → weights..., m..., v...; Kingma and Ba 2014, algorithm 1."""
-    gradients, weights, m, v = _by_kind(tensors, 4)
+    """gradients..., weights..., m..., v...[, masters...] → the same but gradients; Kingma and Ba 2014, algorithm 1.
+
+    Masters are weights in fp32: these are updated, and cast to the weights.
+    """
+    gradients, weights, m, v, *masters = _by_kind(tensors, 5 if op.attributes.get('master_weights') else 4)
+    exact = masters[0] if masters else weights
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     gradients = _like(gradients, m)
     torch._foreach_lerp_(m, gradients, 1 - beta1)
@@ -28,8 +32,10 @@ def adam(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
     rate = float(op.attributes['learning_rate']) / (1 - beta1 ** (where.step + 1))
-    torch._foreach_add_(weights, _like(change, weights), alpha=-rate)
-    return [*weights, *m, *v]
+    torch._foreach_add_(exact, _like(change, exact), alpha=-rate)
+    if masters:
+        torch._foreach_copy_(weights, exact)
+    return [*weights, *m, *v, *(exact if masters else ())]
 
 
 def _by_kind(tensors: list[torch.Tensor], kinds: int) -> list[list[torch.Tensor]]:

@@ -166,18 +166,21 @@ def _slow_down(overlap: Iterable[Stretch]) -> dict[str, Number]:
     found: dict[str, list[Stretch]] = {'matrix': [], 'memory': [], 'collective': []}
     for one in overlap:
         found[one.what].append(one)
-    return {f'slow_down.{what}': _speed(stretches) for what, stretches in found.items()}
+    return {f'slow_down.{what}': _speed(what, stretches) for what, stretches in found.items()}
 
 
-def _speed(stretches: Sequence[Stretch]) -> Number:
+def _speed(what: str, stretches: Sequence[Stretch]) -> Number:
+    """One over the factor: of kernels, told by CPU times, the median; of collectives, told by the clock, a low one."""
     known = [(one.beside, one.factor) for one in stretches if one.factor is not None]
     if not known:
         return Number(value=GUESS, source='not measured: a guess', guessed=True)
-    speed = math.exp(-sum(math.log(factor.median) for _, factor in known) / len(known))
+    factors = [low(factor) if what == 'collective' else factor.median for _, factor in known]
+    speed = math.exp(-sum(map(math.log, factors)) / len(factors))
     flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > MOST_SPREAD]
     if speed > 1 + MOST_RESIDUAL:
         flags.append(f'seemed {speed:.2f} times as quick beside others; set to 1')
-    source = 'median beside ' + ' and '.join(other for other, _ in known)
+    how = 'the 10th percentile' if what == 'collective' else 'the median'
+    source = f'{how} of all runs beside {" and ".join(other for other, _ in known)}'
     return Number(value=min(speed, 1.0), source=source, flags=tuple(flags))
 
 

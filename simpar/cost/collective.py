@@ -51,7 +51,9 @@ class ClusterCollectives:
         if key not in self._alone:
             self._alone[key] = self._price(op, shape)
         cost, loads = self._alone[key]
-        return replace(cost, links=demands(self.topology, members, loads, cost.transfer))
+        # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
+        users = members if op.kind == 'collective' else members[:1]
+        return replace(cost, links=demands(self.topology, users, members, loads, cost.transfer))
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:

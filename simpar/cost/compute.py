@@ -13,7 +13,9 @@ from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-MATRIX = frozenset({'matmul', 'attention'})
+PRODUCTS = frozenset({'matmul', 'attention_scores', 'attention_values'})
+"""Matrix products; those of attention are one for each head and sample, priced as one product of all their rows."""
+MATRIX = PRODUCTS | {'attention'}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
@@ -38,7 +40,7 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
-        if op.operator == 'matmul' and op.dims:
+        if op.operator in PRODUCTS and op.dims:
             return self._matmul(op)
         if op.operator == 'attention' and op.dims:
             return self._attention(op)

@@ -25,6 +25,14 @@ class Communication:
     links: tuple[tuple[int, float], ...] = ()
 
 
+def entry_of(entries: int, groups: int, group: int, position: int) -> int:
+    """Which of an op class's entries is for a group, or for the pair of it whose sender has this position.
+
+    Arguments: ``entries``, how many there are; ``groups`` of the op's partition.
+    """
+    return group if entries == groups else group * (entries // groups) + position
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Costs:
     """Isolated seconds of every op class, and what slows what.
@@ -34,7 +42,8 @@ class Costs:
         host: shape [C], seconds that the host takes to issue the op.
         beside_communication: shape [C], speed of a compute op while a collective runs on its device, 0 < speed ≤ 1.
         beside_compute: shape [C], highest speed of a collective while any of its devices computes, 0 < speed ≤ 1.
-        communication: op class index → one ``Communication`` for each group of the op's partition.
+        communication: op class index → one ``Communication`` for each group of the op's partition; of a send, one for
+            each group or one for each of its pairs, (group, position of the sender); see ``entry_of``.
         links: names of the links that ``Communication.links`` indexes.
         rank_speed: shape [world], 1 for a nominal device; compute lasts ``compute / rank_speed``.
         waiting_slows: whether a collective that waits for its peers already slows compute (NCCL: yes).

@@ -20,12 +20,13 @@ def demand(load: float, transfer: float) -> float:
 
 
 def demands(
-    topology: Topology, ranks: Sequence[int], loads: Sequence[float], transfer: float
+    topology: Topology, users: Sequence[int], ranks: Sequence[int], loads: Sequence[float], transfer: float
 ) -> tuple[tuple[str, float], ...]:
     """Pairs (channel, demand) of a collective of these ranks.
 
-    Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds.
-    Links of a fatpipe are left out: nobody shares them. Does not model: channels of one level that carry unequal loads.
+    Arguments: ``users``, the ranks whose own channels it uses; ``loads``, at each level, seconds of work on each of
+    its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
+    of one level that carry unequal loads.
     """
     if not transfer > 0:
         return ()
@@ -33,5 +34,6 @@ def demands(
     for level, load in enumerate(loads):
         if load > 0 and topology.links[level].sharing == 'shared':
             part = demand(load, transfer)
-            found += [(channel, part) for channel in topology.channels(ranks, level)]
+            over = ranks if topology.links[level].per == 'pair' else users
+            found += [(channel, part) for channel in topology.channels(over, level)]
     return tuple(found)

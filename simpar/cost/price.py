@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,9 +125,19 @@ class _Pricing:
     def communication(self, op: OpClass) -> tuple[tuple[Communication, ...], CollectiveCost]:
         key = op.cost_key
         if key not in self.communicated:
-            costs = [self.collective_model.cost(op, ranks) for ranks in self.ranks[op.partition]]
+            costs = [self.collective_model.cost(op, ranks) for ranks in self.meeting(op)]
             self.communicated[key] = (tuple(self.one(cost) for cost in costs), costs[0])
         return self.communicated[key]
+
+    def meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
+        """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
+        for ranks in self.ranks[op.partition]:
+            if op.kind == 'collective':
+                yield ranks
+                continue
+            for position, rank in enumerate(ranks):
+                peer = ranks[(position + op.peer) % len(ranks)]
+                yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
     def one(self, cost: CollectiveCost) -> Communication:
         if self.effects.small_operator:

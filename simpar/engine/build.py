@@ -6,7 +6,7 @@ import numpy as np
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine.device import Channel, CommunicationCost, ComputeCost, Device, Stream, Work
-from simpar.engine.lanes import Lanes
+from simpar.engine.lanes import LoadedLanes
 from simpar.program import OpClass, Program, Role
 from simpar.units import GRID, quantise
 
@@ -14,7 +14,7 @@ Kind = tuple[str, str, int, str]
 """What is counted apart: (kind of op, partition, how many positions further the peer stands, stream)."""
 
 
-def build(program: Program, costs: Costs, lanes: Lanes, steps: int) -> list[Device]:
+def build(program: Program, costs: Costs, lanes: LoadedLanes, steps: int) -> list[Device]:
     """The device of each lane, idle, with its streams at their first op."""
     counted = [_count(program, role) for role in program.roles]
     works = [_work(role, costs, sequence) for role, (sequence, _) in zip(program.roles, counted, strict=True)]
@@ -62,7 +62,7 @@ def _work(role: Role, costs: Costs, sequence: list[int]) -> Work:
 class _CostMaker:
     """Makes the costs of ops by lane, and the channels on which they meet."""
 
-    def __init__(self, program: Program, costs: Costs, lanes: Lanes) -> None:
+    def __init__(self, program: Program, costs: Costs, lanes: LoadedLanes) -> None:
         self._program = program
         self._costs = costs
         self._lanes = lanes
@@ -90,10 +90,10 @@ class _CostMaker:
         return self._pair(lane, index, stream, each_step)
 
     def _collective(self, lane: int, index: int, stream: str, each_step: int) -> CommunicationCost:
-        partition = self._program.op_classes[index].partition
-        among = self._lanes.among(partition, lane)
-        channel = self._channels.setdefault((partition, stream, among), Channel(len(among)))
-        groups = self._lanes.alike(partition, among)
+        op = self._program.op_classes[index]
+        among = self._lanes.among(op.partition, lane)
+        channel = self._channels.setdefault((op.partition, stream, among), Channel(len(among)))
+        groups = self._lanes.together(lane, op, len(self._costs.communication[index]))
         return self._communication(index, groups, channel, each_step, leads=lane == among[0])
 
     def _pair(self, lane: int, index: int, stream: str, each_step: int) -> CommunicationCost:
@@ -105,7 +105,7 @@ class _CostMaker:
         channel = self._channels.setdefault((op.partition, stream, *ends), Channel(2))
         if not sends:
             return CommunicationCost(index, (), 0.0, 0.0, (), 1.0, False, channel, each_step)
-        groups = tuple(on.group[rank] for rank in self._lanes.ranks[lane])
+        groups = self._lanes.together(lane, op, len(self._costs.communication[index]))
         return self._communication(index, groups, channel, each_step, leads=True)
 
     def _communication(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.cost.costs import Communication, Costs
-from simpar.program import Partition, Program
+from simpar.cost.costs import Communication, Costs, entry_of
+from simpar.program import OpClass, Partition, Program
 
 Colours = list[int]
 Edges = list[list[tuple[int, float]]]
@@ -34,6 +34,10 @@ class Groups:
         """The rank that stands ``offset`` positions further in the group, around its end."""
         return self.members[self.group[rank]][(self.position[rank] + offset) % self.size]
 
+    def entry(self, rank: int, entries: int) -> int:
+        """Which of so many costs is for what this rank sends."""
+        return entry_of(entries, len(self.members), self.group[rank], self.position[rank])
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -53,21 +57,27 @@ class Exchange:
         return (self.kind, self.cost.alpha, self.cost.transfer, tuple(among), tuple(over))
 
 
-class Lanes:
-    """The ranks of a program in classes that behave alike, and its links in classes that are loaded alike."""
+def groups_of(program: Program) -> dict[str, Groups]:
+    """The partitions of a program as plain lists."""
+    return {name: Groups(partition) for name, partition in program.partitions.items()}
 
-    def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
-        self._costs = costs
+
+class Lanes:
+    """The ranks of a program in classes that behave alike.
+
+    Arguments: ``groups``, of each partition; ``of_rank``, the lane of each rank.
+    """
+
+    def __init__(self, groups: dict[str, Groups], of_rank: Colours) -> None:
         self.groups = groups
-        self.of_rank = ranks
-        self.ranks: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
-        for rank, lane in enumerate(ranks):
+        self.of_rank = of_rank
+        self.ranks: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
+        for rank, lane in enumerate(of_rank):
             self.ranks[lane].append(rank)
-        self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
         self._groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name, on in groups.items():
             for group, members in enumerate(on.members):
-                among = tuple(sorted({ranks[rank] for rank in members}))
+                among = tuple(sorted({of_rank[rank] for rank in members}))
                 self._groups_among.setdefault((name, among), []).append(group)
 
     def among(self, partition: str, lane: int) -> tuple[int, ...]:
@@ -80,33 +90,44 @@ class Lanes:
         """The lane that stands ``offset`` positions further in a lane's group."""
         return self.of_rank[self.groups[partition].peer(self.ranks[lane][0], offset)]
 
-    def alike(self, partition: str, among: tuple[int, ...]) -> tuple[int, ...]:
-        """The groups of a partition that have these lanes."""
-        return tuple(self._groups_among[partition, among])
+    def together(self, lane: int, op: OpClass, entries: int) -> tuple[int, ...]:
+        """Which of an op class's costs are for the groups, or pairs, in which an op of a lane is done at once."""
+        if op.kind == 'collective':
+            return tuple(self._groups_among[op.partition, self.among(op.partition, lane)])
+        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[lane])
+
+
+class LoadedLanes(Lanes):
+    """The ranks of a program in classes that behave alike, and its links in classes that are loaded alike."""
+
+    def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
+        super().__init__(groups, ranks)
+        self._communication = costs.communication
+        self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
 
     def load(self, op_class: int, groups: Iterable[int]) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once."""
         total: dict[int, float] = {}
         for group in groups:
-            for link, demand in self._costs.communication[op_class][group].links:
+            for link, demand in self._communication[op_class][group].links:
                 if link in self._first_links:
                     total[link] = total.get(link, 0.0) + demand
         return tuple(sorted(total.items()))
 
 
-def fold(program: Program, costs: Costs, unfold: bool | None = None) -> Lanes:
+def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedLanes:
     """The lanes of a program on a cluster.
 
     Arguments: ``unfold``: True, a lane for each rank; False, a lane for each role; None, as few as are exact.
     Raises ``ValueError`` where False would not be exact.
     """
-    groups = {name: Groups(partition) for name, partition in program.partitions.items()}
+    groups = groups_of(program)
     if unfold:
-        return Lanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
+        return LoadedLanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
     ranks, links = _refine(program, costs, _exchanges(program, costs, groups))
     if unfold is False:
         _check_roles(program, ranks)
-    return Lanes(costs, groups, ranks, links)
+    return LoadedLanes(costs, groups, ranks, links)
 
 
 def _check_roles(program: Program, ranks: Colours) -> None:
@@ -130,7 +151,7 @@ def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> lis
     for kind, ((sends, partition, peer, by_group), ranks) in enumerate(kinds.items()):
         on = groups[partition]
         if sends:
-            found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.group[r]]) for r in ranks]
+            found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.entry(r, len(by_group))]) for r in ranks]
         else:
             used = dict.fromkeys(on.group[rank] for rank in ranks)
             found += [Exchange(kind, tuple(on.members[g]), by_group[g]) for g in used]

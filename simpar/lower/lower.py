@@ -35,7 +35,7 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
     unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
-    loading, mixed-precision master weights.
+    loading.
     """
     given = plan.stages
     if isinstance(given, str):
@@ -44,7 +44,7 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     if not order.communicates:
         order = with_communication(order, plan.receive)
     mesh = mesh_of(plan, world, workload.batch, order.placement)
-    tape = Tape(mesh, workload.precision, late=plan.reduce == 'late')
+    tape = Tape(mesh, workload.precision, late=plan.reduce == 'late', gradients=workload.gradients or '')
     summed = plan.copies_loss == 'sum'
     model = workload.model
     if isinstance(model, Network):

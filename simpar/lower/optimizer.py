@@ -16,7 +16,8 @@ from simpar.program import OpClass, Tensor
 from simpar.program.tensor import BYTES
 from simpar.workload import Adam, Sgd
 
-STATES = {'m': 'adam', 'v': 'adam'}
+STATE = BYTES['fp32']
+"""Bytes of an element of an optimizer's state."""
 
 
 def layer_of(parameter: str) -> str:
@@ -91,19 +92,22 @@ def _update(tape: Tape, layer: str, gradients: list[Tensor], optimizer: Sgd | Ad
     names = tuple(tensor.name for tensor in gradients)
     weights = tuple(tensor.like for tensor in gradients)
     adam = isinstance(optimizer, Adam)
-    states = _states(tape, gradients) if adam else ()
+    master = isinstance(optimizer, Adam) and optimizer.master_weights
+    states = _states(tape, gradients, master=master) if adam else ()
     elements = sum(local_elements(tape, tensor) for tensor in gradients)
-    width = BYTES[tape.dtype]
+    moved = BYTES[gradients[0].dtype] + BYTES[tape.dtype] * (1 if master else 2) + 2 * STATE * len(states) // len(names)
     attributes: dict[str, int | float | str | bool] = {'learning_rate': optimizer.learning_rate}
     if isinstance(optimizer, Adam):
         attributes |= {'beta1': optimizer.beta1, 'beta2': optimizer.beta2, 'epsilon': optimizer.epsilon}
+    if master:
+        attributes['master_weights'] = True
     return OpClass(
         name=f'{layer}.update.U',
         kind='compute',
         operator='adam' if adam else 'sgd',
         phase='U',
         flops=float(elements * (12 if adam else 2)),
-        bytes=float(elements * (3 * width + (16 if adam else 0))),
+        bytes=float(elements * moved),
         dtype=tape.dtype,
         reads=(*names, *weights, *states),
         writes=(*weights, *states),
@@ -113,14 +117,15 @@ def _update(tape: Tape, layer: str, gradients: list[Tensor], optimizer: Sgd | Ad
     )
 
 
-def _states(tape: Tape, gradients: list[Tensor]) -> tuple[str, ...]:
-    """Register both moments of every weight, in fp32."""
+def _states(tape: Tape, gradients: list[Tensor], *, master: bool) -> tuple[str, ...]:
+    """Register both moments of every weight, and with ``master`` the weight itself, in fp32."""
     names = []
-    for moment in ('m', 'v'):
+    for state in ('m', 'v', 'master') if master else ('m', 'v'):
         for tensor in gradients:
-            name = f'{moment}:{tensor.like}'
+            name = f'{state}:{tensor.like}'
+            initial = tape.tensors[tensor.like].initial if state == 'master' else 'zeros'
             tape.tensors[name] = Tensor(
-                name, 'state', tensor.shape, 'fp32', cuts=tensor.cuts, initial='zeros', like=tensor.like
+                name, 'state', tensor.shape, 'fp32', cuts=tensor.cuts, initial=initial, like=tensor.like
             )
             names.append(name)
     return tuple(names)

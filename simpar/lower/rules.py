@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from simpar.lower.dropout import Dropout, undrop
 from simpar.lower.mesh import TENSOR
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -127,20 +128,36 @@ def bias(tape: Tape, name: str, x: Value, shape: tuple[int, ...]) -> Value:
     return y
 
 
-def residual(tape: Tape, name: str, x: Value, z: Value, bias_of: str = '', width: int = 0) -> Value:
-    """x + z (+ bias of the row-cut matmul that made z)."""
+def residual(
+    tape: Tape,
+    name: str,
+    x: Value,
+    z: Value,
+    *,
+    bias_of: str = '',
+    width: int = 0,
+    dropout: Dropout | None = None,
+) -> Value:
+    """x + z (+ bias of the row-cut matmul that made z); with dropout, x + what is left of z and its bias."""
     parameters = [tape.parameter(f'{bias_of}.bias', (width,), 'zeros')] if bias_of else []
     y = tape.activation(x.like(name))
-    tape.compute(name, 'residual', 'F', [x, z, *parameters], [y], flops=tape.elements(x) * (1 + len(parameters)))
+    reads, writes, attributes = [x, z, *parameters], [y], {}
+    if dropout is not None:
+        reads.append(dropout.keys)
+        writes.append(mask := dropout.mask(tape, name, x))
+        attributes = dropout.attributes(name, x.cut)
+    flops = tape.elements(x) * (1 + len(parameters) + 2 * (dropout is not None))
+    tape.compute(name, 'residual', 'F', reads, writes, flops=flops, attributes=attributes)
 
     def backward() -> None:
         dy = tape.gradient(y)
         if dy is None:
             return
         tape.contribute(x, dy)
-        tape.contribute(z, dy)
+        dz = dy if dropout is None else undrop(tape, name, 'residual', z, dy, mask, dropout)
+        tape.contribute(z, dz)
         for parameter in parameters:
-            _bias_gradient(tape, name, 'residual', parameter, dy)
+            _bias_gradient(tape, name, 'residual', parameter, dz)
 
     tape.on_backward(backward)
     return y
@@ -173,45 +190,6 @@ def norm(tape: Tape, name: str, x: Value) -> Value:
         gradients = tape.weight_gradients([gain, shift], dy, sequence_cut=x.cut is not None)
         tape.compute(name, 'norm', 'W', [dy, x, mean, rstd], [], flops=4 * tape.elements(x), accumulates=gradients,
                      attributes=attributes)  # fmt: skip
-
-    tape.on_backward(backward)
-    return y
-
-
-def attention(tape: Tape, name: str, qkv: Value, groups: int, queries: int, head_dim: int) -> Value:
-    """Causal attention, flash form: probabilities are not kept; the backward does the scores again (5 products to 2).
-
-    Arguments: ``qkv`` [batch, sequence, groups × (queries + 2) × head_dim], whole or cut by groups.
-    """
-    batch, sequence, _ = qkv.shape
-    y = tape.activation(Value(name, (batch, sequence, groups * queries * head_dim), cut=qkv.cut))
-    lse_cut = 1 if qkv.cut is not None else None
-    lse = tape.activation(Value(f'{name}.lse', (batch, groups * queries, sequence), cut=lse_cut), 'fp32')
-    local_groups = groups // (tape.mesh.tensor if qkv.cut is not None else 1)
-    dims = {
-        'batch': batch // (tape.mesh.data * tape.mesh.copies),
-        'sequence': sequence,
-        'heads': local_groups * queries,
-        'kv_heads': local_groups,
-        'head_dim': head_dim,
-    }
-    product = dims['batch'] * dims['heads'] * sequence * sequence * head_dim
-    attributes: dict[str, Attribute] = {
-        'groups': local_groups,
-        'queries': queries,
-        'head_dim': head_dim,
-        'causal': True,
-    }
-    tape.compute(name, 'attention', 'F', [qkv], [y, lse], flops=2.0 * product, dims=dims,
-                 attributes=attributes)  # fmt: skip
-
-    def backward() -> None:
-        dy = tape.gradient(y)
-        if dy is not None:
-            dqkv = tape.activation(qkv.like(f'd:{qkv.name}@{name}', partial=dy.partial))
-            tape.compute(name, 'attention', 'I', [dy, qkv, y, lse], [dqkv], flops=5.0 * product, dims=dims,
-                 attributes=attributes)  # fmt: skip
-            tape.contribute(qkv, dqkv)
 
     tape.on_backward(backward)
     return y

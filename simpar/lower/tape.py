@@ -23,12 +23,14 @@ from simpar.program.tensor import BYTES
 class Tape:
     """Collects the tensors and op classes of one copy of a training step.
 
-    Arguments: ``late``: gradients of whole values stay partial sums until the earlier all-reduce's backward.
+    Arguments: ``late``: gradients of whole values stay partial sums until the earlier all-reduce's backward;
+    ``gradients``, data type of the gradients of weights: ``dtype`` unless given.
     """
 
-    def __init__(self, mesh: Mesh, dtype: str, *, late: bool) -> None:
+    def __init__(self, mesh: Mesh, dtype: str, *, late: bool, gradients: str = '') -> None:
         self.mesh = mesh
         self.dtype = dtype
+        self.gradients = gradients or dtype
         self.late = late and mesh.tensor > 1
         self.partitions: dict[str, Partition] = mesh.partitions()
         self.tensors: dict[str, Tensor] = {}
@@ -60,7 +62,7 @@ class Tape:
         value = Value(name, shape, cut=cut if self.mesh.tensor > 1 else None)
         if name not in self.tensors:
             self._register(value, 'parameter', self.dtype, (), initial=initial)
-            self._register(value.like(f'd:{name}'), 'gradient', self.dtype, (), like=name)
+            self._register(value.like(f'd:{name}'), 'gradient', self.gradients, (), like=name)
         return value
 
     def _register(
@@ -245,16 +247,26 @@ class Tape:
 
     def cross(self, value: Value) -> Value:
         """Go on in the next stage: the value is sent there, and its gradient back, unless both are on one rank."""
-        sender, self.stage = self.stage, self.stage + 1
-        there, here = (self.mesh.pipeline_rank(stage) for stage in (self.stage, sender))
-        if there == here:
-            return self._apart(value) if value.name in self.saved else value
-        arrived = self._transfer(value, f'{value.name}.received', 'F', sender, self.stage)
+        sender, receiver = self.stage, self.stage + 1
+        if self.mesh.pipeline_rank(sender) == self.mesh.pipeline_rank(receiver):
+            return self._stay(value)
+        arrived = self._transfer(value, f'{value.name}.received', 'F', sender, receiver)
         self.on_backward(lambda: self._cross_backward(value, arrived, sender))
         return arrived
 
+    def _stay(self, value: Value) -> Value:
+        """Go on in the next stage on the same rank, in which alone all that it reads is read: each stage frees its own.
+
+        So the value is copied where this stage's backward reads it too, and the next one sums its gradient.
+        """
+        if value.name in self.saved:
+            value = self._apart(value)
+        self.stage += 1
+        self.on_backward(lambda: self.contribute(value, self.gradient(value)))
+        return value
+
     def _apart(self, value: Value) -> Value:
-        """A copy for the next stage of a value that this stage's backward reads too: each stage frees its own."""
+        """A copy of a value."""
         copied = self.activation(value.like(f'{value.name}.copy'))
         self.compute(copied.name, 'scale', 'F', [value], [copied], attributes={'factor': 1.0})
         self.on_backward(lambda: self.contribute(value, self.gradient(copied)))

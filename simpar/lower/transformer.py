@@ -7,7 +7,10 @@ not divide stays whole.
 
 from __future__ import annotations
 
-from simpar.lower import loss, rules
+from dataclasses import dataclass
+
+from simpar.lower import attention, loss, rules
+from simpar.lower.dropout import Dropout, drop, dropout_of
 from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -35,12 +38,14 @@ def transformer(
                         cut=cut_vocab)  # fmt: skip
     x = _residual_layout(tape, x, sequence_parallel=sequence_parallel)
     x = rules.position(tape, 'position', x, deviation=model.weight_deviation)
+    dropout = dropout_of(tape, model.dropout, shape[0])
+    x = drop(tape, 'position', x, dropout)
     cut_heads = _divides(tape, model.key_value_heads, 'attention (its groups of heads)')
     cut_ffn = _divides(tape, model.ffn_width, 'the feed-forward (its width)')
     for layer, stage in enumerate(stages):
         x = go_to(tape, x, stage)
-        x = _attention(tape, model, f'layer{layer}', x, cut=cut_heads, sequence_parallel=sequence_parallel)
-        x = _feed_forward(tape, model, f'layer{layer}', x, cut=cut_ffn, sequence_parallel=sequence_parallel)
+        block = _Block(tape, model, f'layer{layer}', dropout, sequence_parallel)
+        x = block.feed_forward(block.attention(x, cut=cut_heads), cut=cut_ffn)
     x = rules.norm(tape, 'norm', go_to(tape, x, tape.mesh.stages - 1))
     logits = rules.matmul(
         tape, 'head', x, (model.vocab,), (model.hidden,), deviation=model.weight_deviation, bias=False,
@@ -63,41 +68,43 @@ def _residual_layout(tape: Tape, x: Value, *, sequence_parallel: bool) -> Value:
     return tape.scattered(x, 1) if sequence_parallel else tape.whole(x)
 
 
-def _attention(tape: Tape, model: Transformer, name: str, x: Value, *, cut: bool, sequence_parallel: bool) -> Value:
-    groups = model.key_value_heads
-    queries, head_dim = model.heads // groups, model.hidden // model.heads
-    deviation = model.weight_deviation
-    normed = rules.norm(tape, f'{name}.norm1', x)
-    qkv = rules.matmul(tape, f'{name}.qkv', normed, (groups, queries + 2, head_dim), (model.hidden,),
-                       deviation=deviation, cut='column' if cut else 'whole')  # fmt: skip
-    y = rules.attention(tape, f'{name}.attention', qkv, groups, queries, head_dim)
-    return _project(tape, f'{name}.proj', f'{name}.residual1', x, y, (groups, queries, head_dim), model,
-                    cut=cut, sequence_parallel=sequence_parallel)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One layer; ``name``, what its operators' names begin with."""
 
+    tape: Tape
+    model: Transformer
+    name: str
+    dropout: Dropout | None
+    sequence_parallel: bool
 
-def _feed_forward(tape: Tape, model: Transformer, name: str, x: Value, *, cut: bool, sequence_parallel: bool) -> Value:
-    normed = rules.norm(tape, f'{name}.norm2', x)
-    y = rules.matmul(tape, f'{name}.fc1', normed, (model.ffn_width,), (model.hidden,),
-                     deviation=model.weight_deviation, cut='column' if cut else 'local')  # fmt: skip
-    y = rules.gelu(tape, f'{name}.gelu', y)
-    return _project(tape, f'{name}.fc2', f'{name}.residual2', x, y, (model.ffn_width,), model,
-                    cut=cut, sequence_parallel=sequence_parallel)  # fmt: skip
+    def attention(self, x: Value, *, cut: bool) -> Value:
+        """x + what attention makes of it; ``cut`` by groups of heads."""
+        model, name = self.model, self.name
+        groups = model.key_value_heads
+        heads = attention.Heads(groups, model.heads // groups, model.hidden // model.heads)
+        normed = rules.norm(self.tape, f'{name}.norm1', x)
+        outputs = (groups, heads.queries + 2, heads.head_dim)
+        qkv = rules.matmul(self.tape, f'{name}.qkv', normed, outputs, (model.hidden,),
+                           deviation=model.weight_deviation, cut='column' if cut else 'whole')  # fmt: skip
+        form = attention.unfused if model.attention == 'unfused' else attention.flash
+        y = form(self.tape, f'{name}.attention', qkv, heads, self.dropout)
+        return self._project('proj', 'residual1', x, y, (groups, heads.queries, heads.head_dim), cut=cut)
 
+    def feed_forward(self, x: Value, *, cut: bool) -> Value:
+        """x + what the feed-forward makes of it; ``cut`` by width."""
+        model, name = self.model, self.name
+        normed = rules.norm(self.tape, f'{name}.norm2', x)
+        y = rules.matmul(self.tape, f'{name}.fc1', normed, (model.ffn_width,), (model.hidden,),
+                         deviation=model.weight_deviation, cut='column' if cut else 'local')  # fmt: skip
+        y = rules.gelu(self.tape, f'{name}.gelu', y)
+        return self._project('fc2', 'residual2', x, y, (model.ffn_width,), cut=cut)
 
-def _project(
-    tape: Tape,
-    name: str,
-    residual: str,
-    x: Value,
-    y: Value,
-    inputs: tuple[int, ...],
-    model: Transformer,
-    *,
-    cut: bool,
-    sequence_parallel: bool,
-) -> Value:
-    """The row-cut product back to the hidden width, its sum, bias and residual."""
-    z = rules.matmul(tape, name, y, (model.hidden,), inputs, deviation=model.weight_deviation, bias=False,
-                     cut='row' if cut else 'local')  # fmt: skip
-    z = _residual_layout(tape, z, sequence_parallel=sequence_parallel)
-    return rules.residual(tape, residual, x, z, bias_of=name, width=model.hidden)
+    def _project(self, product: str, residual: str, x: Value, y: Value, inputs: tuple[int, ...], *, cut: bool) -> Value:
+        """The row-cut product back to the hidden width, its sum, bias and residual."""
+        name, model = f'{self.name}.{product}', self.model
+        z = rules.matmul(self.tape, name, y, (model.hidden,), inputs, deviation=model.weight_deviation, bias=False,
+                         cut='row' if cut else 'local')  # fmt: skip
+        z = _residual_layout(self.tape, z, sequence_parallel=self.sequence_parallel)
+        return rules.residual(self.tape, f'{self.name}.{residual}', x, z, bias_of=name, width=model.hidden,
+                              dropout=self.dropout)  # fmt: skip

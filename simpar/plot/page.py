@@ -2,19 +2,19 @@
 
 A row is a stream of one rank. Compute is coloured by phase and shaded by copy; communication is grey where computation
 hides it and hatched vermilion where it is exposed. Where a step has many ops, a window in the middle of its backward is
-shown larger; where it has too many to see, the whole is drawn as shares over time. matplotlib is imported when a figure
-is drawn, and its global state is never touched.
+shown larger; where it has too many to see, the whole is drawn as shares over time. Of a pipeline, all pipeline ranks
+are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simpar.files import write_whole
+from simpar.metrics import is_pipeline
+from simpar.plot.frame import BETWEEN, BOTTOM, HATCH, TOP, WIDTH, Frame, headline, new_figure, saving, time_unit, title
 from simpar.plot.panel import COLOURS, Panel
+from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.plot.view import EASY, VISIBLE, Kind, View, view
 from simpar.trace import Trace
 from simpar.units import format_time
@@ -26,8 +26,8 @@ NAMES: Final[dict[Kind, str]] = {
     'F': 'forward', 'I': 'gradient of the input', 'W': 'gradient of the weight', 'U': 'update',
     'hidden': 'communication under computation', 'exposed': 'exposed communication',
 }  # fmt: skip
-_WIDTH, _ROW, _BETWEEN, _TOP, _BOTTOM = 13.0, 0.4, 0.55, 1.0, 0.55
-"""Inches: of the figure, of a row, above a panel, for title and legend, for the axis at the bottom."""
+_ROW: Final = 0.4
+"""Inches of a row."""
 _LEFT, _RIGHT = 0.075, 0.985
 _AVERAGED = 60
 """Shares over time are averaged over the longest step divided by this."""
@@ -42,44 +42,17 @@ def timeline(
 ) -> Figure:
     """The timeline of a plan and, above it, of its baseline.
 
-    Arguments: ``names`` of the plan and the baseline; ``rank`` to show, unless given the one that ends last.
+    Arguments: ``names`` of the plan and the baseline; ``rank``, whose streams to show: unless given, of a pipeline all
+    pipeline ranks, else of the rank that ends last.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    views = [view(plan, names[0], rank)]
-    if baseline is not None:
-        views.insert(0, view(baseline, names[1], rank))
+    sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
+    if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
+        return pipeline_timeline(sides)
+    views = [view(trace, name, rank) for trace, name in sides]
     page = _Page(views, _windows(views) if max(v.most_bars for v in views) > EASY else [])
-    figure = Figure(figsize=(_WIDTH, page.height), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(page.height)
     page.draw(figure)
     return figure
-
-
-def write_figure(path: Path, figure: Figure) -> None:
-    """Write a figure; the suffix says the format (png, svg, pdf). The same figure gives the same bytes.
-
-    Raises ``ValueError`` for a format that matplotlib does not know, ``OSError`` if it cannot be written.
-    """
-    from matplotlib import rc_context
-
-    kind = path.suffix.removeprefix('.').lower() or 'png'
-    unstamped = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(kind)
-    buffer = io.BytesIO()
-    with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
-        figure.savefig(buffer, format=kind, metadata=unstamped)
-    write_whole(path, buffer.getvalue())
-
-
-def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
-    """The answer in a sentence; arguments: name and seconds of a step, of the plan and of its baseline."""
-    words = f'{plan[0]}: {format_time(plan[1])} a step'
-    if baseline is None:
-        return words
-    gain = baseline[1] / plan[1] - 1
-    how = 'as fast as' if abs(gain) < 0.0005 else f'{abs(gain) * 100:.1f} % {"faster" if gain > 0 else "slower"} than'
-    return f'{words}, {how} {baseline[0]} ({format_time(baseline[1])})'
 
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
@@ -104,58 +77,48 @@ class _Page:
     @property
     def height(self) -> float:
         """Inches."""
-        return _TOP + _BOTTOM + _ROW * sum(self.rows) + _BETWEEN * (len(self.rows) - 1)
+        return TOP + BOTTOM + _ROW * sum(self.rows) + BETWEEN * (len(self.rows) - 1)
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
         whole = max(v.step for v in self.views)
-        scale, unit = _unit(whole)
+        scale, unit = time_unit(whole)
         panels = self._panels(figure, [(0.0, whole)] * len(self.views) + self.windows, scale)
         for index, panel in enumerate(panels):
             zoomed = index >= len(self.views)
             averaged = whole / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
             panel.draw(_heading(panel, averaged, zoomed=zoomed), averaged)
         for panel, window in zip(panels, self.windows, strict=False):
-            panel.outline(window)
-        for panel in panels[: len(self.views)]:
-            panel.end_of_step()
-        panels[-1].axes.set_xlabel(f'time in the step ({unit})', fontsize=9, labelpad=2)
-        if len(self.views) > 1:
-            self._saving(panels)
-        self._headline(figure)
+            panel.frame.outline(window)
+        frames = [panel.frame for panel in panels[: len(self.views)]]
+        for frame, v in zip(frames, self.views, strict=True):
+            frame.end_of_step(v.step)
+        panels[-1].frame.axes.set_xlabel(f'time in the step ({unit})', fontsize=9, labelpad=2)
+        saving(frames, [v.step for v in self.views])
+        self._title(figure)
 
     def _panels(self, figure: Figure, windows: list[tuple[float, float]], scale: float) -> list[Panel]:
         """Axes at their places, with what they show."""
         panels = []
-        bottom = self.height - _TOP
+        bottom = self.height - TOP
         for index, (rows, window) in enumerate(zip(self.rows, windows, strict=True)):
             bottom -= _ROW * rows
             place = (_LEFT, bottom / self.height, _RIGHT - _LEFT, _ROW * rows / self.height)
-            v = self.views[index % len(self.views)]
-            panels.append(Panel(figure.add_axes(place), v, window, scale, _WIDTH * (_RIGHT - _LEFT)))
-            bottom -= _BETWEEN
+            frame = Frame(figure.add_axes(place), window, scale, WIDTH * (_RIGHT - _LEFT))
+            panels.append(Panel(frame, self.views[index % len(self.views)]))
+            bottom -= BETWEEN
         return panels
 
-    def _saving(self, panels: list[Panel]) -> None:
-        """Point out, on the shorter step, the difference to the longer."""
-        longer, shorter = sorted(panels[:2], key=lambda panel: -panel.view.step)
-        difference = longer.view.step - shorter.view.step
-        if difference > 0.01 * longer.view.step:
-            shorter.saving(longer.view.step, f'{format_time(difference)} less')
-
-    def _headline(self, figure: Figure) -> None:
+    def _title(self, figure: Figure) -> None:
         """Title and legend."""
         from matplotlib.patches import Patch
 
-        top = 1 - 0.12 / self.height
-        answer = headline(*((v.name, v.step) for v in reversed(self.views)))
-        figure.text(0.012, top, answer, fontsize=13, fontweight='bold', va='top')
         bars = [bar for v in self.views for bar in v.bars]
         used = {bar.phase for bar in bars if not bar.communicates}
         if any(bar.communicates for bar in bars):
             used |= {'hidden', 'exposed'}
         patches = [
-            Patch(facecolor=colour, label=NAMES[kind], edgecolor='white', hatch='/////' if kind == 'exposed' else None)
+            Patch(facecolor=colour, label=NAMES[kind], edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
             for kind, colour in COLOURS.items()
             if kind in used
         ]
@@ -163,25 +126,18 @@ class _Page:
         if copies > 1:
             lighter = 'lighter: copy 1' if copies == 2 else f'the lighter, the higher the copy, to {copies - 1}'
             patches.append(Patch(facecolor='#7FB8D8', label=lighter))
-        figure.legend(
-            handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / self.height), ncols=len(patches),
-            frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
-        )  # fmt: skip
+        title(figure, headline(*((v.name, v.step) for v in reversed(self.views))), patches)
 
 
 def _heading(panel: Panel, averaged: float, *, zoomed: bool) -> str:
     """A panel's name and its figures."""
     v = panel.view
     if zoomed:
-        return f'{v.name}: the framed {format_time(panel.window[1] - panel.window[0])}'
+        window = panel.frame.window
+        return f'{v.name}: the framed {format_time(window[1] - window[0])}'
     figures = f'{v.name}: {format_time(v.step)} a step'
     if v.metrics.communication:
         exposed = f'{format_time(v.metrics.exposed)} ({v.metrics.exposed / v.step * 100:.0f} %)'
         figures += f', {exposed} of it exposed communication, overlap {v.metrics.overlap * 100:.0f} %'
     shares = f'; shares of time, averaged over {format_time(averaged)}' if averaged else ''
     return f'{figures}; rank {v.rank}{shares}'
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    """What to multiply seconds with for the axis, and its name."""
-    return next(((f, n) for f, n in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')) if seconds * f >= 1), (1e9, 'ns'))

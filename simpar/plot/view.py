@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from simpar.intervals import Intervals, fold, minus, union
-from simpar.metrics import RankMetrics, is_communication, metrics
+from simpar.metrics import RankMetrics, is_communication, is_transfer, metrics, named_streams
 from simpar.trace import Times, Trace
 
 Kind = Literal['F', 'I', 'W', 'U', 'hidden', 'exposed']
@@ -28,7 +28,7 @@ ZOOMED: Final = 50
 class Bar(NamedTuple):
     """One op on a row, in seconds from the step's begin.
 
-    ``start`` is later than ``arrive`` where it waited; ``copy`` is None for what is done once for all copies.
+    ``start`` is later than ``arrive`` where it waited in a collective; ``copy`` is None for what is done once for all.
     """
 
     row: int
@@ -96,7 +96,8 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
     """
     if rank is None:
         rank = trace.lanes[int(np.argmax([lane.end_KS[-1].max() for lane in trace.lanes]))].rank
-    streams = sorted(trace.role(trace.lane(rank)).streams, key=lambda stream: stream != 'compute')
+    named = named_streams(trace.program, trace.role(trace.lane(rank)))
+    streams = sorted(named, key=lambda stream: stream != 'compute')
     lane = int(trace.lane_of_rank[rank])
     return View(
         name=name,
@@ -104,7 +105,7 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
         step=trace.step,
         streams=tuple(streams),
         metrics=metrics(trace).steady.rank(trace.lanes[lane].rank),
-        bars=tuple(_bars(trace, rank, {stream: row for row, stream in enumerate(streams)})),
+        bars=tuple(_bars(trace, rank, {index: row for row, name in enumerate(streams) for index in named[name]})),
         copies=trace.program.copies,
     )
 
@@ -122,20 +123,21 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     return np.asarray(covered / (right - left))
 
 
-def _bars(trace: Trace, rank: int, rows: dict[str, int]) -> list[Bar]:
-    """The bars of the last step, times counted from its window's begin."""
+def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
+    """The bars of the last step, times counted from its window's begin; ``rows``, stream → row."""
     end = float(trace.step_ends[-1])
     begin = end - trace.step
     bars = []
+    stream = trace.role(trace.lane(rank)).stream.tolist()
     for span in trace.spans(rank):
         communicates = is_communication(span.op)
-        since = span.arrive if communicates else span.start
+        since = span.arrive if communicates and not is_transfer(span.op) else span.start
         for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
             start = right - min(span.end - span.start, right - left)
             copy = span.copy if trace.program.sliced(span.op) else None
             label = _label(span.op.operator if communicates else span.op.name)
             times = (left - begin, start - begin, right - begin)
-            bars.append(Bar(rows[span.stream], span.op.phase, communicates, copy, label, *times))
+            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times))
     return [bar for bar in bars if bar.end > bar.arrive]
 
 

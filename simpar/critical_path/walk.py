@@ -2,76 +2,25 @@
 
 The segments cover the window without gap or overlap. A segment is an op that ran, the host (which had not issued the op
 yet, and so has held things up since the window began: it issues without pause), or, in a measured trace, an overhead:
-time in which an op could have arrived and had not.
+time in which an op could have arrived and had not. Where ranks meet, in a collective or a send with its receive, the
+path goes on on the rank that came last.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from simpar.cost.costs import Costs
-from simpar.metrics import communicator, is_communication
+from simpar.cost.costs import Costs, entry_of
+from simpar.critical_path.path import CriticalPath, Segment
+from simpar.metrics import is_communication, is_pipeline, is_transfer
 from simpar.program import OpClass, Role
 from simpar.trace import Trace
 
-SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
-_WHERE = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
-_NAMED = 3
-"""How many compute op classes the words name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Seconds of the critical path: ``begin`` to ``end``, on a rank; ``op`` is None for host and overhead."""
-
-    kind: SegmentKind
-    rank: int
-    begin: float
-    end: float
-    op: OpClass | None = None
-    slot: int = -1
-    stream: str = ''
-    stretched: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long."""
-        return self.end - self.begin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticalPath:
-    """Segments in order of time, from ``begin`` to ``end`` of a step.
-
-    Arguments: ``stretched``, seconds by which ops on the path lasted longer than alone (0 where costs were not given).
-    """
-
-    begin: float
-    end: float
-    segments: tuple[Segment, ...]
-    stretched: float
-    ranks: int
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """What the path consists of, as share of the step; the largest first, ties by name."""
-        seconds: dict[str, float] = {}
-        for segment in self.segments:
-            what = _what(segment)
-            seconds[what] = seconds.get(what, 0.0) + segment.seconds
-        whole = self.end - self.begin
-        return dict(sorted(((k, v / whole) for k, v in seconds.items()), key=lambda item: (-item[1], item[0])))
-
-    @property
-    def words(self) -> str:
-        """The path in one or two sentences."""
-        if not self.segments:
-            return 'Nothing takes time in this step.'
-        return f'{_main_sentence(self)}{_stretched_sentence(self)}'
+_Channel = tuple[str, str, int, str]
+"""What pairs up by order: (kind of op, partition, how many positions further the peer stands, stream)."""
 
 
 def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> CriticalPath:
@@ -89,6 +38,7 @@ def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> C
         segments=segments,
         stretched=sum(segment.stretched for segment in segments),
         ranks=len(trace.lanes),
+        staged=is_pipeline(trace.program),
     )
 
 
@@ -124,7 +74,7 @@ class _Walk:
     begin: float
     end: float
     views: dict[int, _LaneView] = field(default_factory=dict)
-    sequences: dict[int, dict[tuple[str, str], list[int]]] = field(default_factory=dict)
+    channels: dict[int, tuple[dict[_Channel, list[int]], dict[int, int]]] = field(default_factory=dict)
 
     def segments(self) -> list[Segment]:
         """The segments, the latest first."""
@@ -161,7 +111,7 @@ class _Walk:
             end=time,
             op=op,
             slot=place.slot,
-            stream=view.role.streams[int(view.role.stream[place.slot])],
+            stream=self._stream(place),
             stretched=self._stretched(place, op, begin, time),
         )
         return segment, max(self._participants(place, op), key=lambda p: (self._arrive(p), p == place, -p.lane))
@@ -195,37 +145,59 @@ class _Walk:
         return places
 
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
-        """The same collective on the lanes of its group, found by its order on the communicator."""
-        if op.kind != 'collective':
+        """The ops that this one meets, itself included, found by their order on the communicator."""
+        if op.kind == 'compute':
             return [place]
-        role = self._view(place.lane).role
-        key = (op.partition, role.streams[int(role.stream[place.slot])])
-        order = self._sequence(place.lane)[key].index(place.slot)
+        stream = self._stream(place)
+        number = self._numbers(place.lane)[1][place.slot]
+        if is_transfer(op):
+            lane, peer = self._peer(place.lane, op)
+            other = 'recv' if op.kind == 'send' else 'send'
+            return [place, _Place(lane, place.step, self._numbers(lane)[0][other, op.partition, peer, stream][number])]
         members = self.trace.program.partitions[op.partition].members(self.trace.lanes[place.lane].rank)
         lanes = dict.fromkeys(int(self.trace.lane_of_rank[rank]) for rank in members)
-        return [_Place(lane, place.step, self._sequence(lane)[key][order]) for lane in lanes]
+        key = (op.kind, op.partition, 0, stream)
+        return [_Place(lane, place.step, self._numbers(lane)[0][key][number]) for lane in lanes]
 
-    def _sequence(self, lane: int) -> dict[tuple[str, str], list[int]]:
-        """The collectives of a lane by communicator, in order."""
-        if lane not in self.sequences:
-            role = self._view(lane).role
-            found: dict[tuple[str, str], list[int]] = {}
+    def _peer(self, lane: int, op: OpClass) -> tuple[int, int]:
+        """The lane that a send goes to or a receive comes from, and how many positions further this one stands."""
+        partition = self.trace.program.partitions[op.partition]
+        rank = self.trace.lanes[lane].rank
+        members = partition.members(rank)
+        there = members[(members.index(rank) + op.peer) % partition.size]
+        return int(self.trace.lane_of_rank[there]), -op.peer % partition.size
+
+    def _numbers(self, lane: int) -> tuple[dict[_Channel, list[int]], dict[int, int]]:
+        """The communication ops of a lane by what pairs them up, in order; and the number of each there."""
+        if lane not in self.channels:
+            by_channel: dict[_Channel, list[int]] = {}
+            number = {}
+            role, program = self._view(lane).role, self.trace.program
             for slot, (index, stream) in enumerate(zip(role.op_class.tolist(), role.stream.tolist(), strict=True)):
-                op = self.trace.program.op_classes[index]
-                if op.kind == 'collective':
-                    found.setdefault((op.partition, role.streams[stream]), []).append(slot)
-            self.sequences[lane] = found
-        return self.sequences[lane]
+                op = program.op_classes[index]
+                if op.kind != 'compute':
+                    peer = op.peer % program.partitions[op.partition].size
+                    same = by_channel.setdefault((op.kind, op.partition, peer, role.streams[stream]), [])
+                    number[slot] = len(same)
+                    same.append(slot)
+            self.channels[lane] = by_channel, number
+        return self.channels[lane]
+
+    def _stream(self, place: _Place) -> str:
+        role = self._view(place.lane).role
+        return role.streams[int(role.stream[place.slot])]
 
     def _stretched(self, place: _Place, op: OpClass, begin: float, end: float) -> float:
         """Seconds of a segment beyond the op's isolated seconds."""
         if self.costs is None:
             return 0.0
+        if op.kind == 'recv':
+            place = next(one for one in self._participants(place, op) if one != place)
         rank = self.trace.lanes[place.lane].rank
         index = int(self._view(place.lane).role.op_class[place.slot])
         if is_communication(op):
-            group = self.trace.program.partitions[op.partition].place(rank)[0]
-            cost = self.costs.communication[index][group]
+            partition, entries = self.trace.program.partitions[op.partition], self.costs.communication[index]
+            cost = entries[entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))]
             isolated = cost.alpha + cost.transfer
         else:
             isolated = float(self.costs.compute[index] / self.costs.rank_speed[rank])
@@ -258,57 +230,3 @@ def _stream_order(role: Role) -> tuple[list[int], dict[int, int]]:
         before.append(tail.get(stream, -1))
         tail[stream] = slot
     return before, tail
-
-
-def _what(segment: Segment) -> str:
-    """What the words call a segment's time."""
-    if segment.op is None:
-        return 'waiting for the host' if segment.kind == 'host' else 'waiting for no op (overhead)'
-    if segment.kind == 'compute':
-        return 'compute'
-    name = communicator(segment.op, segment.stream)
-    return f'{name} {segment.op.operator} {_WHERE[segment.op.phase]}'
-
-
-def _main_sentence(path: CriticalPath) -> str:
-    parts = []
-    rest = 0.0
-    for what, share in path.shares.items():
-        if share < 0.005:
-            rest += share
-        else:
-            parts.append(f'{_percent(share)} {what}{_compute_details(path) if what == "compute" else ""}')
-    if rest >= 0.005:
-        parts.append(f'{_percent(rest)} other')
-    return f'Critical path: {", ".join(parts)}{_on_rank(path)}.'
-
-
-def _compute_details(path: CriticalPath) -> str:
-    """The op classes that weigh most, layers taken together."""
-    seconds: dict[str, float] = {}
-    for segment in path.segments:
-        if segment.op and segment.kind == 'compute':
-            name = re.sub(r'\blayer\d+', 'layer*', segment.op.name)
-            seconds[name] = seconds.get(name, 0.0) + segment.seconds
-    ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
-    whole = path.end - path.begin
-    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED] if value >= 0.005 * whole]
-    more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
-    return f' ({", ".join(named + more)})' if named else ''
-
-
-def _on_rank(path: CriticalPath) -> str:
-    """Which rank the path runs on, where ranks differ."""
-    ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
-    return f', all compute on rank {min(ranks)}' if path.ranks > 1 and len(ranks) == 1 else ''
-
-
-def _stretched_sentence(path: CriticalPath) -> str:
-    share = path.stretched / (path.end - path.begin)
-    if share < 0.005:
-        return ''
-    return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'
-
-
-def _percent(share: float) -> str:
-    return f'{share * 100:.0f} %'

@@ -1,7 +1,9 @@
 """What a trace says in seconds: busy, exposed communication, overlap, idle and bubble, per rank and stream.
 
-Everything is the length of a union of intervals. Times are multiples of 2⁻⁴⁰ s, so lengths are exact and
-compute + exposed + idle = step holds to the bit. Definitions, with a picture, are in docs/answers.md.
+A participant of a collective communicates from its arrival on, as its kernel does; sends and receives communicate while
+they transfer, since a receive that is posted early and waits is what pipelines call a bubble. Everything is the length
+of a union of intervals. Times are multiples of 2⁻⁴⁰ s, so lengths are exact and compute + exposed + idle = step holds
+to the bit. Definitions, with a picture, are in docs/answers.md.
 """
 
 from __future__ import annotations
@@ -9,24 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.intervals import Intervals, fold, length
-from simpar.program import OpClass, Role
+from simpar.program import OpClass, Program, Role
 from simpar.trace import Lane, Times, Trace
 
 Mask = NDArray[np.bool_]
+SENDS: Final = 'sends'
+RECEIVES: Final = 'receives'
+"""What all streams that only send, or only receive, are called together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMetrics:
-    """One stream of one rank: seconds that add up to the window.
+    """One stream of one rank, or all its streams of sends or of receives: seconds that add up to the window.
 
-    Arguments: ``busy``, ops run ([start, end]); ``waiting``, its head has arrived and waits for its peers ([arrive,
-    start]); ``idle``, the rest; ``ops``, how many ops it ran.
+    Arguments: ``busy``, ops run ([start, end]); ``waiting``, a head has arrived and waits for its peers ([arrive,
+    start]) while no other runs; ``idle``, the rest; ``ops``, how many ops ran.
     """
 
     stream: str
@@ -43,13 +48,15 @@ class RankMetrics:
     Arguments:
         rank: the (first) rank; ``ranks``, how many behave like it.
         compute: seconds in which any stream computes.
-        communication: seconds in which it communicates, a participant's wait for its peers included ([arrive, end]).
+        communication: seconds in which it communicates: takes part in a collective, the wait for its peers included
+            ([arrive, end]), or sends or receives ([start, end]).
         exposed: seconds in which it communicates and computes nothing.
         idle: seconds in which it does neither.
-        bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits for its peers.
+        bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits in collectives.
         phases: seconds of computing by phase.
-        exposed_by: seconds exposed by communicator; where two communicate at once, both count them.
-        streams: one for each stream of the rank's role.
+        exposed_by: seconds exposed by communicator, sends and receives of a partition together; where two
+            communicate at once, both count them.
+        streams: one for each stream of the rank's role; those of sends together, and those of receives.
     """
 
     rank: int
@@ -148,9 +155,27 @@ def is_communication(op: OpClass) -> bool:
     return op.kind != 'compute'
 
 
+def is_transfer(op: OpClass) -> bool:
+    """Whether an op goes from one rank to another: a send or a receive."""
+    return op.kind in ('send', 'recv')
+
+
 def communicator(op: OpClass, stream: str) -> str:
-    """A communicator as readers name it: its partition, and its stream where that has another name."""
-    return op.partition if op.partition == stream else f'{op.partition} on {stream}'
+    """A communicator as readers name it: its partition; for collectives also its stream where that is named otherwise.
+
+    Sends and receives have a stream for each direction, which together are one communicator to readers.
+    """
+    return op.partition if is_transfer(op) or op.partition == stream else f'{op.partition} on {stream}'
+
+
+def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
+    """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
+    named: dict[str, list[int]] = {}
+    for index, name in enumerate(role.streams):
+        kinds = {program.op_classes[op].kind for op in np.unique(role.op_class[role.stream == index]).tolist()}
+        joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
+        named.setdefault(joint, []).append(index)
+    return named
 
 
 class _Window(NamedTuple):
@@ -183,6 +208,11 @@ class _Ops:
         passes = np.array([test(op) for op in self.op_classes], dtype=bool)
         return passes[self.role.op_class]
 
+    def communicating(self, mask: Mask) -> Intervals:
+        """When ops of the mask communicate: collectives from their arrival on, sends and receives from their start."""
+        since = np.where(self.where(is_transfer), self.start, self.arrive)
+        return self.between(since, self.end, mask)
+
 
 def _step(trace: Trace, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window."""
@@ -198,8 +228,9 @@ def _rank(trace: Trace, lane: Lane, ranks: int, window: _Window) -> RankMetrics:
     ops = _Ops(trace.role(lane), trace.program.op_classes, *times, window)
     communicates = ops.where(is_communication)
     computing = ops.between(ops.start, ops.end, ~communicates)
-    communication = ops.between(ops.arrive, ops.end, communicates)
+    communication = ops.communicating(communicates)
     transferring = ops.between(ops.start, ops.end, communicates)
+    named = named_streams(trace.program, ops.role)
     step = window.end - window.begin
     compute = length(computing)
     occupied = length(np.concatenate((computing, communication)))
@@ -213,7 +244,7 @@ def _rank(trace: Trace, lane: Lane, ranks: int, window: _Window) -> RankMetrics:
         bubble=step - length(np.concatenate((computing, transferring))),
         phases=_phases(ops),
         exposed_by=_exposed_by(ops, computing, compute),
-        streams=tuple(_stream(ops, index, name) for index, name in enumerate(ops.role.streams)),
+        streams=tuple(_stream(ops, name, streams) for name, streams in named.items()),
     )
 
 
@@ -229,22 +260,21 @@ def _phases(ops: _Ops) -> dict[str, float]:
 
 def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, float]:
     """Seconds exposed by communicator, in the order of first use."""
-    partition = np.array([op.partition for op in ops.op_classes])[ops.role.op_class]
-    communicates = ops.where(is_communication)
-    seconds: dict[str, float] = {}
-    for slot in np.flatnonzero(communicates).tolist():
+    of_slot: dict[str, list[int]] = {}
+    for slot in np.flatnonzero(ops.where(is_communication)).tolist():
         stream = ops.role.streams[int(ops.role.stream[slot])]
-        name = communicator(ops.op_classes[int(ops.role.op_class[slot])], stream)
-        if name not in seconds:
-            mask = communicates & (ops.role.stream == ops.role.stream[slot]) & (partition == partition[slot])
-            mine = ops.between(ops.arrive, ops.end, mask)
-            seconds[name] = length(np.concatenate((computing, mine))) - compute
+        of_slot.setdefault(communicator(ops.op_classes[int(ops.role.op_class[slot])], stream), []).append(slot)
+    seconds = {}
+    for name, slots in of_slot.items():
+        mask = np.zeros(len(ops.role), dtype=bool)
+        mask[slots] = True
+        seconds[name] = length(np.concatenate((computing, ops.communicating(mask)))) - compute
     return seconds
 
 
-def _stream(ops: _Ops, index: int, name: str) -> StreamMetrics:
-    """Metrics of one stream."""
-    mask = np.asarray(ops.role.stream == index)
+def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
+    """Metrics of some streams as if they were one."""
+    mask = np.isin(ops.role.stream, streams)
     running = ops.between(ops.start, ops.end, mask)
     occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))
     busy = length(running)

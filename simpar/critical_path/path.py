@@ -1,0 +1,155 @@
+"""The critical path as segments, shares and words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simpar.metrics import communicator, is_transfer
+from simpar.program import OpClass
+
+SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
+_WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
+_COMPUTE: Final = 'compute of stage '
+_NAMED: Final = 3
+"""How many compute op classes, and how many stages, the words name."""
+_MOST: Final = 6
+"""How many parts of the step the words tell apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Seconds of the critical path: ``begin`` to ``end``, on a rank; ``op`` is None for host and overhead."""
+
+    kind: SegmentKind
+    rank: int
+    begin: float
+    end: float
+    op: OpClass | None = None
+    slot: int = -1
+    stream: str = ''
+    stretched: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """Segments in order of time, from ``begin`` to ``end`` of a step.
+
+    Arguments: ``stretched``, seconds by which ops on the path lasted longer than alone (0 where costs were not given);
+    ``ranks``, how many differ; ``staged``: the program is a pipeline, whose compute is told by stage.
+    """
+
+    begin: float
+    end: float
+    segments: tuple[Segment, ...]
+    stretched: float
+    ranks: int
+    staged: bool = False
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What the path consists of, as share of the step; the largest first, ties by name."""
+        seconds: dict[str, float] = {}
+        for segment in self.segments:
+            what = _what(segment, staged=self.staged)
+            seconds[what] = seconds.get(what, 0.0) + segment.seconds
+        whole = self.end - self.begin
+        return dict(sorted(((k, v / whole) for k, v in seconds.items()), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def words(self) -> str:
+        """The path in one or two sentences."""
+        if not self.segments:
+            return 'Nothing takes time in this step.'
+        return f'{_main_sentence(self)}{_stretched_sentence(self)}'
+
+
+def _what(segment: Segment, *, staged: bool) -> str:
+    """What the words call a segment's time."""
+    op = segment.op
+    if op is None:
+        return 'waiting for the host' if segment.kind == 'host' else 'waiting for no op (overhead)'
+    if segment.kind == 'compute':
+        return 'update' if staged and op.phase == 'U' else f'{_COMPUTE}{op.stage}' if staged else 'compute'
+    if is_transfer(op):
+        return f'{op.partition} sends'
+    name = f'{communicator(op, segment.stream)} {op.operator}'
+    return name if staged else f'{name} {_WHERE[op.phase]}'
+
+
+def _main_sentence(path: CriticalPath) -> str:
+    told = sorted(_told(path), key=lambda item: -item[1])
+    shown = [(words, share) for words, share in told if share >= 0.005][:_MOST]
+    rest = sum(share for _, share in told) - sum(share for _, share in shown)
+    parts = [f'{_percent(share)} {words}' for words, share in shown]
+    if rest >= 0.005:
+        parts.append(f'{_percent(rest)} other')
+    return f'Critical path: {", ".join(parts)}{_on_rank(path)}.'
+
+
+def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
+    """What the sentence lists and its share: one stage of a pipeline apart where it has most of the compute."""
+    shares = path.shares
+    stages = {what: share for what, share in shares.items() if what.startswith(_COMPUTE)}
+    yield from ((_with_details(path, what), share) for what, share in shares.items() if what not in stages)
+    if not stages:
+        return
+    first, *others = stages
+    compute = sum(stages.values())
+    if not others:
+        yield _with_details(path, first), stages[first]
+    elif stages[first] > 0.5 * compute:
+        yield _with_details(path, first), stages[first]
+        yield (
+            f'compute of {"other stages" if len(others) > 1 else others[0].removeprefix("compute of ")}',
+            (compute - stages[first]),
+        )
+    else:
+        named = [f'{what.removeprefix("compute of ")} {_percent(stages[what])}' for what in [first, *others][:_NAMED]]
+        more = [f'{len(stages) - len(named)} more'] if len(stages) > len(named) else []
+        yield f'compute ({", ".join(named + more)}; {", ".join(_operators(path, stages))})', compute
+
+
+def _with_details(path: CriticalPath, what: str) -> str:
+    """With the op classes that weigh most, where it is compute."""
+    named = _operators(path, {what}) if what.startswith('compute') else []
+    return f'{what} ({", ".join(named)})' if named else what
+
+
+def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
+    """The op classes that weigh most in some compute, layers taken together."""
+    seconds: dict[str, float] = {}
+    for segment in path.segments:
+        if segment.op and segment.kind == 'compute' and _what(segment, staged=path.staged) in whats:
+            name = re.sub(r'\blayer\d+', 'layer*', segment.op.name).removesuffix('.split')
+            seconds[name] = seconds.get(name, 0.0) + segment.seconds
+    ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
+    whole = path.end - path.begin
+    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED] if value >= 0.005 * whole]
+    more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
+    return named + more if named else []
+
+
+def _on_rank(path: CriticalPath) -> str:
+    """Which rank the path runs on, where ranks differ."""
+    ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
+    alone = len(ranks) == 1 and path.ranks > 1 and not path.staged
+    return f', all compute on rank {min(ranks)}' if alone else ''
+
+
+def _stretched_sentence(path: CriticalPath) -> str:
+    share = path.stretched / (path.end - path.begin)
+    if share < 0.005:
+        return ''
+    return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'
+
+
+def _percent(share: float) -> str:
+    return f'{share * 100:.0f} %'

@@ -1,0 +1,153 @@
+"""What all pictures of a step share: colours, sizes, the answer as title, the legend, axes; how a file is written."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from simpar.files import write_whole
+from simpar.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+FORWARD: Final = '#0072B2'
+BACKWARD: Final = '#009E73'
+WEIGHT: Final = '#E69F00'
+UPDATE: Final = '#CC79A7'
+HIDDEN: Final = '#A9A9A9'
+EXPOSED: Final = '#D55E00'
+"""Okabe and Ito's palette, which the colour-blind tell apart."""
+HATCH: Final = '/////'
+"""What exposed communication carries besides its colour."""
+ROW: Final = '#F4F4F4'
+"""The ground of a row, where nothing happens."""
+WIDTH: Final = 13.0
+BETWEEN: Final = 0.55
+TOP: Final = 1.0
+BOTTOM: Final = 0.55
+"""Inches: of the figure, above a panel, for title and legend, for the axis at the bottom."""
+
+
+Colour = tuple[float, float, float]
+"""Red, green and blue from 0 to 1."""
+
+
+def rgb(colour: str, white: float = 0.0) -> Colour:
+    """``#RRGGBB`` mixed with a share of white."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure, so many inches high, that leaves matplotlib's global state alone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), dpi=120)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure; the suffix says the format (png, svg, pdf). The same figure gives the same bytes.
+
+    Raises ``ValueError`` for a format that matplotlib does not know, ``OSError`` if it cannot be written.
+    """
+    from matplotlib import rc_context
+
+    kind = path.suffix.removeprefix('.').lower() or 'png'
+    unstamped = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(kind)
+    buffer = io.BytesIO()
+    with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
+        figure.savefig(buffer, format=kind, metadata=unstamped)
+    write_whole(path, buffer.getvalue())
+
+
+def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
+    """The answer in a sentence; arguments: name and seconds of a step, of the plan and of its baseline."""
+    words = f'{plan[0]}: {format_time(plan[1])} a step'
+    if baseline is None:
+        return words
+    gain = baseline[1] / plan[1] - 1
+    how = 'as fast as' if abs(gain) < 0.0005 else f'{abs(gain) * 100:.1f} % {"faster" if gain > 0 else "slower"} than'
+    return f'{words}, {how} {baseline[0]} ({format_time(baseline[1])})'
+
+
+def title(figure: Figure, words: str, patches: list[Patch]) -> None:
+    """The answer, and below it the legend."""
+    height = float(figure.get_size_inches()[1])
+    figure.text(0.012, 1 - 0.12 / height, words, fontsize=13, fontweight='bold', va='top')
+    figure.legend(
+        handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / height), ncols=len(patches),
+        frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
+    )  # fmt: skip
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """What to multiply seconds with for the axis, and its name."""
+    return next(((f, n) for f, n in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')) if seconds * f >= 1), (1e9, 'ns'))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The axes of one panel with rows, in a window of time.
+
+    Arguments: ``window``, seconds; ``scale``, what seconds are multiplied with for the axis; ``inches``, its width.
+    """
+
+    axes: Axes
+    window: tuple[float, float]
+    scale: float
+    inches: float
+
+    def draw(self, heading: str, rows: list[str], half: float) -> None:
+        """The axes, the names of the rows and their ground; ``half`` of a row's height, which is 1 with its gap."""
+        axes = self.axes
+        axes.set_xlim(self.window[0] * self.scale, self.window[1] * self.scale)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), rows, fontsize=9)
+        axes.tick_params(axis='y', length=0)
+        axes.tick_params(axis='x', labelsize=8, length=3)
+        for side in ('top', 'right', 'left'):
+            axes.spines[side].set_visible(False)
+        axes.set_title(heading, loc='left', fontsize=9.5, pad=4)
+        for row in range(len(rows)):
+            axes.axhspan(row - half, row + half, facecolor=ROW, linewidth=0, zorder=0)
+
+    def outline(self, window: tuple[float, float]) -> None:
+        """Frame a window that another panel shows larger."""
+        left, right = window[0] * self.scale, window[1] * self.scale
+        self.axes.axvspan(left, right, facecolor='none', edgecolor='black', linewidth=1.1, zorder=5)
+
+    def end_of_step(self, step: float) -> None:
+        """A line where the step ends."""
+        self.axes.axvline(step * self.scale, color='black', linewidth=1.4)
+
+    def saving(self, since: float, until: float, words: str) -> None:
+        """An arrow from the end of the step to a later time, with words over it."""
+        middle = sum(self.axes.get_ylim()) / 2
+        ends = since * self.scale, until * self.scale
+        arrow: dict[str, Any] = {'arrowstyle': '<->', 'shrinkA': 0, 'shrinkB': 0, 'linewidth': 1.0}
+        self.axes.annotate('', (ends[0], middle), (ends[1], middle), arrowprops=arrow)
+        if self.letters(until - since, 8.0) > len(words) + 1:
+            self.axes.text(sum(ends) / 2, middle - 0.1, words, ha='center', va='bottom', fontsize=8)
+
+    def letters(self, seconds: float, points: float) -> float:
+        """How many letters of a size a time has room for."""
+        return self.points(seconds) / (0.55 * points)
+
+    def points(self, seconds: float) -> float:
+        """How wide a time is drawn, in points of 1/72 inch."""
+        return seconds / (self.window[1] - self.window[0]) * self.inches * 72
+
+
+def saving(frames: list[Frame], steps: list[float]) -> None:
+    """Point out, on the shorter of two steps, the difference to the longer."""
+    if len(steps) > 1 and abs(steps[0] - steps[1]) > 0.01 * max(steps):
+        shorter = steps.index(min(steps))
+        frames[shorter].saving(min(steps), max(steps), f'{format_time(max(steps) - min(steps))} less')

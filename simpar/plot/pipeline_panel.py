@@ -1,0 +1,195 @@
+"""One panel of a pipeline's picture: rows of boxes, or of shares over time where there are too many boxes to see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.intervals import Intervals
+from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
+from simpar.plot.pipeline_view import Box, BoxKind, Label, Layer, PipelineView, Row
+from simpar.plot.view import share
+
+COLOURS: Final[dict[BoxKind, str]] = {
+    'F': FORWARD, 'B': BACKWARD, 'I': BACKWARD, 'W': WEIGHT, 'U': UPDATE, 'exposed': EXPOSED,
+}  # fmt: skip
+CHUNK_WHITE: Final = 0.55
+COPY_WHITE: Final = 0.22
+"""How much white the last stage of a rank, and the last copy, have in their colour."""
+_MOMENTS: Final = 800
+_HALF: Final = 0.42
+"""Half the height of a box, in rows."""
+_SIZES: Final = (8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5)
+"""Letters, in points, that labels are tried in."""
+_DIGIT: Final = 0.64
+"""Width of a digit, in sizes of the letter."""
+_HATCHED: Final = 4.0
+"""Points of width from which exposed communication is hatched: narrower, the hatch would hide it."""
+_GAP: Final = 0.7
+"""Points between boxes."""
+
+Rectangle = tuple[float, float, float, float, Colour]
+"""Left, right, top, bottom, colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """Letters of so many points (0: none), and whether ``0F3`` is spelled in full or told by its number, 3."""
+
+    points: float
+    full: bool = False
+
+    def text(self, label: Label) -> str:
+        """What is written into a box."""
+        return f'{label.stage}{label.kind}{label.micro_batch}' if self.full else str(label.micro_batch)
+
+    def width(self, text: str) -> float:
+        """Points that a text takes, with a little air."""
+        return _DIGIT * self.points * len(text) + (1.5 if self.full else 0.8)
+
+    def fitted(self, label: Label, width: float, height: float) -> _Style:
+        """The same or smaller letters, that fit into so many points; or none."""
+        sizes = (points for points in _SIZES if points <= min(self.points, height / 0.75))
+        styles = (_Style(points, self.full) for points in sizes)
+        return next((style for style in styles if style.width(style.text(label)) <= width), _Style(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePanel:
+    """A pipeline in a window of time; ``height``, inches of a row."""
+
+    frame: Frame
+    view: PipelineView
+    height: float
+
+    def draw(self, heading: str, averaged: float) -> None:
+        """Draw rows and their contents; ``averaged`` over so many seconds, or 0: box by box."""
+        self.frame.draw(heading, [self._name(number, row) for number, row in enumerate(self.view.rows)], _HALF)
+        self.frame.axes.tick_params(axis='y', labelsize=8.5 if self.height > 0.3 else 7.5)
+        styles = self._styles()
+        for number, row in enumerate(self.view.rows):
+            if averaged:
+                self._shares(number, row, averaged)
+            else:
+                self._boxes(number, row)
+                for box in row.boxes:
+                    if box.end > self.frame.window[0] and box.begin < self.frame.window[1]:
+                        self._labels(number, box, styles)
+
+    def figures(self) -> None:
+        """Bubble and exposed communication of every row, at its right."""
+        for column, figure in enumerate(('bubble', 'exposed')):
+            right = 1.0 + (0.6 + 0.6 * column) / self.frame.inches
+            words: dict[str, Any] = {'ha': 'right', 'fontsize': 8, 'transform': self.frame.axes.get_yaxis_transform()}
+            self.frame.axes.text(right, -0.5 - 0.05 / self.height, figure, va='bottom', color='#555555', **words)
+            for number, row in enumerate(self.view.rows):
+                percent = 100 * getattr(row.metrics, figure) / self.view.step
+                self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **words)
+
+    def _styles(self) -> dict[BoxKind, _Style]:
+        """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
+        begin, end = self.frame.window
+        shown: dict[BoxKind, list[tuple[float, Label]]] = {}
+        for row in self.view.rows:
+            for box in row.boxes:
+                for label in box.labels if box.end > begin and box.begin < end else ():
+                    shown.setdefault(label.kind, []).append((self.frame.points(box.end - box.begin), label))
+        return {kind: _style(mine, 0.9 * self.height * 72 * 2 * _HALF) for kind, mine in shown.items()}
+
+    def _name(self, number: int, row: Row) -> str:
+        if len(self.view.rows) == 1:
+            return 'every rank'
+        stages = ', '.join(map(str, row.stages)) if len(row.stages) < 5 else f'{row.stages[0]} … {row.stages[-1]}'
+        return f'pipeline {number}\nstage {stages}' if self.height > 0.3 else f'{number}: stage {stages}'
+
+    def _boxes(self, number: int, row: Row) -> None:
+        """Boxes, updates, and exposed communication between them."""
+        top, bottom = number - _HALF, number + _HALF
+        drawn = [rectangle for box in row.boxes for rectangle in self._layers(number, box)]
+        updates: tuple[BoxKind, Intervals] = ('U', row.computing['U'])
+        for kind, times in (updates, ('exposed', row.between)):
+            colour = rgb(COLOURS[kind])
+            drawn += [(left, right, top, bottom, colour) for left, right in times.tolist()]
+        hatched = [self._hatched(rectangle) for rectangle in drawn]
+        self._rectangles([one for one, hatch in zip(drawn, hatched, strict=True) if not hatch])
+        self._rectangles([one for one, hatch in zip(drawn, hatched, strict=True) if hatch], HATCH)
+
+    def _hatched(self, rectangle: Rectangle) -> bool:
+        left, right, *_, colour = rectangle
+        return colour == rgb(COLOURS['exposed']) and self.frame.points(right - left) >= _HATCHED
+
+    def _layers(self, number: int, box: Box) -> list[Rectangle]:
+        """A box's layers, with a gap to its neighbours where it is wide."""
+        gap = _GAP / 2 * (box.end - box.begin) / max(self.frame.points(box.end - box.begin), 1e-9)
+        gap = min(gap, 0.06 * (box.end - box.begin))
+        top = number - _HALF
+        found = []
+        for layer in box.layers:
+            bottom = top + 2 * _HALF * layer.share
+            found.append((box.begin + gap, box.end - gap, top, bottom, self._colour(layer)))
+            top = bottom
+        return found
+
+    def _rectangles(self, rectangles: list[Rectangle], hatch: str | None = None) -> None:
+        from matplotlib.collections import PolyCollection
+
+        scale = self.frame.scale
+        corners = [
+            ((left * scale, top), (right * scale, top), (right * scale, bottom), (left * scale, bottom))
+            for left, right, top, bottom, _ in rectangles
+        ]
+        colours = [colour for *_, colour in rectangles]
+        drawn = PolyCollection(corners, facecolors=colours, edgecolors='white', linewidths=0, hatch=hatch)
+        if corners:
+            self.frame.axes.add_collection(drawn, autolim=False)
+
+    def _shares(self, number: int, row: Row, averaged: float) -> None:
+        """What share of each moment the row spends on what, stacked from the bottom."""
+        times = np.linspace(0.0, self.view.step, _MOMENTS)
+        floor = np.full(_MOMENTS, number + _HALF)
+        for kind, intervals in (*row.computing.items(), ('exposed', row.exposed)):
+            top = floor - 2 * _HALF * share(intervals, times, averaged)
+            if len(intervals):
+                self.frame.axes.fill_between(times * self.frame.scale, floor, top, color=COLOURS[kind], linewidth=0)
+            floor = top
+
+    def _labels(self, number: int, box: Box, styles: dict[BoxKind, _Style]) -> None:
+        """Micro-batches in their box, or in its parts."""
+        begin, end = max(box.begin, self.frame.window[0]), min(box.end, self.frame.window[1])
+        top = number - _HALF
+        for label in box.labels:
+            height = 2 * _HALF * label.share
+            style = styles[label.kind].fitted(label, self.frame.points(end - begin), height * self.height * 72)
+            if style.points:
+                first = next(layer for layer in box.layers if layer.kind == label.kind)
+                colour = 'white' if _dark(self._colour(first)) else 'black'
+                place = (begin + end) / 2 * self.frame.scale, top + height / 2
+                self.frame.axes.text(
+                    *place, style.text(label), ha='center', va='center_baseline', fontsize=style.points, color=colour,
+                    clip_on=True,
+                )  # fmt: skip
+            top += height
+
+    def _colour(self, layer: Layer) -> Colour:
+        """Its kind's colour, the lighter the higher the stage on its rank, and a little the higher the copy."""
+        white = CHUNK_WHITE * layer.chunk / max(1, self.view.chunks - 1)
+        white += COPY_WHITE * layer.copy / max(1, self.view.copies - 1)
+        return rgb(COLOURS[layer.kind], white)
+
+
+def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
+    """The style of labels that stand in boxes of some widths, at most ``high`` points high."""
+    narrow = sorted(width for width, _ in mine)[len(mine) // 10]
+    for points in _SIZES:
+        style = _Style(points)
+        if points <= high and all(style.width(style.text(label)) <= narrow for _, label in mine):
+            full = _Style(points, full=True)
+            return full if all(full.width(full.text(label)) <= narrow for _, label in mine) else style
+    return _Style(0.0)
+
+
+def _dark(colour: Colour) -> bool:
+    """Whether white letters are read better on it (luminance, roughly)."""
+    return 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.55

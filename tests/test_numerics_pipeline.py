@@ -1,0 +1,267 @@
+"""Random pipelines compute what torch autograd computes on the unsharded model, to 1e-10 in norm in fp64."""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from pipeline_cases import any_case, edited, left_over, named_case
+from sabotage import change_ops, drop_sum
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.errors import Infeasible, NumericsWrong, ScheduleError
+from simpar.lower import lower
+from simpar.pipeline import ORDERS, named_order, parse_action, read_csv, with_communication, write_csv
+from simpar.pipeline.order import Order
+from simpar.plan import Plan
+from simpar.workload import Adam, Network, Transformer, Workload
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor.inprocess import InProcess
+from executor.numerics import check
+
+pytestmark = pytest.mark.torch
+
+EACH = 20
+"""Plans of every order."""
+ANY = 60
+"""Orders that nobody would write."""
+NAMED = [(name, number) for name in ORDERS for number in range(EACH)]
+GPT = Workload(
+    model=Transformer(layers=4, hidden=8, heads=2, vocab=12, sequence=4, tied=True, weight_deviation=0.3),
+    batch=16,
+    precision='fp64',
+    optimizer=Adam(learning_rate=0.01),
+)
+PLAN = Plan(pipeline=2, data=2, micro_batches=4, copies=2)
+
+
+@cache
+def named(name, number):
+    return named_case(100 * list(ORDERS).index(name) + number, name, ranks=8)
+
+
+def compare(program, workload, plan, seed):
+    """Train a step or two in process, and hold everything against autograd's."""
+    steps = 2 if seed % 3 == 0 else 1
+    report = check(program, workload, plan, steps=steps, seed=seed)
+    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
+    assert len(report.deviations) == steps * (1 + 2 * parameters)
+    assert left_over(program) == {'loss'}
+
+
+@pytest.mark.parametrize(('name', 'number'), NAMED)
+def test_a_random_pipeline_computes_what_autograd_computes(name, number):
+    workload, plan, world = named(name, number)
+    compare(lower(workload, plan, world), workload, plan, number)
+
+
+@pytest.mark.parametrize('seed', range(ANY))
+def test_an_order_that_nobody_would_write_computes_the_same(seed, tmp_path):
+    """Half of them by way of a CSV file, half of these with its own sends and receives."""
+    workload, plan, world, order = any_case(seed, ranks=8)
+    if seed % 4 == 0:
+        write_csv(order, tmp_path / 'order.csv')
+        order = read_csv(tmp_path / 'order.csv')
+    elif seed % 4 == 1 and plan.pipeline > 1:
+        write_csv(with_communication(order, 'late'), tmp_path / 'order.csv')
+        order = read_csv(tmp_path / 'order.csv')
+        assert order.communicates
+    compare(lower(workload, plan, world, order), workload, plan, seed)
+
+
+@pytest.mark.parametrize('name', ['1f1b', 'interleaved-zero-bubble', 'zb-v', 'dualpipe-v'])
+def test_a_pipeline_over_sixteen_ranks(name):
+    plan = Plan(pipeline=4, data=2, tensor=2, sequence_parallel=True, copies=2, micro_batches=8, order=name)
+    workload = replace(GPT, model=replace(GPT.model, layers=8), batch=32)
+    compare(lower(workload, plan, 16), workload, plan, 1)
+
+
+def test_the_plans_cover_every_choice():
+    cases = [named(*case) for case in NAMED]
+    assert len({repr(case) for case in cases}) >= 295
+    plans = [plan for _, plan, _ in cases]
+    assert {plan.pipeline for plan in plans} == set(range(1, 9))
+    assert sum(plan.micro_batches % plan.pipeline > 0 for plan in plans) >= 50
+    for name in ORDERS:
+        mine = [(workload.model, plan) for workload, plan, _ in cases if plan.order == name]
+        assert any(plan.pipeline > 2 and plan.pipeline % 2 for _, plan in mine)
+        assert any(plan.copies > 1 for _, plan in mine)
+        assert any(plan.tensor > 1 for _, plan in mine)
+        assert any(plan.data > 1 for _, plan in mine)
+        assert any(plan.stages for _, plan in mine)
+        assert {'early', 'late'} == {plan.receive for _, plan in mine} == {plan.reduce for _, plan in mine}
+        assert {type(model) for model, _ in mine} == {Network, Transformer}
+    crossing = [plan for workload, plan, _ in cases if getattr(workload.model, 'tied', False) and plan.pipeline > 1]
+    assert {(plan.tensor > 1, plan.data > 1, plan.copies > 1) for plan in crossing} >= {
+        (True, False, False), (False, True, False), (False, False, True), (True, False, True),
+    }  # fmt: skip
+    assert sum(plan.sequence_parallel for plan in plans) >= 20
+    assert {plan.exchange for plan in plans} == {'separate', 'fused'}
+
+
+@pytest.mark.parametrize('seed', range(0, ANY, 8))
+def test_whatever_needs_and_streams_allow_gives_the_same_bits(seed):
+    """Streams in turn, at random, and as the engine times them; three steps without a barrier."""
+    workload, plan, world, order = any_case(seed, ranks=8)
+    program = lower(workload, plan, world, order)
+    wanted = InProcess(program, seed).run(3)
+    for other in ({'shuffle': seed}, {'trace': simulate(program, random_costs(program, seed))}):
+        found = InProcess(program, seed, **other).run(3)
+        assert found.losses == wanted.losses
+        for name, parameter in wanted.parameters.items():
+            assert torch.equal(found.parameters[name], parameter), name
+
+
+def random_costs(program, seed):
+    """Every op class at a speed of its own; no links, no host, no slow-down."""
+    draw = random.Random(seed)
+    ones = np.ones(len(program.op_classes))
+    communication = {
+        index: (Communication(0.125, draw.randint(1, 40) * 0.125),) * len(program.partitions[op.partition].groups_GP)
+        for index, op in enumerate(program.op_classes)
+        if op.kind != 'compute'
+    }
+    return Costs(
+        compute=np.array([draw.randint(1, 9) * 0.125 for _ in ones]),
+        host=0 * ones,
+        beside_communication=ones,
+        beside_compute=ones,
+        communication=communication,
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+HAND_WRITTEN = {
+    'a forward beside a backward': ('0F0 0F1 (0F2;0B0)OVERLAP_F_B 0B1 0B2', '1F0 1B0 1F1 (1F2;1B1)OVERLAP_F_B 1B2'),
+    'a forward beside the gradient of the input': (
+        '0F0 0F1 (0F2;0I0)OVERLAP_F_B 0W0 0B1 0B2',
+        '1F0 1I0 1F1 1W0 (1F2;1I1)OVERLAP_F_B 1B2 1W1',
+    ),
+    'the last micro-batch first': ('0F2 0F0 0F1 0B2 0B1 0B0', '1F2 1F0 1B2 1F1 1B1 1B0'),
+    'one stage in parts, the other whole': ('0F0 0F1 0I0 0F2 0I1 0W1 0I2 0W2 0W0', '1F0 1B0 1F1 1B1 1F2 1B2'),
+    'both in one stage': ('0F0 0F1 0B0 0F2 0I1 0B2 0W1', '1F0 1I0 1F1 1W0 1B1 1F2 1B2'),
+}
+
+
+def written(rows):
+    return Order(tuple(tuple(map(parse_action, row.split())) for row in rows), (0, 1), 3)
+
+
+@pytest.mark.parametrize('receive', ['early', 'late'])
+@pytest.mark.parametrize('rows', HAND_WRITTEN.values(), ids=HAND_WRITTEN)
+def test_an_order_written_by_hand_computes_the_same(rows, receive):
+    plan = Plan(pipeline=2, tensor=2, micro_batches=3, copies=2, receive=receive)
+    workload = replace(GPT, batch=6)
+    compare(lower(workload, plan, 4, written(rows)), workload, plan, 0)
+
+
+def test_an_overlap_interleaves_its_micro_batches():
+    """Where a collective cuts them, ops of both take turns: a forward's, a backward's, a forward's ..."""
+    plan = Plan(pipeline=2, tensor=2, micro_batches=3)
+    program = lower(replace(GPT, batch=3), plan, 4, written(HAND_WRITTEN['a forward beside a backward']))
+    role = program.roles[0]
+    slots = [
+        (program.op(role, slot).phase, int(role.micro_batch[slot]))
+        for slot in range(len(role))
+        if program.op(role, slot).kind == 'compute'
+    ]
+    first, last = slots.index(('F', 2)), len(slots) - slots[::-1].index(('F', 2))
+    turns = [
+        forward for forward, before in zip(slots[first:last], slots[first - 1 :], strict=False) if forward != before
+    ]
+    assert sum(turn == ('F', 2) for turn in turns) >= 4
+    assert {turn for turn in turns if turn != ('F', 2)} == {('I', 0), ('W', 0)}
+
+
+@pytest.mark.parametrize(
+    ('plan', 'order', 'what'),
+    [
+        (Plan(pipeline=2, micro_batches=4), named_order('1f1b', 4, 4), '4 pipeline ranks, but the plan 2'),
+        (Plan(pipeline=2, micro_batches=4), named_order('1f1b', 2, 2), '2 micro-batches, but the plan 4'),
+        (Plan(pipeline=2, micro_batches=2), named_order('mindspore-2.10/seqpipe', 2, 2, 1, 2), '2 sequence chunks'),
+    ],
+)
+def test_an_order_of_other_counts_than_the_plan_is_refused(plan, order, what):
+    with pytest.raises(Infeasible, match=what):
+        lower(GPT, plan, 2, order)
+
+
+def test_an_order_that_lacks_something_is_refused():
+    order = named_order('1f1b', 2, 4)
+    with pytest.raises(ScheduleError, match='lacks F of micro-batch 0'):
+        lower(GPT, replace(PLAN, data=1), 2, replace(order, actions=(order.actions[0][1:], order.actions[1])))
+
+
+# What is wrong is found wrong.
+
+
+def without(named, micro_batch=0, copy=0):
+    return lambda slots: [slot for slot in slots if (slot[0], *slot[2:]) != (named, micro_batch, copy)]
+
+
+def swapped(named):
+    """The receives of micro-batches 0 and 1 of the first copy in each other's order."""
+
+    def change(slots):
+        first, second = (next(slot for slot in slots if (slot[0], *slot[2:]) == (named, mb, 0)) for mb in (0, 1))
+        return [new for slot in slots if slot != second for new in ((second, first) if slot == first else (slot,))]
+
+    return change
+
+
+def sooner(named, before, micro_batch):
+    """A sum of gradients before the last that adds to them."""
+
+    def change(slots):
+        (moved,) = [slot for slot in slots if slot[0] == named]
+        rest = [slot for slot in slots if slot is not moved]
+        at = next(index for index, slot in enumerate(rest) if (slot[0], *slot[2:]) == (before, micro_batch, 1))
+        return [*rest[:at], moved, *rest[at:]]
+
+    return change
+
+
+WRONG = {
+    'a W of one micro-batch and copy left out': (0, without('layer0.fc1.W', 3, 1)),
+    'the sum of the tied gradient left out at one end': (0, without('d:embedding.weight.add1.W')),
+    'activations received in another order': (1, swapped('layer1.residual2.recv.F')),
+    'gradients received in another order': (0, swapped('d:layer1.residual2.received.recv.I')),
+    'gradients summed before the last micro-batch': (
+        0,
+        sooner('layer0.gradients.data.all_reduce.W', 'layer0.qkv.W', 3),
+    ),
+    'the tied gradient sent before the data ranks have summed it': (
+        1,
+        sooner('d:embedding.weight.send0.W', 'head.W', 3),
+    ),
+}
+
+
+def test_the_right_pipeline_passes():
+    assert check(lower(GPT, PLAN, 4), GPT, PLAN, steps=1).worst.error <= 1e-10
+
+
+@pytest.mark.parametrize(('role', 'change'), WRONG.values(), ids=WRONG)
+def test_a_wrong_pipeline_is_found(role, change):
+    program = edited(lower(GPT, PLAN, 4), change, role)
+    with pytest.raises(NumericsWrong):
+        check(program, GPT, PLAN, steps=1)
+
+
+@pytest.mark.parametrize('name', ['layer0.gradients.data.all_reduce.W', 'layer3.gradients.data.all_reduce.W'])
+def test_a_sum_over_data_ranks_that_is_dropped_in_one_stage_is_found(name):
+    with pytest.raises(NumericsWrong):
+        check(drop_sum(lower(GPT, PLAN, 4), name), GPT, PLAN, steps=1)
+
+
+@pytest.mark.parametrize('name', ['loss.F', 'loss.I'])
+def test_a_loss_that_is_no_mean_over_micro_batches_is_found(name):
+    program = lower(GPT, PLAN, 4)
+    (scale,) = [op.attributes['scale'] for op in program.op_classes if op.name == name]
+    with pytest.raises(NumericsWrong):
+        check(change_ops(program, name, attributes={'scale': scale * PLAN.micro_batches}), GPT, PLAN, steps=1)

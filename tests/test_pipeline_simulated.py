@@ -1,0 +1,153 @@
+"""The simulator on whole programs: bubbles and live activations are the closed forms exactly, and those of the orders."""
+
+import numpy as np
+import pytest
+from pipeline_ticks import ticks
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.errors import ScheduleError
+from simpar.lower import lower
+from simpar.memory import in_flight
+from simpar.metrics import metrics
+from simpar.pipeline import ORDERS, named_order
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+EQUAL = {'F': 1, 'I': 1, 'W': 1}
+UNEQUAL = {'F': 2, 'I': 3, 'W': 1}
+TIMES = [EQUAL, UNEQUAL, {'F': 3, 'I': 2, 'W': 2}]
+
+
+def costs(program, seconds, way=0.0):
+    """Unit costs: one op of each stage's F, I and W takes all the time of the action, all else none.
+
+    The feed-forward's second product: its I and W come first in a backward, so that the gradient leaves at its end.
+    """
+    share = {f'fc2.{phase}{split}': seconds[phase] for phase in seconds for split in ('', '.split')}
+    ones = np.ones(len(program.op_classes))
+    return Costs(
+        compute=np.array([share.get(op.name.partition('.')[2], 0) / program.copies for op in program.op_classes]),
+        host=0 * ones,
+        beside_communication=ones,
+        beside_compute=ones,
+        communication={
+            index: (Communication(way / program.copies, 0.0),) * len(program.partitions[op.partition].groups_GP)
+            for index, op in enumerate(program.op_classes)
+            if op.kind != 'compute'
+        },
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+def simulated(plan, seconds, way=0.0, steps=3):
+    """The trace of a model with one layer a stage."""
+    stages = named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks).stages
+    workload = Workload(
+        model=Transformer(layers=stages, hidden=4, heads=1, vocab=4, sequence=1),
+        batch=plan.micro_batches * plan.copies,
+    )
+    program = lower(workload, plan, plan.pipeline)
+    return simulate(program, costs(program, seconds, way), steps=steps)
+
+
+def pipeline(name, p, m, v=0, **given):
+    return Plan(data=1, pipeline=p, micro_batches=m, order=name, chunks=v, **given)
+
+
+@pytest.mark.parametrize('receive', ['early', 'late'])
+@pytest.mark.parametrize('name', ORDERS)
+def test_every_rank_ends_when_its_order_says(name, receive):
+    """Against a clock of ticks that knows orders alone, over three steps without a barrier."""
+    met = 0
+    for p, m in ((2, 3), (2, 4), (3, 6), (4, 5), (4, 8)):
+        try:
+            order = named_order(name, p, m)
+        except ScheduleError:
+            continue
+        met += 1
+        trace = simulated(pipeline(name, p, m, receive=receive), UNEQUAL)
+        _, end = ticks(order, UNEQUAL, steps=3)
+        for rank in range(p):
+            assert trace.lane(rank).end_KS.max(axis=1).tolist() == [end[rank, step] for step in range(3)]
+    assert met >= 2
+
+
+@pytest.mark.parametrize('name', ['gpipe', '1f1b'])
+def test_cold_step_and_bubble_of_gpipe_and_1f1b(name):
+    """A step takes (m + p − 1)(T_F + T_B), of which every rank waits (p − 1)(T_F + T_B)."""
+    for p, m in ((1, 3), (2, 2), (3, 5), (4, 8), (6, 6)):
+        for t in TIMES:
+            trace = simulated(pipeline(name, p, m), t)
+            assert trace.cold_step == (m + p - 1) * sum(t.values())
+            assert {rank.bubble for rank in metrics(trace).cold.ranks} == {(p - 1) * sum(t.values())}
+
+
+@pytest.mark.parametrize('name', ['interleaved-1f1b', 'looped-bfs'])
+@pytest.mark.parametrize('v', [2, 3])
+def test_cold_bubble_of_interleaved_orders_is_a_vth(name, v):
+    """(p − 1)(T_F + T_B) / v of the work of a rank's v stages together."""
+    for p, m in ((2, 2), (2, 4), (3, 6), (4, 4)):
+        for t in TIMES:
+            trace = simulated(pipeline(name, p, m, v), t)
+            of_a_rank = v * sum(t.values())
+            assert trace.cold_step == m * of_a_rank + (p - 1) * of_a_rank / v
+            assert {rank.bubble for rank in metrics(trace).cold.ranks} == {(p - 1) * of_a_rank / v}
+
+
+def test_copies_shorten_gpipes_bubble_as_more_micro_batches_would():
+    """A copy is sent on as soon as it is done: (m N + p − 1)(T_F + T_B) / N."""
+    for p, m, copies in ((2, 2, 2), (4, 4, 2), (3, 5, 4)):
+        trace = simulated(pipeline('gpipe', p, m, copies=copies), UNEQUAL)
+        assert trace.cold_step == (m * copies + p - 1) * sum(UNEQUAL.values()) / copies
+
+
+def test_zero_bubble_orders_in_the_steady_state():
+    """Step less work: (p − 1)(T_F + T_I − T_W) for ZB-H1, nothing for ZB-H2 and ZB-V, where T_F = T_I = T_W."""
+    for p in (2, 3, 4, 6):
+        for m in (2 * p, 3 * p, 3 * p + 1):
+            t = 2
+            equal = dict.fromkeys('FIW', t)
+            h1, h2, v = (simulated(pipeline(name, p, m), equal) for name in ('zb-h1', 'zb-h2', 'zb-v'))
+            assert h1.step == 3 * t * m + (p - 1) * t
+            assert h2.step == 3 * t * m
+            assert v.step == 2 * 3 * t * m
+            assert {rank.bubble for trace in (h2, v) for rank in metrics(trace).steady.ranks} == {0}
+
+
+def test_zb_h1_for_unequal_times():
+    for p, m in ((2, 4), (4, 8)):
+        for t in TIMES:
+            trace = simulated(pipeline('zb-h1', p, m), t)
+            assert trace.step == m * sum(t.values()) + (p - 1) * (t['F'] + t['I'] - t['W'])
+
+
+PEAKS = {
+    'gpipe': lambda p, m, rank: m,
+    '1f1b': lambda p, m, rank: min(p - rank, m),
+    'mindspore-2.10/gpipe': lambda p, m, rank: min(p - rank, m),
+    'looped-bfs': lambda p, m, rank: 2 * m,
+    'interleaved-1f1b': lambda p, m, rank: min(p + 2 * (p - 1 - rank) + 1, 2 * m),
+    'zb-h1': lambda p, m, rank: p,
+    'zb-h2': lambda p, m, rank: 2 * p - 1,
+    'zb-v': lambda p, m, rank: 2 * p,
+}
+
+
+@pytest.mark.parametrize('name', PEAKS)
+def test_peak_live_activations(name):
+    """From the first op of a micro-batch on a stage to its last, a W included; in the first step, exactly."""
+    for p, m in ((2, 4), (3, 6), (4, 8)):
+        trace = simulated(pipeline(name, p, m), EQUAL, steps=1)
+        for rank in range(p):
+            assert in_flight(trace, rank, lambda op: op.stage) == PEAKS[name](p, m, rank), (p, m, rank)
+
+
+def test_receives_that_are_posted_early_hide_the_way_and_late_ones_show_it():
+    """GPipe, two ranks: where the receive is there, messages travel under computation but for the first of each
+    direction; where it waits for the computation before, each F of rank 1 and each B of rank 0 waits for its own."""
+    m, way, f, b = 4, 1, 1, 2
+    early, late = (simulated(pipeline('gpipe', 2, m, receive=receive), EQUAL, way) for receive in ('early', 'late'))
+    assert early.cold_step == (m + 1) * (f + b) + 2 * way
+    assert late.cold_step == f + m * (way + f) + b + m * (way + b)
