@@ -55,7 +55,7 @@ class Pool:
         self._children: list[_Child] = []
         self._hub: _Child | None = None
         self._loaded: set[str] = set()
-        threads = max(1, (os.cpu_count() or 1) // world)
+        threads = 1 if pinned else max(1, (os.cpu_count() or 1) // world)
         try:
             if self.net.kind == 'lab':
                 self._hub = self._start_hub()

@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.program import OpClass, Program
 
-STREAMS: Final = 32
+STREAMS: Final = 128
 """Streams of a rank that the status has room for."""
 FIELDS: Final = 5
 """64-bit numbers for each stream: finished ops, state, step, slot, and since when, in ns."""

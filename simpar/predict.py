@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from simpar.cost.costs import Costs
-from simpar.cost.price import Effects, price
+from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate
 from simpar.hardware import Cluster
@@ -116,18 +117,21 @@ def predict(
     steps: int = 3,
     names: tuple[str, str] = ('plan', 'baseline'),
     baseline_cluster: Cluster | None = None,
-    pricing: Pricing = price,
+    pricing: Pricing | None = None,
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
     Arguments: ``steps`` that are simulated, of which the last is the answer; ``names`` of the plan and the baseline;
-    ``baseline_cluster``, where it is another. Raises ``Deadlock``. Not modelled: noise; what a gain costs in memory.
+    ``baseline_cluster``, where it is another; ``pricing``, in place of ``price``. Raises ``Deadlock``. Not modelled:
+    noise; what a gain costs in memory.
     """
+    priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
     if baseline is None:
-        return _prediction(_priced(program, cluster, steps, pricing), cluster, names[0])
-    mine = _states(program, cluster, steps, pricing)
+        return _prediction(_state(program, priced(EFFECTS[-1][1]), steps), cluster, names[0])
+    mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
-    others = _states(baseline, other_cluster, steps, pricing)
+    priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, other_cluster).costs
+    others = _states(baseline, priced, steps)
     other = _prediction(others[-1], other_cluster, names[1])
     return _prediction(mine[-1], cluster, names[0], other, _explain(others, mine))
 
@@ -140,19 +144,17 @@ class _State:
     trace: Trace
 
 
-def _priced(program: Program, cluster: Cluster, steps: int, pricing: Pricing) -> _State:
-    """The state with all effects on."""
-    costs = pricing(program, cluster, EFFECTS[-1][1])
+def _state(program: Program, costs: Costs, steps: int) -> _State:
     return _State(costs, simulate(program, costs, steps=steps))
 
 
-def _states(program: Program, cluster: Cluster, steps: int, pricing: Pricing) -> list[_State]:
+def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) -> list[_State]:
     """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
     states: list[_State] = []
     for _, effects in EFFECTS:
-        costs = pricing(program, cluster, effects)
+        costs = priced(effects)
         same = bool(states) and _same(costs, states[-1].costs)
-        states.append(_State(costs, states[-1].trace if same else simulate(program, costs, steps=steps)))
+        states.append(_State(costs, states[-1].trace) if same else _state(program, costs, steps))
     return states
 
 

@@ -13,7 +13,7 @@ from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Worklo
 
 Slot = tuple[str, str, int, int]
 """Op class, stream, micro-batch, copy."""
-MOST_OPS = 220
+MOST_OPS = 260
 """Bound on the ops of a case, so that hundreds of cases stay a matter of seconds."""
 
 
@@ -95,7 +95,7 @@ def _transformer(draw: random.Random, tensor: int, layers: int) -> Transformer:
     heads = tensor * draw.choice([1, 1, 2])
     return Transformer(
         layers=layers,
-        hidden=4 * heads,
+        hidden=max(8, 4 * heads),
         heads=heads,
         kv_heads=draw.choice([0, tensor]),
         ffn=draw.choice([2 * tensor, 7]),

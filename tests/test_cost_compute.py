@@ -205,3 +205,11 @@ def test_calibrated_shapes_in_no_grid(tmp_path):
     assert model.seconds(matmul(16, 512, 784, 'fp32')).seconds == 3e-4
     between = model.seconds(matmul(24, 512, 784, 'fp32')).seconds
     assert 3e-4 < between < 5e-4
+
+
+@pytest.mark.parametrize('operator', ['attention_scores', 'attention_values'])
+def test_products_of_unfused_attention_cost_what_a_product_of_all_their_rows_does(operator):
+    op = matmul(6 * 24 * 1024, 1024, 96)
+    same = dataclasses.replace(op, operator=operator)
+    assert MODELS['a100-sxm-8'].seconds(same) == MODELS['a100-sxm-8'].seconds(op)
+    assert MODELS['ascend910a-8'].seconds(dataclasses.replace(same, dtype='fp16')).seconds > 0

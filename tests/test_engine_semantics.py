@@ -48,8 +48,16 @@ def run(program, seconds, *, steps=1, host=0.0, beside=(1.0, 1.0), links=(), obs
         links=('wire',) if links else (),
         **{'rank_speed': np.ones(program.world), **more},
     )
-    trace = simulate(program, costs, steps=steps, observe=observe)
-    return [[span[-3:] for step in range(steps) for span in trace.spans(rank, step)] for rank in range(program.world)]
+    traces = (
+        simulate(program, costs, steps=steps),
+        simulate(program, costs, steps=steps, observe=observe, engine='simpy'),
+    )
+    fast, slow = (
+        [[span[-3:] for step in range(steps) for span in trace.spans(rank, step)] for rank in range(program.world)]
+        for trace in traces
+    )
+    assert fast == slow
+    return fast
 
 
 def test_a_stream_is_in_order_even_where_a_later_op_could_go():

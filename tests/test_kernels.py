@@ -120,6 +120,47 @@ def test_attention(groups, queries, causal):
     close(run('attention', 'I', dy, qkv, found, lse, **attributes), dqkv)
 
 
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3)])
+def test_unfused_attention(groups, queries, causal):
+    """Scores, softmax and values one after the other are attention, and their gradients are its gradient."""
+    qkv, heads = random(2, 5, groups * (queries + 2) * 4), groups * queries
+
+    def attention(qkv):
+        split = qkv.reshape(2, 5, groups, queries + 2, 4)
+        q = split[:, :, :, :queries].reshape(2, 5, heads, 4)
+        k, v = (split[:, :, :, queries + i].repeat_interleave(queries, dim=2) for i in (0, 1))
+        parts = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return functional.scaled_dot_product_attention(*parts, is_causal=causal).transpose(1, 2).reshape(2, 5, -1)
+
+    y, dy, (dqkv,) = differentiate(attention, qkv)
+    attributes = {'groups': groups, 'queries': queries, 'head_dim': 4, 'causal': causal}
+    scores = run('attention_scores', 'F', qkv, **attributes)
+    assert scores.shape == (2, heads, 5, 5)
+    probability = run('softmax', 'F', scores, causal=causal)
+    close(run('attention_values', 'F', probability, qkv, **attributes), y)
+    dprobability, dv = run('attention_values', 'I', dy, probability, qkv, results=2, **attributes)
+    dscores = run('softmax', 'I', dprobability, probability)
+    close(run('attention_scores', 'I', dscores, qkv, dv, **attributes), dqkv)
+
+
+def test_dropout_scales_what_is_left():
+    """As torch's own does: zeros where the mask is, all else divided by the probability to stay; the same backward."""
+    x, keys = random(3, 40), torch.arange(3)
+    y, mask = run('dropout', 'F', x, keys, results=2, dropout=0.25, site='here')
+    assert mask.dtype == torch.bool
+    assert set(mask.flatten().tolist()) == {True, False}
+    close(y, torch.where(mask, x / 0.75, 0))
+    close(run('dropout', 'I', x, mask, dropout=0.25), y)
+
+
+def test_a_residual_drops_before_it_adds():
+    x, z, bias, keys = random(2, 3, 6), random(2, 3, 6), random(6), torch.arange(2)
+    y, mask = run('residual', 'F', x, z, bias, keys, results=2, dropout=0.5, site='here')
+    close(y, x + (z + bias) * mask * 2)
+    close(run('residual', 'I', z, mask, dropout=0.5), z * mask * 2)
+
+
 @pytest.mark.parametrize(
     ('operator', 'function', 'saves'), [('gelu', functional.gelu, 'x'), ('relu', functional.relu, 'y')]
 )
@@ -262,7 +303,7 @@ def test_an_unknown_kernel_is_refused_with_what_there_is():
     with pytest.raises(ProgramError, match=r"gelu.W: no kernel for 'gelu' in phase W; there are phases F, I"):
         kernel(op)
     with pytest.raises(ProgramError, match='there are operators adam, add, attention'):
-        kernel(OpClass(name='x', kind='compute', operator='softmax', phase='F'))
+        kernel(OpClass(name='x', kind='compute', operator='maxout', phase='F'))
 
 
 def program_of(op, **shapes):

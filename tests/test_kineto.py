@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pipeline_traces import B, F, plan_of, trace_of
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
+from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.files import write_whole
 from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
@@ -89,9 +91,10 @@ def test_a_wait_for_peers_belongs_to_the_kernel():
     assert (reduce['ts'], reduce['dur'], reduce['args']['waited us']) == (4.125e6, 8e6, 4e6)
 
 
-def test_slices_of_a_thread_never_overlap_partly(tmp_path):
+@pytest.mark.parametrize('case', ['random-3-slow-rank', 'pipeline'])
+def test_slices_of_a_thread_never_overlap_partly(tmp_path, case):
     """Perfetto refuses such tracks."""
-    trace = redo().trace_of('random-3-slow-rank')
+    trace = redo().trace_of(case)
     for path in write_kineto(tmp_path, trace):
         threads = {}
         for event in json.loads(path.read_text(encoding='utf-8'))['traceEvents']:
@@ -130,6 +133,58 @@ def test_arrows_join_needs_across_streams():
     # on the page: RA RA RB RB GB GB need an op of the compute stream; FB FB L L WA WA one of the other
     assert len(begins) == 12
     assert len([event for event in events(worked(), [0], Style(most_arrows=3)) if event['ph'] == 's']) == 3
+
+
+PIPELINE, PIPELINE_COSTS = trace_of(plan_of(micro_batches=2), send=2.0)
+
+
+@pytest.mark.parametrize(
+    ('library', 'names'), [('nccl', {'ncclDevKernel_SendRecv'}), ('gloo', {'glooSend', 'glooRecv'})]
+)
+def test_sends_and_receives_are_kernels_while_they_transfer(library, names):
+    """NCCL's kernel for both; what torch's profiler says about each. Rank 1 waits for rank 0's first forward."""
+    kernels = [event for event in events(PIPELINE, [1], Style(library=library)) if event.get('cat') == 'kernel']
+    transfers = [kernel for kernel in kernels if 'Src Rank' in kernel['args']]
+    assert {kernel['name'].partition(' ')[0] for kernel in transfers} == names
+    assert {kernel['dur'] for kernel in transfers} == {2e6}
+    first = transfers[0]
+    ends = [first['args'][key] for key in ('Collective name', 'Src Rank', 'Dst Rank', 'Group size')]
+    assert ends == ['recv', 0, 1, 2]
+    assert (first['ts'], first['args']['waited us']) == pytest.approx((F * 1e6, F * 1e6))
+    sent = next(kernel['args'] for kernel in transfers if kernel['args']['Collective name'] == 'send')
+    assert (sent['Src Rank'], sent['Dst Rank']) == (1, 0)
+
+
+def test_actions_of_a_pipeline_are_annotated_as_torch_does():
+    """torch.distributed.pipelining records ``PP:`` and the action; here for each of three steps."""
+    found = [event for event in events(PIPELINE, [0], Style()) if event['name'].startswith('PP:')]
+    assert [event['name'] for event in found] == ['PP:0F0', 'PP:0F1', 'PP:0B0', 'PP:0B1'] * 3
+    assert [event['dur'] for event in found[:4]] == pytest.approx([F * 1e6, F * 1e6, B * 1e6, B * 1e6])
+    assert all(two['ts'] >= one['ts'] + one['dur'] - 1e-3 for one, two in itertools.pairwise(found))
+    assert not [event for event in events(worked(), [0], Style()) if event['name'].startswith('PP:')]
+
+
+def test_arrows_go_from_each_send_to_its_receive_on_the_other_rank():
+    found = [event for event in events(PIPELINE, [0, 1], Style()) if event.get('cat') == 'transfer']
+    begins = {event['id']: event for event in found if event['ph'] == 's'}
+    ends = {event['id']: event for event in found if event['ph'] == 'f'}
+    assert begins.keys() == ends.keys()
+    assert sorted((begins[arrow]['pid'], ends[arrow]['pid']) for arrow in begins) == [(0, 1), (0, 1), (1, 0), (1, 0)]
+    assert all(ends[arrow]['ts'] - begins[arrow]['ts'] == pytest.approx(2e6, abs=1) for arrow in begins)
+    others = {event['id'] for event in events(PIPELINE, [0, 1], Style()) if event.get('cat') == 'need'}
+    assert len(others) > 0
+    assert not [event for event in events(PIPELINE, [0], Style()) if event.get('cat') == 'transfer']
+
+
+def test_links_count_sends_and_links_used_alike_are_shown_once():
+    """Each send transfers 2 s alone over both links, half of one's capacity each."""
+    cost = Communication(alpha=0.0, transfer=2.0, links=((0, 0.5), (1, 0.5)))
+    costs = replace(
+        PIPELINE_COSTS, links=('up', 'down'), communication=dict.fromkeys(PIPELINE_COSTS.communication, (cost,))
+    )
+    counters = list(link_counters(simulate(PIPELINE.program, costs, steps=1), costs))
+    assert {event['name'] for event in counters} == {'link up and 1 alike'}
+    assert [event['args']['use'] for event in counters] == [0.5, 0.0] * 4
 
 
 def test_prediction_and_measurement_stand_side_by_side(tmp_path):

@@ -16,12 +16,12 @@ S, B, H, A, V = 32, 8, 64, 4, 128
 """Sequence, batch, hidden width, heads, vocabulary."""
 
 
-def held(plan, *, layers=2, kv_heads=0, ffn=0, precision='fp16', tied=False, optimizer=None):
+def held(plan, *, layers=2, precision='fp16', optimizer=None, gradients=None, **model):
     """Memory of rank 0 op after op, and the slot of the first op of the backward pass."""
-    model = Transformer(
-        layers=layers, hidden=H, heads=A, vocab=V, sequence=S, kv_heads=kv_heads, ffn=ffn, tied=tied
+    workload = Workload(
+        model=Transformer(layers=layers, hidden=H, heads=A, vocab=V, sequence=S, **model),
+        batch=B, precision=precision, optimizer=optimizer or Adam(), gradients=gradients,
     )  # fmt: skip
-    workload = Workload(model=model, batch=B, precision=precision, optimizer=optimizer or Adam())
     program = lower(workload, plan, (plan.data or 1) * plan.tensor)
     role = program.roles[0]
     turn = next(slot for slot in range(len(role)) if program.op(role, slot).phase == 'I')
@@ -82,6 +82,25 @@ def test_sequence_parallelism_shares_every_term(tensor, reduce):
     plan = Plan(data=1, tensor=tensor, sequence_parallel=True, reduce=reduce)
     terms = published(tensor, sequence_parallel=True) + different(tensor, sequence_parallel=True)
     assert kept_by_a_layer(plan) == S * B * H * terms
+
+
+@pytest.mark.parametrize(('tensor', 'sequence_parallel'), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_unfused_attention_with_dropout_keeps_all_of_the_paper(tensor, sequence_parallel):
+    """34 + 5 a s / h, cut as the paper cuts it: masks of dropout and the matrices of attention are there as well."""
+    plan = Plan(data=1, tensor=tensor, sequence_parallel=sequence_parallel)
+    norms = 2 * 2 * 2 / H / (tensor if sequence_parallel else 1)
+    expected = S * B * H * (published(tensor, sequence_parallel=sequence_parallel) + 5 * A * S / H / tensor + norms)
+    assert kept_by_a_layer(plan, attention='unfused', dropout=0.1) == expected
+
+
+def test_unfused_attention_without_dropout_keeps_one_matrix():
+    """The probability, 2 a s² b bytes, in place of the logsumexp."""
+    lse = 4 * A * S * B
+    assert kept_by_a_layer(Plan(data=1), attention='unfused') - kept_by_a_layer(Plan(data=1)) == 2 * A * S * S * B - lse
+
+
+def test_dropout_beside_flash_attention_keeps_two_masks():
+    assert kept_by_a_layer(Plan(data=1), dropout=0.1) - kept_by_a_layer(Plan(data=1)) == 2 * S * B * H
 
 
 @pytest.mark.parametrize('copies', [2, 4, 8])
@@ -157,3 +176,17 @@ def test_parameters_gradients_and_states_of_a_gpt(tensor, tied, precision, width
 def test_plain_gradient_descent_has_no_states():
     rank, _ = held(Plan(data=1), optimizer=Sgd())
     assert rank.by_kind().bytes[:, rank.by_kind().names.index('state')].max() == 0
+
+
+@pytest.mark.parametrize(
+    ('gradients', 'master', 'bytes_of_a_weight'), [(None, False, 2 + 2 + 8), (None, True, 16), ('fp32', True, 18)]
+)
+def test_bytes_of_a_weight_in_mixed_precision(gradients, master, bytes_of_a_weight):
+    """16-bit weights and gradients, fp32 moments and master weights: 16 bytes; 18 with gradients in fp32.
+
+    Rajbhandari et al. 2020, "ZeRO", section 3.1; Megatron-LM's docs on its distributed optimizer.
+    """
+    rank, _ = held(Plan(data=1), gradients=gradients, optimizer=Adam(master_weights=master))
+    line = rank.by_kind()
+    most = dict(zip(line.names, line.bytes.max(axis=0).tolist(), strict=True))
+    assert sum(most[kind] for kind in ('parameter', 'gradient', 'state')) == bytes_of_a_weight * parameters(2)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.torch
 
 GPT = Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8)
 GROUPED = Transformer(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=30, sequence=8, tied=True)
+UNFUSED = Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8, attention='unfused', dropout=0.3)
 MLP = Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=8, bias=False)))
 CASES = [
     (GPT, Plan(data=1), Adam()),
@@ -26,6 +27,8 @@ CASES = [
     (GPT, Plan(data=1, tensor=2, copies=3, reduce='late'), Adam()),
     (GROUPED, Plan(data=2, tensor=2, copies=2, streams='single'), Adam()),
     (GROUPED, Plan(data=1, tensor=4, sequence_parallel=True), Sgd()),
+    (UNFUSED, Plan(data=2, tensor=2, copies=2), Adam(master_weights=True)),
+    (UNFUSED, Plan(data=1, tensor=4, sequence_parallel=True, reduce='late'), Adam()),
     (MLP, Plan(data=2, tensor=2, copies=2), Adam()),
     (MLP, Plan(data=4, copies=3), Sgd()),
 ]

@@ -1,4 +1,4 @@
-"""On gloo: covering plans in one persistent pool of ranks train as the unsharded model does, and as they do in process."""
+"""On gloo: covering plans in one persistent pool of ranks train as the unsharded model does, and as in process."""
 
 from dataclasses import replace
 

@@ -73,11 +73,11 @@ def test_an_order_that_nobody_would_write_computes_the_same(seed, tmp_path):
     compare(lower(workload, plan, world, order), workload, plan, seed)
 
 
-@pytest.mark.parametrize('name', ['1f1b', 'interleaved-zero-bubble', 'zb-v', 'dualpipe-v'])
-def test_a_pipeline_over_sixteen_ranks(name):
-    plan = Plan(pipeline=4, data=2, tensor=2, sequence_parallel=True, copies=2, micro_batches=8, order=name)
-    workload = replace(GPT, model=replace(GPT.model, layers=8), batch=32)
-    compare(lower(workload, plan, 16), workload, plan, 1)
+@pytest.mark.parametrize(('name', 'p', 'm'), [('1f1b', 4, 4), ('zb-v', 4, 4), ('dualpipe-v', 3, 6)])
+def test_a_pipeline_over_up_to_sixteen_ranks(name, p, m):
+    plan = Plan(pipeline=p, data=2, tensor=2, sequence_parallel=True, copies=2, micro_batches=m, order=name)
+    workload = replace(GPT, model=replace(GPT.model, layers=2 * p), batch=4 * m)
+    compare(lower(workload, plan, 4 * p), workload, plan, 1)
 
 
 def test_the_plans_cover_every_choice():
@@ -156,7 +156,7 @@ def written(rows):
 @pytest.mark.parametrize('rows', HAND_WRITTEN.values(), ids=HAND_WRITTEN)
 def test_an_order_written_by_hand_computes_the_same(rows, receive):
     plan = Plan(pipeline=2, tensor=2, micro_batches=3, copies=2, receive=receive)
-    workload = replace(GPT, batch=6)
+    workload = replace(GPT, model=replace(GPT.model, layers=2), batch=6)
     compare(lower(workload, plan, 4, written(rows)), workload, plan, 0)
 
 
@@ -189,6 +189,10 @@ def test_an_overlap_interleaves_its_micro_batches():
 def test_an_order_of_other_counts_than_the_plan_is_refused(plan, order, what):
     with pytest.raises(Infeasible, match=what):
         lower(GPT, plan, 2, order)
+    if order.sequence_chunks == 1:
+        rows = tuple(' '.join(map(str, row)) for row in order.actions)
+        with pytest.raises(Infeasible, match=what):
+            lower(GPT, replace(plan, rows=rows), 2)
 
 
 def test_an_order_that_lacks_something_is_refused():

@@ -7,14 +7,12 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from pipeline_cases import edited
-from sabotage import change_ops
 
 from executor.backend import Pool
 from executor.inprocess import InProcess
 from executor.numerics import compare
 from executor.reference import Reference
 from executor.result import Result
-from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.pipeline import ORDERS
 from simpar.plan import Plan

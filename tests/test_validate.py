@@ -351,8 +351,8 @@ def test_a_slot_that_points_out_of_its_table_is_refused(column):
 
 
 def test_more_streams_than_the_watchdog_can_watch_are_refused():
-    streams = tuple(f'stream{index}' for index in range(33))
-    assert 'room for 32' in refused(small(('A', 'stream0', 'given', 'a', ''), streams=streams))
+    streams = tuple(f'stream{index}' for index in range(129))
+    assert 'room for 128' in refused(small(('A', 'stream0', 'given', 'a', ''), streams=streams))
 
 
 def test_all_problems_are_listed():

@@ -79,7 +79,9 @@ def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution
     """On ranks of our own."""
     from executor.backend import Pool
 
-    with Pool(job.program.world, net=options.net, timeout=options.timeout, port=options.port) as pool:
+    world = job.program.world
+    pinned = world <= (os.cpu_count() or 1)
+    with Pool(world, net=options.net, timeout=options.timeout, port=options.port, pinned=pinned) as pool:
         return pool.perform(job.program, request)
 
 

@@ -1,19 +1,29 @@
-"""``simpar check FILE``: ranks, groups, collectives and notes of the program; whether each machine can run it."""
+"""``simpar check FILE``: ranks, groups, the pipeline's actions, communication and notes; which machine can run it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case, load_case
+from simpar.metrics import is_pipeline, stages_of
 from simpar.units import format_size
 
 if TYPE_CHECKING:
-    from simpar.program import Program
+    from simpar.pipeline import Order
+    from simpar.program import Program, Role
 
-SHOWN_GROUPS = 4
+SHOWN_GROUPS: Final = 4
+SHOWN_RANKS: Final = 8
+SHOWN_STEPS: Final = (24, 12)
+"""Pipeline ranks, and first and last steps, of the grid of actions on the screen."""
+MOST_IN_PROCESS: Final = 64
+MOST_STREAMS: Final = 128
+"""Streams of a rank that the executor has room for."""
 
 
 def command(options: argparse.Namespace) -> int:
@@ -43,42 +53,73 @@ def command(options: argparse.Namespace) -> int:
 def facts_of(case: Case) -> dict[str, Any]:
     """The program as one object."""
     program = case.program
+    order = _order(case)
     return {
         'program': program.hash,
         'ranks': program.world,
         'cluster': case.cluster.profile.name,
         'copies': program.copies,
-        'roles': [
-            {
-                'name': role.name,
-                'ranks': [rank for rank in range(program.world) if program.role(rank) is role],
-                'slots': len(role),
-                'streams': list(role.streams),
-            }
-            for role in program.roles
-        ],
+        'roles': [_role(program, number, staged=order is not None) for number in range(len(program.roles))],
         'partitions': {name: part.groups_GP.tolist() for name, part in program.partitions.items()},
-        'collectives': collectives(program),
+        'actions': [[str(action) for action in row] for row in order.actions] if order else None,
+        'collectives': _most(communication(program, role, 'collective') for role in program.roles),
+        'messages': _most(communication(program, role, 'send') for role in program.roles),
         'parameters': parameter_bytes(program),
         'notes': list(program.notes),
+        'features': features(case),
         'machines': {
             'simulated': 'yes',
             'in process': 'yes' if program.world <= MOST_IN_PROCESS else f'up to {MOST_IN_PROCESS} ranks',
-            'torch.distributed': f'yes: gloo on CPUs, {program.world} processes (simpar measure)',
+            'torch.distributed': _executable(program)
+            or f'yes: gloo on CPUs, {program.world} processes (simpar measure)',
         },
     }
 
 
-MOST_IN_PROCESS = 64
+def _order(case: Case) -> Order | None:
+    """The actions with their sends and receives, of a pipeline."""
+    from simpar.lower.lower import order_of
+    from simpar.pipeline import with_communication
+
+    if not is_pipeline(case.program):
+        return None
+    order = order_of(case.plan)
+    return order if order.communicates else with_communication(order, case.plan.receive)
 
 
-def collectives(program: Program) -> list[dict[str, Any]]:
-    """Collectives of a step of the first role, by operator, partition and phase."""
+def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:
+    role = program.roles[number]
+    held = [program.tensor[name] for name in program.tensors_of_role[number]]
+    facts = {
+        'name': role.name,
+        'ranks': [rank for rank in range(program.world) if program.role(rank) is role],
+        'slots': len(role),
+        'streams': list(role.streams),
+        'parameters': sum(program.local_bytes(tensor) for tensor in held if tensor.kind == 'parameter'),
+    }
+    if staged:
+        facts['stages'] = {stage: _operators(program, role, stage) for stage in stages_of(program, role)}
+    return facts
+
+
+def _operators(program: Program, role: Role, stage: int) -> list[str]:
+    """What a stage computes in the forward, layer by layer."""
+    ops = (program.op_classes[index] for index in role.op_class.tolist())
+    return list(
+        dict.fromkeys(
+            op.name.partition('.')[0]
+            for op in ops
+            if (op.stage, op.kind, op.phase) == (stage, 'compute', 'F') and program.sliced(op)
+        )
+    )
+
+
+def communication(program: Program, role: Role, kind: str) -> list[dict[str, Any]]:
+    """Communication ops of a kind in a step of a role, by operator, partition and phase."""
     rows: dict[tuple[str, str, str], list[float]] = {}
-    role = program.roles[0]
     for index in role.op_class.tolist():
         op = program.op_classes[index]
-        if op.kind == 'collective':
+        if op.kind == kind:
             rows.setdefault((op.operator, op.partition, op.phase), []).append(op.bytes)
     return [
         {'operator': operator, 'partition': partition, 'phase': phase, 'count': len(sizes), 'bytes': sum(sizes)}
@@ -86,42 +127,167 @@ def collectives(program: Program) -> list[dict[str, Any]]:
     ]
 
 
+def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each kind the row of the role that moves most."""
+    most: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in (row for rows in of_roles for row in rows):
+        key = (row['operator'], row['partition'], row['phase'])
+        if key not in most or row['bytes'] > most[key]['bytes']:
+            most[key] = row
+    return [most[key] for key in sorted(most)]
+
+
 def parameter_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the parameters, of the whole model and on one rank."""
+    """Bytes of the parameters, of the whole model and on the rank that holds most."""
     parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter']
-    local = sum(program.local_bytes(tensor) for tensor in parameters)
     whole = 0
     for tensor in parameters:
         pieces = 1
         for cut in tensor.cuts:
             pieces *= program.partitions[cut.partition].size
         whole += program.local_bytes(tensor) * pieces
-    return {'model': whole, 'rank': local}
+    local = [
+        sum(program.local_bytes(tensor) for tensor in parameters if tensor.name in held)
+        for held in program.tensors_of_role
+    ]
+    return {'model': whole, 'rank': max(local)}
+
+
+def features(case: Case) -> list[dict[str, str]]:
+    """What the plan asks for, and which machines do it."""
+    from simpar.pipeline import ORDERS
+
+    plan, program = case.plan, case.program
+    asked = {
+        f'data {plan.data}': plan.data > 1,
+        f'tensor {plan.tensor}': plan.tensor > 1,
+        'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
+        f'copies {plan.copies}': plan.copies > 1,
+        f'micro_batches {plan.micro_batches}': plan.micro_batches > 1,
+    }
+    if is_pipeline(program):
+        named = case.schedule.plan.order
+        asked |= {
+            f'order {named if not case.schedule.plan.rows else "by rows"}': True,
+            f'receive {plan.receive}': True,
+            f'exchange {plan.exchange}': True,
+        }
+    executed = _executable(program) or 'yes'
+    rows = [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
+    if is_pipeline(program) and plan.order in ORDERS and ORDERS[plan.order].sequences:
+        what = 'not offered: attention over earlier chunks of a sequence is not built'
+        rows.append({'feature': 'several sequence chunks', 'simulated': what, 'executable': what})
+    return rows
+
+
+def _executable(program: Program) -> str:
+    """Why no executor can run a program; nothing where it can."""
+    streams = max(len(role.streams) for role in program.roles)
+    return f'no: {streams} streams on a rank, room for {MOST_STREAMS}' if streams > MOST_STREAMS else ''
 
 
 def screen(facts: dict[str, Any]) -> str:
     """The facts for a person."""
     lines = [
-        f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}'
+        f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}',
+        *(line for role in facts['roles'] for line in _role_lines(role)),
+        *_partition_lines(facts['partitions']),
+        *_grid_lines(facts['actions']),
+        *_communication_lines(facts),
     ]
-    for role in facts['roles']:
-        ranks = role['ranks']
-        span = f'ranks {ranks[0]}-{ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'
-        lines.append(f'  role {role["name"]}: {span}, {role["slots"]} ops on streams {", ".join(role["streams"])}')
-    for name, groups in facts['partitions'].items():
+    size = facts['parameters']
+    where = 'each rank' if len({role['parameters'] for role in facts['roles']}) == 1 else 'the fullest rank'
+    lines.append(f'parameters: {format_size(size["model"])}, of which {format_size(size["rank"])} on {where}')
+    lines += [f'note: {note}' for note in facts['notes']]
+    lines += _feature_lines(facts['features'])
+    lines += [f'{machine}: {answer}' for machine, answer in facts['machines'].items()]
+    lines += [f'wrote {name}' for name in facts.get('written', ())]
+    return '\n'.join(lines) + '\n'
+
+
+def _role_lines(role: dict[str, Any]) -> list[str]:
+    ranks = role['ranks']
+    span = f'ranks {ranks[0]}-{ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'
+    lines = [f'  role {role["name"]}: {span}, {role["slots"]} ops on streams {_streams(role["streams"])}']
+    for stage, operators in role.get('stages', {}).items():
+        lines.append(f'    stage {stage}: {_ranges(operators)}')
+    return lines
+
+
+def _streams(names: list[str]) -> str:
+    """Names of streams, those of sends and receives as their number."""
+    own = [name for name in names if not re.match(r'pipeline\.', name)]
+    others = len(names) - len(own)
+    return ', '.join(own) + (f' and {others} of sends and receives' if others else '')
+
+
+def _ranges(names: list[str]) -> str:
+    """``layer0 layer1 layer2`` as ``layer0-2``."""
+    told: list[tuple[str, int, int]] = []
+    for name in names:
+        stem, number = re.fullmatch(r'(.*?)(\d*)', name).groups()  # type: ignore[union-attr]
+        at = int(number) if number else -1
+        if told and number and told[-1][0] == stem and told[-1][2] == at - 1:
+            told[-1] = (stem, told[-1][1], at)
+        else:
+            told.append((stem, at, at))
+    return ', '.join(
+        stem if first < 0 else f'{stem}{first}' if first == last else f'{stem}{first}-{last}'
+        for stem, first, last in told
+    )
+
+
+def _partition_lines(partitions: dict[str, list[list[int]]]) -> list[str]:
+    lines = []
+    for name, groups in partitions.items():
         shown = ' '.join(
             '[' + ' '.join(map(str, group[:8])) + (' …' if len(group) > 8 else '') + ']'
             for group in groups[:SHOWN_GROUPS]
         )
         more = f' and {len(groups) - SHOWN_GROUPS} more' if len(groups) > SHOWN_GROUPS else ''
         lines.append(f'  partition {name}: {shown}{more}')
-    lines += ['collectives of a step:'] if facts['collectives'] else ['collectives of a step: none']
-    for row in facts['collectives']:
-        what = f'{row["phase"]} {row["operator"]:<15}{row["partition"]:<8}'
-        lines.append(f'  {what}{row["count"]:>5} ×  {format_size(row["bytes"])} in all')
-    size = facts['parameters']
-    lines.append(f'parameters: {format_size(size["model"])}, of which {format_size(size["rank"])} on each rank')
-    lines += [f'note: {note}' for note in facts['notes']]
-    lines += [f'{machine}: {answer}' for machine, answer in facts['machines'].items()]
-    lines += [f'wrote {name}' for name in facts.get('written', ())]
-    return '\n'.join(lines) + '\n'
+    return lines
+
+
+def _grid_lines(actions: list[list[str]] | None) -> list[str]:
+    """The grid of actions, its middle left out where it is long."""
+    from simpar.pipeline import draw, parse_action
+    from simpar.pipeline.order import Order
+
+    if actions is None:
+        return []
+    rows = tuple(tuple(map(parse_action, row)) for row in actions[:SHOWN_RANKS])
+    heads, *grid = draw(Order(rows, (), 0)).splitlines()
+    first, last = SHOWN_STEPS
+    if len(grid) > first + last + 1:
+        grid = [*grid[:first], f'... {len(grid) - first - last} more steps: see --json', *grid[-last:]]
+    more = len(actions) - len(rows)
+    title = 'actions of the pipeline ranks' + (f' (the first {len(rows)}; {more} more: see --json)' if more else '')
+    return [f'{title}:', heads, *grid]
+
+
+def _communication_lines(facts: dict[str, Any]) -> list[str]:
+    lines = ['collectives of a step:'] if facts['collectives'] else ['collectives of a step: none']
+    if len(facts['roles']) > 1:
+        lines[0] = lines[0].replace('a step', 'a step, on the rank that moves most')
+    return lines + [_row(row) for row in (*facts['collectives'], *facts['messages'])]
+
+
+def _row(row: dict[str, Any]) -> str:
+    what = f'{row["phase"]} {row["operator"]:<15}{row["partition"]:<8}'
+    return f'  {what}{row["count"]:>5} ×  {format_size(row["bytes"])} in all'
+
+
+def _feature_lines(rows: list[dict[str, str]]) -> list[str]:
+    """Features that all machines do in one line, others one by one."""
+    done = [row['feature'] for row in rows if row['simulated'] == row['executable'] == 'yes']
+    lines = [f'simulated and executable: {", ".join(done)}'] if done else []
+    for row in rows:
+        if row['feature'] not in done:
+            same = row['simulated'] == row['executable']
+            lines.append(
+                f'{row["feature"]}: {row["simulated"]}'
+                if same
+                else f'{row["feature"]}: simulated {row["simulated"]}, executable {row["executable"]}'
+            )
+    return lines

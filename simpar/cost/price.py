@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,89 +49,75 @@ def price(
     Raises ``Infeasible`` where the program has more ranks than the cluster devices, ``ProfileError`` where the profile
     does not say what the program needs.
     """
-    if program.world > cluster.world:
-        raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-    pricing = _Pricing(
-        program, effects, compute or DeviceCompute(cluster.profile), collective or ClusterCollectives(cluster)
-    )
-    return pricing.costs(cluster)
+    return Pricer(program, cluster, compute=compute, collective=collective).costs(effects)
 
 
-class _Pricing:
-    """Prices each distinct cost key once; mutable, for one call of `price`."""
+class Pricer:
+    """Prices a program on a cluster; models are asked once for each cost key, whichever effects are on.
 
-    def __init__(self, program: Program, effects: Effects, compute: ComputeModel, collective: CollectiveModel) -> None:
-        self.program = program
-        self.effects = effects
-        self.compute_model = compute
-        self.collective_model = collective
-        self.links: dict[str, int] = {}
-        self.computed: dict[Hashable, tuple[float, ComputeCost]] = {}
-        self.communicated: dict[Hashable, tuple[tuple[Communication, ...], CollectiveCost]] = {}
-        self.seconds_of_grade = dict.fromkeys(GRADES, 0.0)
-        self.ranks = {name: partition.groups_GP.tolist() for name, partition in program.partitions.items()}
+    Arguments and errors as of `price`.
+    """
 
-    def costs(self, cluster: Cluster) -> Costs:
-        ops = self.program.op_classes
-        slots = np.bincount(self.program.role(0).op_class, minlength=len(ops)).tolist()
-        compute = np.zeros(len(ops))
-        communication: dict[int, tuple[Communication, ...]] = {}
-        why: dict[int, str] = {}
-        for index, op in enumerate(ops):
-            if op.kind == 'compute':
-                compute[index], cost = self.compute(op)
-                self.seconds_of_grade[cost.grade] += float(compute[index]) * slots[index]
-                why[index] = cost.why
-            else:
-                communication[index], sent = self.communication(op)
-                first = communication[index][0]
-                self.seconds_of_grade[sent.grade] += (first.alpha + first.transfer) * slots[index]
-                why[index] = sent.why
-        return self.assemble(cluster, compute, communication, why)
-
-    def assemble(
+    def __init__(
         self,
+        program: Program,
         cluster: Cluster,
-        compute: Array,
-        communication: dict[int, tuple[Communication, ...]],
-        why: dict[int, str],
-    ) -> Costs:
-        ops, slow_down, slows = self.program.op_classes, cluster.profile.slow_down, self.effects.slow_down
+        *,
+        compute: ComputeModel | None = None,
+        collective: CollectiveModel | None = None,
+    ) -> None:
+        if program.world > cluster.world:
+            raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
+        self.compute = compute or DeviceCompute(cluster.profile)
+        self.collective = collective or ClusterCollectives(cluster)
+        self._program = program
+        self._cluster = cluster
+        self._ranks = {name: partition.groups_GP.tolist() for name, partition in program.partitions.items()}
+        self._computed: dict[int, ComputeCost] = {}
+        self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
+        self._messages: dict[tuple[bool, bool], tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]] = {}
+        self._ask()
+
+    def costs(self, effects: Effects = Effects()) -> Costs:
+        """The costs with some effects on."""
+        ops, slow_down, slows = self._program.op_classes, self._cluster.profile.slow_down, effects.slow_down
         matrix, memory, collective = slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value
-        computes = [op.kind == 'compute' for op in ops]
+        computes = np.array([op.kind == 'compute' for op in ops])
         beside = [matrix if op.operator in MATRIX else memory for op in ops]
-        host = quantise(cluster.profile.host.seconds.value) if self.effects.launch else 0.0
+        host = quantise(self._cluster.profile.host.seconds.value) if effects.launch else 0.0
+        compute = self._compute_seconds(effects)
+        communication, links = self._communication(effects)
         return Costs(
             compute=compute,
             host=np.full(len(ops), host),
-            beside_communication=np.where(np.array(computes) & slows, beside, 1.0),
-            beside_compute=np.where(np.array(computes) | (not slows), 1.0, collective),
+            beside_communication=np.where(computes & slows, beside, 1.0),
+            beside_compute=np.where(computes | (not slows), 1.0, collective),
             communication=communication,
-            links=tuple(self.links),
-            rank_speed=np.array([cluster.slow.get(rank, 1.0) for rank in range(self.program.world)]),
+            links=links,
+            rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
             waiting_slows=slows and slow_down.waiting,
-            why=why,
-            grades={grade: seconds for grade, seconds in self.seconds_of_grade.items() if seconds > 0},
+            why=self._why(),
+            grades=self._grades(compute, communication),
         )
 
-    def compute(self, op: OpClass) -> tuple[float, ComputeCost]:
-        key = op.cost_key
-        if key not in self.computed:
-            cost = self.compute_model.seconds(op)
-            seconds = cost.seconds if self.effects.small_operator else cost.best
-            self.computed[key] = (quantise(seconds), cost)
-        return self.computed[key]
+    def _ask(self) -> None:
+        """Ask the models."""
+        computed: dict[Hashable, ComputeCost] = {}
+        communicated: dict[Hashable, tuple[CollectiveCost, ...]] = {}
+        for index, op in enumerate(self._program.op_classes):
+            key = op.cost_key
+            if op.kind == 'compute':
+                if key not in computed:
+                    computed[key] = self.compute.seconds(op)
+                self._computed[index] = computed[key]
+            else:
+                if key not in communicated:
+                    communicated[key] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
+                self._communicated[index] = communicated[key]
 
-    def communication(self, op: OpClass) -> tuple[tuple[Communication, ...], CollectiveCost]:
-        key = op.cost_key
-        if key not in self.communicated:
-            costs = [self.collective_model.cost(op, ranks) for ranks in self.meeting(op)]
-            self.communicated[key] = (tuple(self.one(cost) for cost in costs), costs[0])
-        return self.communicated[key]
-
-    def meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
+    def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
         """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
-        for ranks in self.ranks[op.partition]:
+        for ranks in self._ranks[op.partition]:
             if op.kind == 'collective':
                 yield ranks
                 continue
@@ -139,13 +125,53 @@ class _Pricing:
                 peer = ranks[(position + op.peer) % len(ranks)]
                 yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
-    def one(self, cost: CollectiveCost) -> Communication:
-        if self.effects.small_operator:
-            alpha, transfer, links = quantise(cost.alpha), quantise(cost.transfer), cost.links
-        else:
-            alpha, transfer, links = 0.0, quantise(cost.best), cost.links
-            links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
-        if not self.effects.link_sharing or not transfer > 0:
-            links = ()
-        shares = sorted((self.links.setdefault(name, len(self.links)), part) for name, part in links)
-        return Communication(alpha=alpha, transfer=transfer, links=tuple(shares))
+    def _compute_seconds(self, effects: Effects) -> Array:
+        compute = np.zeros(len(self._program.op_classes))
+        for index, cost in self._computed.items():
+            compute[index] = quantise(cost.seconds if effects.small_operator else cost.best)
+        return compute
+
+    def _communication(self, effects: Effects) -> tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]:
+        """By op class, and the names of the links; what no effect changes is the same object."""
+        key = (effects.small_operator, effects.link_sharing)
+        if key not in self._messages:
+            links: dict[str, int] = {}
+            made: dict[int, tuple[Communication, ...]] = {}
+            for costs in self._communicated.values():
+                if id(costs) not in made:
+                    made[id(costs)] = tuple([_message(cost, effects, links) for cost in costs])
+            self._messages[key] = ({index: made[id(c)] for index, c in self._communicated.items()}, tuple(links))
+        return self._messages[key]
+
+    def _why(self) -> dict[int, str]:
+        why = {index: costs[0].why for index, costs in self._communicated.items()}
+        why |= {index: cost.why for index, cost in self._computed.items()}
+        return dict(sorted(why.items()))
+
+    def _grades(self, compute: Array, communication: Mapping[int, tuple[Communication, ...]]) -> dict[str, float]:
+        """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
+        slots = np.bincount(self._program.role(0).op_class, minlength=len(compute)).tolist()
+        seconds = dict.fromkeys(GRADES, 0.0)
+        for index, count in enumerate(slots):
+            if index in self._computed:
+                seconds[self._computed[index].grade] += float(compute[index]) * count
+            else:
+                first = communication[index][0]
+                seconds[self._communicated[index][0].grade] += (first.alpha + first.transfer) * count
+        return {grade: total for grade, total in seconds.items() if total > 0}
+
+
+def _message(cost: CollectiveCost, effects: Effects, links: dict[str, int]) -> Communication:
+    """A collective's cost in one group.
+
+    Arguments: ``links``, their numbers by name; grows.
+    """
+    if effects.small_operator:
+        alpha, transfer, shares = quantise(cost.alpha), quantise(cost.transfer), cost.links
+    else:
+        alpha, transfer, shares = 0.0, quantise(cost.best), cost.links
+        shares = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in shares if cost.best > 0)
+    if not effects.link_sharing or not transfer > 0:
+        shares = ()
+    numbered = sorted((links.setdefault(name, len(links)), part) for name, part in shares)
+    return Communication(alpha=alpha, transfer=transfer, links=tuple(numbered))

@@ -15,6 +15,8 @@ _WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the bac
 _COMPUTE: Final = 'compute of stage '
 _NAMED: Final = 3
 """How many compute op classes, and how many stages, the words name."""
+_MAIN: Final = 0.6
+"""Share of the compute with which a stage is told apart from the others."""
 _MOST: Final = 6
 """How many parts of the step the words tell apart."""
 
@@ -105,7 +107,7 @@ def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
     compute = sum(stages.values())
     if not others:
         yield _with_details(path, first), stages[first]
-    elif stages[first] > 0.5 * compute:
+    elif stages[first] > _MAIN * compute:
         yield _with_details(path, first), stages[first]
         yield (
             f'compute of {"other stages" if len(others) > 1 else others[0].removeprefix("compute of ")}',

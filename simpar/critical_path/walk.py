@@ -15,12 +15,9 @@ import numpy as np
 
 from simpar.cost.costs import Costs, entry_of
 from simpar.critical_path.path import CriticalPath, Segment
-from simpar.metrics import is_communication, is_pipeline, is_transfer
+from simpar.metrics import Meetings, is_communication, is_pipeline
 from simpar.program import OpClass, Role
 from simpar.trace import Trace
-
-_Channel = tuple[str, str, int, str]
-"""What pairs up by order: (kind of op, partition, how many positions further the peer stands, stream)."""
 
 
 def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> CriticalPath:
@@ -74,7 +71,10 @@ class _Walk:
     begin: float
     end: float
     views: dict[int, _LaneView] = field(default_factory=dict)
-    channels: dict[int, tuple[dict[_Channel, list[int]], dict[int, int]]] = field(default_factory=dict)
+    meetings: Meetings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meetings = Meetings(self.trace.program)
 
     def segments(self) -> list[Segment]:
         """The segments, the latest first."""
@@ -111,7 +111,7 @@ class _Walk:
             end=time,
             op=op,
             slot=place.slot,
-            stream=self._stream(place),
+            stream=view.role.streams[int(view.role.stream[place.slot])],
             stretched=self._stretched(place, op, begin, time),
         )
         return segment, max(self._participants(place, op), key=lambda p: (self._arrive(p), p == place, -p.lane))
@@ -145,47 +145,12 @@ class _Walk:
         return places
 
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
-        """The ops that this one meets, itself included, found by their order on the communicator."""
+        """The ops that this one meets, itself included, each lane once."""
         if op.kind == 'compute':
             return [place]
-        stream = self._stream(place)
-        number = self._numbers(place.lane)[1][place.slot]
-        if is_transfer(op):
-            lane, peer = self._peer(place.lane, op)
-            other = 'recv' if op.kind == 'send' else 'send'
-            return [place, _Place(lane, place.step, self._numbers(lane)[0][other, op.partition, peer, stream][number])]
-        members = self.trace.program.partitions[op.partition].members(self.trace.lanes[place.lane].rank)
-        lanes = dict.fromkeys(int(self.trace.lane_of_rank[rank]) for rank in members)
-        key = (op.kind, op.partition, 0, stream)
-        return [_Place(lane, place.step, self._numbers(lane)[0][key][number]) for lane in lanes]
-
-    def _peer(self, lane: int, op: OpClass) -> tuple[int, int]:
-        """The lane that a send goes to or a receive comes from, and how many positions further this one stands."""
-        partition = self.trace.program.partitions[op.partition]
-        rank = self.trace.lanes[lane].rank
-        members = partition.members(rank)
-        there = members[(members.index(rank) + op.peer) % partition.size]
-        return int(self.trace.lane_of_rank[there]), -op.peer % partition.size
-
-    def _numbers(self, lane: int) -> tuple[dict[_Channel, list[int]], dict[int, int]]:
-        """The communication ops of a lane by what pairs them up, in order; and the number of each there."""
-        if lane not in self.channels:
-            by_channel: dict[_Channel, list[int]] = {}
-            number = {}
-            role, program = self._view(lane).role, self.trace.program
-            for slot, (index, stream) in enumerate(zip(role.op_class.tolist(), role.stream.tolist(), strict=True)):
-                op = program.op_classes[index]
-                if op.kind != 'compute':
-                    peer = op.peer % program.partitions[op.partition].size
-                    same = by_channel.setdefault((op.kind, op.partition, peer, role.streams[stream]), [])
-                    number[slot] = len(same)
-                    same.append(slot)
-            self.channels[lane] = by_channel, number
-        return self.channels[lane]
-
-    def _stream(self, place: _Place) -> str:
-        role = self._view(place.lane).role
-        return role.streams[int(role.stream[place.slot])]
+        met = self.meetings.of(self.trace.lanes[place.lane].rank, place.slot)
+        found = dict.fromkeys((int(self.trace.lane_of_rank[rank]), slot) for rank, slot in met)
+        return [_Place(lane, place.step, slot) for lane, slot in found]
 
     def _stretched(self, place: _Place, op: OpClass, begin: float, end: float) -> float:
         """Seconds of a segment beyond the op's isolated seconds."""

@@ -1,4 +1,4 @@
-"""The simulator: a Program and its Costs become a Trace, on a SimPy clock."""
+"""The simulator: a Program and its Costs become a Trace."""
 
 from simpar.engine.simulate import simulate as simulate
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from simpy.events import Event
+if TYPE_CHECKING:
+    from simpy.events import Event
 
 UNSOLVED: Final = 0.0
 """A ceiling that no op has, so that its speed is solved at the next chance."""
 
 Load = tuple[tuple[int, float], ...]
 """Pairs (link, demand)."""
+Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
+"""Told the time and, of everything that transfers, (op class, one entry for each group or pair, speed)."""
 
 
 @dataclass(frozen=True, slots=True)

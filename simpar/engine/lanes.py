@@ -139,23 +139,31 @@ def _check_roles(program: Program, ranks: Colours) -> None:
 
 
 def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> list[Exchange]:
-    kinds: dict[tuple[bool, str, int, tuple[Communication, ...]], dict[int, None]] = {}
+    priced = _by_identity(costs)
+    kinds: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     ranks_of_role = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
     for role, sharing in zip(program.roles, ranks_of_role, strict=True):
-        for index in np.unique(role.op_class).tolist():
+        for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
             op = program.op_classes[index]
             if op.kind in {'collective', 'send'}:
-                key = (op.kind == 'send', op.partition, op.peer, costs.communication[index])
+                key = (op.kind == 'send', op.partition, op.peer, id(priced[id(costs.communication[index])]))
                 kinds.setdefault(key, {}).update(dict.fromkeys(sharing))
     found = []
-    for kind, ((sends, partition, peer, by_group), ranks) in enumerate(kinds.items()):
-        on = groups[partition]
+    for kind, ((sends, partition, peer, identity), ranks) in enumerate(kinds.items()):
+        on, by_group = groups[partition], priced[identity]
         if sends:
             found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.entry(r, len(by_group))]) for r in ranks]
         else:
             used = dict.fromkeys(on.group[rank] for rank in ranks)
             found += [Exchange(kind, tuple(on.members[g]), by_group[g]) for g in used]
     return found
+
+
+def _by_identity(costs: Costs) -> dict[int, tuple[Communication, ...]]:
+    """By the identity of an op class's costs, one of all that are equal: many op classes share long ones."""
+    distinct = {id(by_group): by_group for by_group in costs.communication.values()}
+    first: dict[tuple[Communication, ...], tuple[Communication, ...]] = {}
+    return {identity: first.setdefault(by_group, by_group) for identity, by_group in distinct.items()}
 
 
 def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[Colours, Colours]:

@@ -43,8 +43,10 @@ class Links(Generic[F]):
         """End a flow; returns its neighbours, whose speeds may change."""
         neighbours: dict[F, None] = {}
         for link, _ in flow.links:
-            del self._flows[link][flow]
-            neighbours.update(self._flows[link])
+            flows = self._flows[link]
+            del flows[flow]
+            if flows:
+                neighbours.update(flows)
         return neighbours
 
     def component(self, seeds: Iterable[F]) -> dict[F, None]:
@@ -57,6 +59,10 @@ class Links(Generic[F]):
                     seen.add(link)
                     found += self._flows[link]
         return dict.fromkeys(found)
+
+    def alone(self, flow: F) -> bool:
+        """Whether no other flow is on any link of this one."""
+        return all(len(self._flows[link]) == 1 for link, _ in flow.links)
 
 
 def fair_speeds(flows: Iterable[F]) -> dict[F, float]:

@@ -1,39 +1,32 @@
-"""The event loop: stream cursors and one SimPy event per completion, never a process per op.
-
-At one instant all completions and arrivals come first (priority NORMAL), then the speeds of what they touched are
-solved anew (priority LOW). A speed that does not change bitwise keeps its completion.
-"""
+"""simulate: the spans of a program, by the fastest machine that gives those of the reference to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Literal
 
 import numpy as np
-import simpy
-from simpy.events import NORMAL, Event, EventPriority
 
 from simpar.cost.costs import Costs
-from simpar.engine.build import build
-from simpar.engine.deadlock import Drawing
-from simpar.engine.device import UNSOLVED, CommunicationCost, Compute, ComputeCost, Device, Rendezvous, Running, Stream
+from simpar.engine.device import Observer
+from simpar.engine.event_loop import run_events
+from simpar.engine.graph import Graph, graph_of
 from simpar.engine.lanes import Lanes, fold
-from simpar.engine.links import Links, fair_speeds
-from simpar.errors import Deadlock
+from simpar.engine.node_costs import NodeCosts, node_costs
+from simpar.engine.replay import replay
 from simpar.program import Program
 from simpar.trace import Lane, Times, Trace
-from simpar.units import quantise
 
-LOW: Final = EventPriority(2)
-PENDING: Final = -1.0
-"""The time of what has not happened yet."""
-
-Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
-"""Told the time and, of everything that transfers, (op class, one entry for each group or pair, speed)."""
+Engine = Literal['auto', 'simpy']
 
 
 def simulate(
-    program: Program, costs: Costs, *, steps: int = 3, unfold: bool | None = None, observe: Observer | None = None
+    program: Program,
+    costs: Costs,
+    *,
+    steps: int = 3,
+    unfold: bool | None = None,
+    observe: Observer | None = None,
+    engine: Engine = 'auto',
 ) -> Trace:
     """The Trace of a program on a cluster.
 
@@ -41,259 +34,36 @@ def simulate(
         steps: how many steps run back to back, without a barrier.
         unfold: True, simulate every rank; False, one rank for each role; None, as few ranks as tell all, exactly.
             The spans do not depend on it, to the bit.
-        observe: called whenever speeds have been solved.
+        observe: called whenever speeds have been solved; by the reference alone.
+        engine: ``simpy``, the reference; ``auto``, a recurrence where nothing slows anything and an event loop without
+            objects elsewhere, both over a graph of ops. The spans do not depend on it, to the bit.
 
     Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
     Speeds are max-min fair (see ``fair_speeds``). Does not model a limited queue between host and device, nor noise.
     """
     if steps < 1:
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
-    return _Simulation(program, costs, fold(program, costs, unfold), steps, observe).run()
+    lanes = fold(program, costs, unfold)
+    graph = graph_of(program, tuple(lanes.of_rank)) if engine == 'auto' and observe is None else None
+    if graph is None:
+        from simpar.engine.reference import run
+
+        return run(program, costs, lanes, steps, observe)
+    by_node = node_costs(graph, program, costs, lanes, steps)
+    end = run_events(graph, by_node, len(costs.links)) if by_node.interferes else replay(graph, by_node)
+    return _trace(program, lanes, graph, by_node, end)
 
 
-class _At(Event):
-    """An event that happens at its time and calls back with what it carries."""
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        call: Callable[[Any], None],
-        subject: object,
-        delay: float,
-        priority: EventPriority = NORMAL,
-    ) -> None:
-        self.env = env
-        self.callbacks = [call]
-        self.subject: Any = subject
-        self._ok = True
-        self._value = None
-        env.schedule(self, priority, delay)
-
-
-class _Simulation:
-    """One run: the clock, the spans so far, and what runs and waits now."""
-
-    def __init__(self, program: Program, costs: Costs, lanes: Lanes, steps: int, observe: Observer | None) -> None:
-        self._program = program
-        self._lanes = lanes
-        self._steps = steps
-        self._waiting_slows = costs.waiting_slows
-        self._observe = observe
-        self._devices = build(program, costs, lanes, steps)
-        self._env = simpy.Environment(0.0)
-        ops = steps * sum(len(device.costs) for device in self._devices)
-        self._arrive, self._start, self._end = ([PENDING] * ops for _ in range(3))
-        self._waiters: dict[int, list[Stream]] = {}
-        self._links: Links[Rendezvous] = Links(len(costs.links))
-        self._transferring: dict[Rendezvous, None] = {}
-        self._touched: dict[Compute | Rendezvous, None] = {}
-        self._resolving = False
-
-    def run(self) -> Trace:
-        """Run all steps."""
-        for device in self._devices:
-            for stream in device.streams:
-                self._advance(stream)
-        self._env.run()
-        if PENDING in self._end:
-            drawing = Drawing(
-                self._program, self._lanes, self._devices, arrive=self._arrive, end=self._end, steps=self._steps
-            )
-            raise Deadlock(drawing.text(self._env.now))
-        return self._trace()
-
-    def _advance(self, stream: Stream) -> None:
-        """Let the head of a stream arrive, unless it has to wait."""
-        if stream.step == self._steps:
-            return
-        slot = stream.slots[stream.cursor]
-        if self._waits(stream, slot):
-            return
-        now = self._env.now
-        self._arrive[stream.base + slot] = now
-        cost = stream.device.costs[slot]
-        if isinstance(cost, ComputeCost):
-            self._start[stream.base + slot] = now
-            self._compute(stream, cost)
-        else:
-            self._meet(stream, slot, cost)
-
-    def _waits(self, stream: Stream, slot: int) -> bool:
-        """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
-        work, end, base = stream.device.work, self._end, stream.base
-        for need in work.needs[slot]:
-            if end[base + need] == PENDING:
-                self._waiters.setdefault(base + need, []).append(stream)
-                return True
-        if stream.step:
-            before = base - len(stream.device.costs)
-            for need in work.carried[slot]:
-                if end[before + need] == PENDING:
-                    self._waiters.setdefault(before + need, []).append(stream)
-                    return True
-        delay = stream.step * work.period + work.issued[slot] - self._env.now
-        if delay > 0.0:
-            _At(self._env, self._issued, stream, delay)
-            return True
-        return False
-
-    def _issued(self, event: _At) -> None:
-        self._advance(event.subject)
-
-    def _compute(self, stream: Stream, cost: ComputeCost) -> None:
-        """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
-        op = Compute(stream, cost)
-        if cost.seconds == 0.0:
-            self._set_speed(op, 1.0)
-            return
-        device = stream.device
-        if not device.computing:
-            self._touch(device.transferring)
-        device.computing[op] = None
-        op.top = op.ceiling()
-        self._set_speed(op, op.top)
-
-    def _meet(self, stream: Stream, slot: int, cost: CommunicationCost) -> None:
-        """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
-        number = stream.step * cost.each_step + stream.device.work.sequence[slot]
-        meeting = cost.channel.meeting
-        rendezvous = meeting.get(number)
-        if rendezvous is None:
-            rendezvous = meeting[number] = Rendezvous()
-        rendezvous.streams.append(stream)
-        rendezvous.devices.append(stream.device)
-        if cost.leads:
-            rendezvous.lead(cost)
-        if self._waiting_slows:
-            self._occupy(stream.device)
-        if len(rendezvous.streams) == cost.channel.expected:
-            del meeting[number]
-            self._begin(rendezvous)
-
-    def _begin(self, rendezvous: Rendezvous) -> None:
-        """Start a rendezvous with its latency."""
-        now = self._env.now
-        for stream in rendezvous.streams:
-            self._start[stream.base + stream.slots[stream.cursor]] = now
-        if not self._waiting_slows:
-            for device in rendezvous.devices:
-                self._occupy(device)
-        _At(self._env, self._transfer, rendezvous, rendezvous.cost.alpha)
-
-    def _transfer(self, event: _At) -> None:
-        """Let a rendezvous transfer after its latency."""
-        rendezvous: Rendezvous = event.subject
-        if rendezvous.cost.transfer == 0.0:
-            self._set_speed(rendezvous, 1.0)
-            return
-        self._links.add(rendezvous)
-        self._transferring[rendezvous] = None
-        if rendezvous.cost.beside < 1.0:
-            for device in rendezvous.devices:
-                device.transferring[rendezvous] = None
-        self._touch({rendezvous: None})
-
-    def _complete(self, event: _At) -> None:
-        """End an op, unless its speed has changed since this event was scheduled."""
-        op: Compute | Rendezvous = event.subject
-        if op.completion is not event:
-            return
-        op.completion = None
-        # What follows on the stream starts first, so that op after op does not look like a change to the device.
-        self._finish(op.streams)
-        if isinstance(op, Compute):
-            self._leave_device(op)
-        else:
-            self._leave_links(op)
-        self._touched.pop(op, None)
-
-    def _leave_device(self, op: Compute) -> None:
-        device = op.device
-        if op in device.computing:
-            del device.computing[op]
-            if not device.computing:
-                self._touch(device.transferring)
-
-    def _leave_links(self, rendezvous: Rendezvous) -> None:
-        if rendezvous in self._transferring:
-            del self._transferring[rendezvous]
-            neighbours = self._links.remove(rendezvous)
-            for neighbour in neighbours:
-                neighbour.top = UNSOLVED
-            self._touch(neighbours)
-        for device in rendezvous.devices:
-            device.transferring.pop(rendezvous, None)
-            device.communicating -= 1
-            if not device.communicating:
-                self._touch(device.computing)
-
-    def _occupy(self, device: Device) -> None:
-        """Let one more collective slow a device's compute."""
-        device.communicating += 1
-        if device.communicating == 1:
-            self._touch(device.computing)
-
-    def _finish(self, streams: Sequence[Stream]) -> None:
-        """Record that the heads of these streams end now, and let go on what waited for them."""
-        now = self._env.now
-        freed = list(streams)
-        for stream in streams:
-            op = stream.base + stream.slots[stream.cursor]
-            self._end[op] = now
-            freed += self._waiters.pop(op, ())
-            stream.pop()
-        for stream in freed:
-            self._advance(stream)
-
-    def _touch(self, ops: Collection[Compute | Rendezvous]) -> None:
-        """Look at the speeds of these ops, and of all that share links with them, at the end of the instant."""
-        if ops:
-            self._touched.update(dict.fromkeys(ops))
-            if not self._resolving:
-                self._resolving = True
-                _At(self._env, self._resolve, None, 0.0, LOW)
-
-    def _resolve(self, _: _At) -> None:
-        """Solve the speeds anew of what was touched at this instant and may now go faster or must go slower."""
-        touched, self._touched = self._touched, {}
-        self._resolving = False
-        flows = []
-        for op in touched:
-            top = op.ceiling()
-            if top != op.top:
-                op.top = top
-                if isinstance(op, Rendezvous):
-                    flows.append(op)
-                else:
-                    self._set_speed(op, top)
-        if flows:
-            for flow, speed in fair_speeds(self._links.component(flows)).items():
-                self._set_speed(flow, speed)
-        if self._observe:
-            running = [(op.cost.op_class, op.cost.groups, op.speed) for op in self._transferring]
-            self._observe(self._env.now, running)
-
-    def _set_speed(self, op: Running, speed: float) -> None:
-        """Settle the work done and schedule the completion, if the speed changes."""
-        if op.speed == speed:
-            return
-        now = self._env.now
-        op.remaining = max(op.remaining - op.speed * (now - op.since), 0.0)
-        op.speed, op.since = speed, now
-        op.completion = _At(self._env, self._complete, op, quantise(now + op.remaining / speed) - now)
-
-    def _trace(self) -> Trace:
-        def table(times: list[float], device: Device) -> Times:
-            size = len(device.costs)
-            return np.array(times[device.first : device.first + self._steps * size]).reshape(self._steps, size)
-
-        lanes = tuple(
-            Lane(
-                rank=self._lanes.ranks[device.lane][0],
-                arrive_KS=table(self._arrive, device),
-                start_KS=table(self._start, device),
-                end_KS=table(self._end, device),
-            )
-            for device in self._devices
-        )
-        return Trace(self._program, 'simulated', lanes, np.array(self._lanes.of_rank, dtype=np.int32))
+def _trace(program: Program, lanes: Lanes, graph: Graph, costs: NodeCosts, end: Times) -> Trace:
+    """The Trace that follows from when nodes end."""
+    arrive = np.maximum(costs.issued, graph.ready(end))
+    start = graph.latest(arrive)[:, graph.node]
+    of_lane = zip(
+        *(np.split(times, graph.first[1:-1], axis=1) for times in (arrive, start, end[:, graph.node])), strict=True
+    )
+    return Trace(
+        program,
+        'simulated',
+        tuple(Lane(ranks[0], *times) for ranks, times in zip(lanes.ranks, of_lane, strict=True)),
+        np.array(lanes.of_rank, dtype=np.int32),
+    )

@@ -60,7 +60,7 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
 def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
-        return order_of_rows(plan.rows)
+        return _fitting(order_of_rows(plan.rows), plan)
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]

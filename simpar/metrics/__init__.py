@@ -7,6 +7,7 @@ from simpar.metrics.actions import actions_of as actions_of
 from simpar.metrics.actions import by_stages as by_stages
 from simpar.metrics.actions import is_pipeline as is_pipeline
 from simpar.metrics.actions import stages_of as stages_of
+from simpar.metrics.meetings import Meetings as Meetings
 from simpar.metrics.step import RECEIVES as RECEIVES
 from simpar.metrics.step import SENDS as SENDS
 from simpar.metrics.step import Metrics as Metrics
@@ -23,6 +24,7 @@ __all__ = [
     'RECEIVES',
     'SENDS',
     'ActionSpan',
+    'Meetings',
     'Metrics',
     'RankMetrics',
     'StepMetrics',

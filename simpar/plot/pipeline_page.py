@@ -9,6 +9,7 @@ window in the middle of the step is shown larger.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from simpar.plot.frame import (
@@ -25,7 +26,7 @@ from simpar.plot.frame import (
     time_unit,
     title,
 )
-from simpar.plot.pipeline_panel import CHUNK_WHITE, COLOURS, COPY_WHITE, PipelinePanel
+from simpar.plot.pipeline_panel import CHUNK_WHITE, COLOURS, COPY_WHITE, PipelinePanel, labels_fit
 from simpar.plot.pipeline_view import BoxKind, PipelineView, Row, pipeline_view
 from simpar.trace import Trace
 from simpar.units import format_time
@@ -55,7 +56,7 @@ def pipeline_timeline(sides: list[tuple[Trace, str]]) -> Figure:
     return figure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Page:
     """Whole steps from the top; below them, where boxes are too narrow for numbers, each view in a window."""
 
@@ -72,10 +73,10 @@ class _Page:
         rows = sum(len(v.rows) for v in self.views)
         return 0.36 if rows <= 16 else max(0.16, 5.8 / rows)
 
-    @property
+    @cached_property
     def windows(self) -> list[tuple[float, float]]:
         """For each view the window that is shown larger, all of one length; none where numbers fit anyway."""
-        if all(v.most_boxes * 6 < 72 * self.inches for v in self.views):
+        if all(labels_fit(v, 72 * self.inches / self.whole) for v in self.views):
             return []
         seconds = min(v.stretch(_ZOOMED) for v in self.views)
         return [((v.step - seconds) / 2, (v.step + seconds) / 2) for v in self.views]

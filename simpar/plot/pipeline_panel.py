@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -90,12 +91,7 @@ class PipelinePanel:
 
     def _styles(self) -> dict[BoxKind, _Style]:
         """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
-        begin, end = self.frame.window
-        shown: dict[BoxKind, list[tuple[float, Label]]] = {}
-        for row in self.view.rows:
-            for box in row.boxes:
-                for label in box.labels if box.end > begin and box.begin < end else ():
-                    shown.setdefault(label.kind, []).append((self.frame.points(box.end - box.begin), label))
+        shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
         return {kind: _style(mine, 0.9 * self.height * 72 * 2 * _HALF) for kind, mine in shown.items()}
 
     def _name(self, number: int, row: Row) -> str:
@@ -177,6 +173,24 @@ class PipelinePanel:
         white = CHUNK_WHITE * layer.chunk / max(1, self.view.chunks - 1)
         white += COPY_WHITE * layer.copy / max(1, self.view.copies - 1)
         return rgb(COLOURS[layer.kind], white)
+
+
+def labels_fit(view: PipelineView, points: float) -> bool:
+    """Whether forwards and backwards have room for the numbers of micro-batches where a second is so wide."""
+    styles = [_style(mine, inf) for kind, mine in _labelled(view, (0.0, view.step), points).items() if kind in 'FBI']
+    return all(style.points for style in styles)
+
+
+def _labelled(
+    view: PipelineView, window: tuple[float, float], points: float
+) -> dict[BoxKind, list[tuple[float, Label]]]:
+    """The labels in a window by kind, each with the width of its box in points; ``points``, width of a second."""
+    shown: dict[BoxKind, list[tuple[float, Label]]] = {}
+    for row in view.rows:
+        for box in row.boxes:
+            for label in box.labels if box.end > window[0] and box.begin < window[1] else ():
+                shown.setdefault(label.kind, []).append(((box.end - box.begin) * points, label))
+    return shown
 
 
 def _style(mine: list[tuple[float, Label]], high: float) -> _Style:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from simpar.errors import ProgramError
-from simpar.program.needs import Slot, derive
+from simpar.program.needs import Slots, derive
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.program import Program
@@ -24,7 +24,7 @@ class ProgramBuilder:
         self._op_classes: dict[str, OpClass] = {}
         self._index: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._roles: list[tuple[str, tuple[str, ...], list[Slot], Sequence[int]]] = []
+        self._roles: list[tuple[str, tuple[str, ...], Slots, Sequence[int]]] = []
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """Put a tensor into its table."""
@@ -54,8 +54,13 @@ class ProgramBuilder:
         have finished too]).
         """
         stream = {stream: index for index, stream in enumerate(streams)}
-        rows = [Slot(self._index[op], stream[on], *place) for op, on, *place in slots]
-        self._roles.append((name, streams, rows, ranks))
+        rows, after = [], []
+        for slot, (op, on, micro_batch, copy, *earlier) in enumerate(slots):
+            rows.append((self._index[op], stream[on], micro_batch, copy))
+            after += [(slot, one) for many in earlier for one in many]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
+        self._roles.append((name, streams, Slots(columns[0], columns[1], columns[2], columns[3], pairs), ranks))
 
     def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
         """The frozen Program, its needs derived."""
@@ -73,17 +78,20 @@ class ProgramBuilder:
             notes=notes,
         )
 
-    def _role(self, name: str, streams: tuple[str, ...], slots: list[Slot]) -> Role:
-        needs, carry = derive(slots, tuple(self._op_classes.values()), self._tensors, len(streams))
-        more = [(slot, need) for slot, all_needs in enumerate(needs) for need in all_needs[1:]]
+    def _role(self, name: str, streams: tuple[str, ...], slots: Slots) -> Role:
+        pairs, carry = derive(slots, tuple(self._op_classes.values()), self._tensors, len(streams))
+        needs = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+        first = np.diff(needs[:, 0], prepend=NONE) != 0
+        need = np.full(len(slots), NONE, dtype=np.int32)
+        need[needs[first, 0]] = needs[first, 1]
         return Role(
             name=name,
             streams=streams,
-            op_class=np.array([slot.op_class for slot in slots], dtype=np.uint32),
-            micro_batch=np.array([slot.micro_batch for slot in slots], dtype=np.uint16),
-            copy=np.array([slot.copy for slot in slots], dtype=np.uint16),
-            stream=np.array([slot.stream for slot in slots], dtype=np.uint16),
-            need=np.array([all_needs[0] if all_needs else NONE for all_needs in needs], dtype=np.int32),
-            more=np.array(more, dtype=np.int32).reshape(-1, 2),
+            op_class=slots.op_class.astype(np.uint32),
+            micro_batch=slots.micro_batch.astype(np.uint16),
+            copy=slots.copy.astype(np.uint16),
+            stream=slots.stream.astype(np.uint16),
+            need=need,
+            more=needs[~first],
             carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
         )

@@ -14,6 +14,8 @@ from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
+from simpar.program import Program, Role
+from simpar.program.needs import Instance, instance
 from simpar.workload import Dense, Network, Workload
 
 PHASES = ('F', 'I', 'W')
@@ -21,14 +23,17 @@ PHASES = ('F', 'I', 'W')
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of every layer: ``seconds_LP``, shape [layers, 3], of F, I and W; ``send``, from a layer to the next.
+    """What every layer takes and keeps for a micro-batch.
 
-    Embedding and head are counted with the first and the last layer. Communication over the tensor ranks counts, sums
-    of gradients and updates do not: they are done once a step.
+    Arguments: ``seconds_LP``, shape [layers, 3], of F, I and W; ``send``, seconds from a layer to the next;
+    ``bytes_LP``, shape [layers, 3], of activations behind F, I and W. Embedding and head are counted with the first
+    and the last layer. Communication over the tensor ranks counts, sums of gradients and updates do not: they are done
+    once a step.
     """
 
     seconds_LP: NDArray[np.float64]
     send: float
+    bytes_LP: NDArray[np.float64]
 
     def stages(self, counts: tuple[int, ...]) -> StageTimes:
         """The times of stages of so many layers each."""
@@ -37,6 +42,12 @@ class LayerTimes:
         forward, inputs, weights = (tuple(values) for values in zip(*sums, strict=True))
         sends = (self.send,) * (len(counts) - 1)
         return StageTimes(forward=forward, input=inputs, weight=weights, communication=sends)
+
+    def kept(self, counts: tuple[int, ...]) -> float:
+        """The largest share of its activations that a stage of so many layers keeps from I to W, at most 1."""
+        edges = np.cumsum((0, *counts))
+        behind = np.array([self.bytes_LP[begin:end].sum(axis=0) for begin, end in pairwise(edges) if begin < end])
+        return float(min(1.0, (behind[:, 1] / behind[:, 0]).max()))
 
 
 def layers_of(workload: Workload) -> int:
@@ -51,8 +62,9 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
     """Price the program in which every layer is a stage."""
     layers = layers_of(workload)
     data = plan.data or max(1, cluster.world // (plan.tensor * plan.pipeline))
-    every = replace(plan, data=data, pipeline=layers, stages=(), rows=(), chunks=0, order='gpipe')
-    program = lower(workload, every, layers * data * plan.tensor)
+    every = replace(plan, data=data, pipeline=layers, stages=(), rows=(), chunks=0, order='zb-h1', micro_batches=1)
+    one = replace(workload, batch=workload.batch // plan.micro_batches)
+    program = lower(one, every, layers * data * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
     for op in program.op_classes:
@@ -64,4 +76,21 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         elif op.kind == 'send' and program.sliced(op):
             cost = collectives.cost(op, (0, data * plan.tensor))
             sends.append(cost.alpha + cost.transfer)
-    return LayerTimes(seconds * plan.copies, max(sends))
+    behind = np.array([_behind(program, role) for role in program.roles])
+    return LayerTimes(seconds * plan.copies, max(sends), behind)
+
+
+def _behind(program: Program, role: Role) -> list[int]:
+    """Bytes of activations that a rank holds behind the last op of F, I and W of its micro-batch."""
+    held: dict[Instance, int] = {}
+    behind = dict.fromkeys(PHASES, 0)
+    for slot in range(len(role)):
+        op, copy = program.op(role, slot), int(role.copy[slot])
+        for name in op.writes:
+            if program.tensor[name].kind == 'activation':
+                held[instance(program.tensor[name], 0, copy)] = program.local_bytes(program.tensor[name])
+        for name in op.frees:
+            held.pop(instance(program.tensor[name], 0, copy), None)
+        if op.kind in ('compute', 'send') and op.phase in behind:
+            behind[op.phase] = sum(held.values())
+    return list(behind.values())

@@ -9,6 +9,7 @@ microseconds unless told not to; it is asked both ways. Programs and costs are m
 engine's semantics can change the traces: HTA is asked about intervals, not about models or hardware.
 """
 
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CASES = ('worked', 'worked-slow-rank', 'random-1', 'random-2', 'random-3-slow-rank')
+CASES = ('worked', 'worked-slow-rank', 'random-1', 'random-2', 'random-3-slow-rank', 'pipeline')
 
 
 def trace_of(case):
@@ -32,7 +33,7 @@ def trace_of(case):
         costs = worked_costs(program, {1: 0.5} if slow else {}, unit=2.0**-10)
     else:
         draw = random.Random(case)
-        program = random_program(draw)
+        program = pipeline_program() if case == 'pipeline' else random_program(draw)
         costs = random_costs(draw, program, slow=slow)
     return simulate(program, costs, steps=3)
 
@@ -59,6 +60,45 @@ def random_program(draw, ops=150):
     return build.build()
 
 
+def pipeline_program(micro_batches=4):
+    """Two pipeline ranks of two tensor ranks: a block and its all-reduce, on to the next rank; and all the way back."""
+    from simpar.program import OpClass, ProgramBuilder, Tensor, grid
+
+    build = ProgramBuilder(4, grid(4, {'pipeline': 2, 'tensor': 2}).values())
+    for phase, stage, what in itertools.product('FI', (0, 1), ('in', 'partial', 'out')):
+        build.add_tensor(Tensor(f'{what}{phase}{stage}', 'activation', (8,), 'fp32', batch_dim=0))
+    work = {}
+    for phase, stages in (('F', (0, 1)), ('I', (1, 0))):
+        for stage, receives in zip(stages, (False, True), strict=True):
+            place = f'{phase}{stage}'
+            kinds = ['recv', 'compute', 'collective'] if receives else ['compute', 'collective', 'send']
+            for kind in kinds:
+                touched = {
+                    'recv': {'writes': (f'in{place}',), 'partition': 'pipeline', 'peer': 1},
+                    'compute': {'reads': (f'in{place}',) * receives, 'writes': (f'partial{place}',)},
+                    'collective': {
+                        'reads': (f'partial{place}',), 'writes': (f'out{place}',), 'partition': 'tensor',
+                        'reduce': 'sum',
+                    },
+                    'send': {'reads': (f'out{place}',), 'partition': 'pipeline', 'peer': 1},
+                }[kind]  # fmt: skip
+                operator = {'compute': 'block', 'collective': 'all_reduce'}.get(kind, kind)
+                size = 0.0 if kind == 'compute' else 32.0
+                build.add_op_class(OpClass(f'{kind}{place}', kind, operator, phase, bytes=size, stage=stage, **touched))
+            work[stage, phase] = kinds
+    streams = {'compute': 'compute', 'collective': 'tensor'}
+    for stage in (0, 1):
+        slots = [
+            (f'{kind}{phase}{stage}', streams.get(kind, f'pipeline.{phase}'), micro_batch, 0)
+            for phase in 'FI'
+            for micro_batch in range(micro_batches)
+            for kind in work[stage, phase]
+        ]
+        ranks = [2 * stage, 2 * stage + 1]
+        build.add_role(f'stage{stage}', ranks, slots, ('compute', 'tensor', 'pipeline.F', 'pipeline.I'))
+    return build.build(micro_batches=micro_batches)
+
+
 def random_costs(draw, program, *, slow):
     """Made-up costs from 20 us to 2 ms, so that there is something to hide and something that cannot be hidden."""
     import numpy as np
@@ -79,7 +119,7 @@ def random_costs(draw, program, *, slow):
         communication={
             index: (Communication(quantise(40e-6), seconds(), ((0, 0.75),)),) * groups[op.partition]
             for index, op in enumerate(ops)
-            if op.kind == 'collective'
+            if op.kind != 'compute'
         },
         links=('wire',),
         rank_speed=np.array([1.0, 1.0, 0.75 if slow else 1.0, 1.0]),

@@ -1,0 +1,86 @@
+"""What the nodes of a graph cost, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from simpar.cost.costs import Costs
+from simpar.engine.device import Load
+from simpar.engine.graph import Graph
+from simpar.engine.lanes import LoadedLanes
+from simpar.program import Program
+from simpar.trace import Times
+from simpar.units import GRID
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeCosts:
+    """What each node costs, at its number; shape [N].
+
+    Arguments:
+        seconds: isolated; of a communication, of its transfer. alpha: latency; 0 of a compute op.
+        beside: speed of a compute op while a collective runs on its device; highest speed of a communication while one
+            of its devices computes.
+        links: what a communication asks of one link of each class, in all groups that it stands for.
+        issued: seconds, when the host has issued an op; shape [steps, N].
+        waiting_slows: as of ``Costs``.
+    """
+
+    seconds: Times
+    alpha: Times
+    beside: Times
+    links: list[Load]
+    issued: Times
+    waiting_slows: bool
+
+    @property
+    def interferes(self) -> bool:
+        """Whether anything can slow anything."""
+        return bool((self.beside < 1.0).any()) or any(self.links)
+
+
+def node_costs(graph: Graph, program: Program, costs: Costs, lanes: LoadedLanes, steps: int) -> NodeCosts:
+    """The costs of a program's lanes, with the arithmetic of ``build``."""
+    speed = np.array([costs.rank_speed[ranks[0]] for ranks in lanes.ranks])
+    alpha, seconds = np.zeros(len(graph)), costs.compute[graph.op_class] / speed[graph.lane]
+    beside = np.ones(len(graph))
+    links: list[Load] = [()] * len(graph)
+    beside[graph.computes] = costs.beside_communication[graph.op_class[graph.computes]]
+    nodes = np.setdiff1d(np.flatnonzero(~graph.computes), graph.others)
+    beside[nodes] = costs.beside_compute[graph.op_class[nodes]]
+    count = len(program.op_classes)
+    kinds, kind_of = np.unique(graph.lane[nodes] * count + graph.op_class[nodes], return_inverse=True)
+    made = [_communication(program, costs, lanes, *divmod(kind, count)) for kind in kinds.tolist()]
+    alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
+    seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
+    for node, kind in zip(nodes.tolist(), kind_of.tolist(), strict=True):
+        links[node] = made[kind][2]
+    return NodeCosts(
+        _quantise(seconds), _quantise(alpha), beside, links, _issued(graph, costs, steps), costs.waiting_slows
+    )
+
+
+def _communication(
+    program: Program, costs: Costs, lanes: LoadedLanes, lane: int, index: int
+) -> tuple[float, float, Load]:
+    """Latency, transfer and links of an op class on a lane that leads."""
+    groups = lanes.together(lane, program.op_classes[index], len(costs.communication[index]))
+    isolated = costs.communication[index][groups[0]]
+    return isolated.alpha, isolated.transfer, lanes.load(index, groups)
+
+
+def _issued(graph: Graph, costs: Costs, steps: int) -> Times:
+    """Each lane's host issues its ops one after the other, over all steps."""
+    host = _quantise(costs.host)[graph.op_class]
+    issued = np.zeros((steps, len(graph)))
+    for begin, end in pairwise(graph.first.tolist()):
+        one = np.cumsum(host[begin:end])
+        issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
+    return issued
+
+
+def _quantise(times: Times) -> Times:
+    return np.rint(times * GRID) / GRID

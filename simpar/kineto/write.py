@@ -1,0 +1,95 @@
+"""Files: one for each of some ranks, and one with all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from simpar.cost.costs import Costs
+from simpar.files import write_whole
+from simpar.kineto.links import link_counters
+from simpar.kineto.rank import Drawing, Event, Style
+from simpar.kineto.transfers import transfers
+from simpar.trace import Trace
+
+PREDICTED_PID: Final = 1000
+"""Where a file shows both, measured rank r is process r and predicted rank r is process 1000 + r."""
+
+
+def write_kineto(
+    folder: Path,
+    trace: Trace,
+    *,
+    measured: Trace | None = None,
+    costs: Costs | None = None,
+    library: str = 'nccl',
+    most_ranks: int = 8,
+) -> list[Path]:
+    """Write ``rankN.json`` for up to ``most_ranks`` ranks, and ``merged/all_ranks.json`` with all of them.
+
+    Arguments: ``folder`` is made if need be; ``measured`` goes side by side with the prediction into the merged file;
+    ``costs``, of the prediction, add the host's launches and the use of links. Ranks that differ come first. The same
+    arguments give the same bytes. Returns the files. Not written: memory.
+    """
+    (folder / 'merged').mkdir(parents=True, exist_ok=True)
+    ranks = chosen_ranks(trace, most_ranks)
+    both = [*events(trace, ranks, Style(library=library, first_pid=PREDICTED_PID if measured else 0), costs)]
+    if costs is not None:
+        both += link_counters(trace, costs)
+    if measured is not None:
+        seen = [*events(measured, ranks, Style(library=library))]
+        both = seen + both
+    style = Style(library=library, for_hta=True)
+    paths = [folder / f'rank{rank}.json' for rank in ranks]
+    for path, rank in zip(paths, ranks, strict=True):
+        write_whole(path, document(trace, events(trace, [rank], style, costs), library, rank))
+    merged = folder / 'merged' / 'all_ranks.json'
+    write_whole(merged, document(trace, both, library))
+    return [*paths, merged]
+
+
+def chosen_ranks(trace: Trace, most: int) -> list[int]:
+    """At most so many ranks: one of each lane first, then the others; in order."""
+    lanes = trace.lane_of_rank.tolist()
+    first = sorted({lane: rank for rank, lane in reversed(list(enumerate(lanes)))}.values())
+    others = [rank for rank in range(len(lanes)) if rank not in set(first)]
+    return sorted([*first, *others][:most])
+
+
+def document(trace: Trace, trace_events: Iterable[Event], library: str, rank: int | None = None) -> str:
+    """A whole file, one event a line; ``rank`` None for a file with several ranks."""
+    program = trace.program
+    groups = [
+        {'pg_name': name, 'pg_size': partition.size, 'ranks': partition.groups_GP.tolist()}
+        for name, partition in program.partitions.items()
+    ]
+    distributed = {'backend': library, 'world_size': program.world, 'pg_config': groups}
+    head = {
+        'schemaVersion': 1,
+        'deviceProperties': [{'id': rank or 0, 'name': f'{trace.origin} device'}],
+        'distributedInfo': distributed if rank is None else {'rank': rank, **distributed},
+        'displayTimeUnit': 'ms',
+        'baseTimeNanoseconds': 0,
+        'traceName': f'simpar {program.hash}',
+    }
+    lines = ''.join(f'{json.dumps(key)}: {json.dumps(value)},\n' for key, value in head.items())
+    body = ',\n'.join(json.dumps(event) for event in trace_events)
+    return f'{{\n{lines}"traceEvents": [\n{body}\n]\n}}\n'
+
+
+def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = None) -> Iterator[Event]:
+    """The events of some ranks, and the arrows of what they send each other."""
+    for rank in ranks:
+        drawing = Drawing(trace, trace.lane(rank), rank, style)
+        yield from drawing.names()
+        yield from drawing.steps()
+        yield from drawing.actions()
+        if costs is not None and costs.host.any():
+            yield from drawing.launches(costs)
+        elif style.for_hta:
+            yield from drawing.empty_launches()
+        yield from drawing.kernels()
+        yield from drawing.arrows()
+    yield from transfers(trace, ranks, style)

@@ -1,0 +1,61 @@
+"""Pipelines with costs that one can add up by hand: every forward and backward of a stage takes a given time."""
+
+import numpy as np
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+F, B = 4.0, 8.0
+"""Seconds of a stage's forward and of its backward, in which I and W take the same; of all copies together."""
+
+
+def plan_of(order='1f1b', *, ranks=2, micro_batches=2, chunks=0, **more):
+    return Plan(pipeline=ranks, micro_batches=micro_batches, order=order, chunks=chunks, **more)
+
+
+def program_of(plan, layers=0):
+    """A small transformer with as many layers as it takes for every stage to have one."""
+    stages = plan.pipeline * max(2 if plan.order in ('zb-v', 'dualpipe-v') else 1, plan.chunks)
+    model = Transformer(layers=layers or stages, hidden=16, heads=2, vocab=16, sequence=4)
+    batch = plan.micro_batches * plan.copies * max(1, plan.data)
+    return lower(Workload(model=model, batch=batch), plan, plan.pipeline * plan.tensor * max(1, plan.data))
+
+
+def stage_costs(program, *, send=0.0, collective=0.0, update=0.0, host=0.0):
+    """A stage's forward takes ``F`` seconds and its backward ``B``, shared out evenly among its ops."""
+    ops = program.op_classes
+    computes = [op.kind == 'compute' and op.phase != 'U' and program.sliced(op) for op in ops]
+    names = [(op.stage, op.phase, op.name.removesuffix('.split')) for op in ops]
+    shared = {name for name, counts in zip(names, computes, strict=True) if counts}
+    counts = {}
+    for stage, phase, _ in shared:
+        counts[stage, phase] = counts.get((stage, phase), 0) + 1
+    whole = {'F': F, 'I': B / 2, 'W': B / 2}
+    seconds = [
+        whole[op.phase] / counts[op.stage, op.phase] / program.copies if computed else update * (op.phase == 'U')
+        for op, computed in zip(ops, computes, strict=True)
+    ]
+    lasts = {'send': send, 'recv': send, 'collective': collective}
+    return Costs(
+        compute=np.array(seconds),
+        host=np.full(len(ops), host),
+        beside_communication=np.ones(len(ops)),
+        beside_compute=np.ones(len(ops)),
+        communication={
+            index: (Communication(lasts[op.kind], 0.0),) * len(program.partitions[op.partition].groups_GP)
+            for index, op in enumerate(ops)
+            if op.kind != 'compute'
+        },
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+def trace_of(plan, *, layers=0, steps=3, **costs):
+    """The simulated trace of a plan, and its costs."""
+    program = program_of(plan, layers)
+    priced = stage_costs(program, **costs)
+    return simulate(program, priced, steps=steps), priced

@@ -1,0 +1,116 @@
+"""The fast machines give the spans of the reference, to the bit, and take over wherever they can."""
+
+import numpy as np
+import pytest
+from engine_cases import make_case, role_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.cost.costs import Communication, Costs
+from simpar.cost.price import price
+from simpar.engine import reference, simulate
+from simpar.engine.graph import graph_of
+from simpar.engine.lanes import fold
+from simpar.engine.node_costs import node_costs
+from simpar.errors import Deadlock
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.predict import EFFECTS
+from simpar.profiles import cluster, load_profile
+from simpar.program import OpClass, Partition, Program
+from simpar.workload import Transformer, Workload
+
+
+def assert_same(one, other):
+    """Two traces with the same bytes."""
+    assert one.lane_of_rank.tolist() == other.lane_of_rank.tolist()
+    for mine, theirs in zip(one.lanes, other.lanes, strict=True):
+        assert mine.rank == theirs.rank
+        for name in ('arrive_KS', 'start_KS', 'end_KS'):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
+
+
+def ideal(case):
+    """A case in which nothing slows anything."""
+    ones = np.ones(len(case.program.op_classes))
+    return case.with_costs(beside_communication=ones, beside_compute=ones)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pipe=st.integers(1, 4),
+    data=st.integers(1, 3),
+    tensor=st.integers(1, 3),
+    ops=st.integers(1, 40),
+    links=st.sampled_from(['none', 'alike', 'any']),
+    slowed=st.booleans(),
+    unfold=st.sampled_from([None, True]),
+    steps=st.integers(1, 3),
+)
+def test_random_programs_have_the_spans_of_the_reference(slowed, unfold, steps, **shape):
+    case = make_case(**shape) if slowed else ideal(make_case(**shape))
+    fast, slow = (
+        simulate(case.program, case.costs, steps=steps, unfold=unfold, engine=engine) for engine in ('auto', 'simpy')
+    )
+    assert graph_of(case.program, tuple(fast.lane_of_rank.tolist())) is not None
+    assert_same(fast, slow)
+
+
+WORKLOAD = Workload(model=Transformer(layers=8, hidden=512, heads=8, vocab=4096, sequence=512), batch=32)
+PLANS = {
+    'interleaved': Plan(tensor=2, pipeline=4, data=2, micro_batches=8, order='interleaved-1f1b', chunks=2),
+    'late': Plan(tensor=2, pipeline=4, data=2, micro_batches=4, receive='late', copies=2),
+    'zero bubble': Plan(tensor=2, pipeline=4, data=2, micro_batches=8, order='zb-h1'),
+    'copies': Plan(tensor=8, data=2, copies=2),
+    'one stream': Plan(tensor=2, pipeline=2, data=4, micro_batches=4, streams='single', order='gpipe'),
+}
+
+
+@pytest.mark.parametrize('profile', ['h100-sxm-8', 'ascend910a-8'])
+@pytest.mark.parametrize('plan', PLANS.values(), ids=PLANS)
+def test_lowered_plans_have_the_spans_of_the_reference_with_any_effects(plan, profile, monkeypatch):
+    hardware = cluster(load_profile(profile), nodes=2)
+    program = lower(WORKLOAD, plan, 16)
+    states = [price(program, hardware, effects) for _, effects in EFFECTS]
+    slow = [simulate(program, costs, engine='simpy') for costs in states]
+    monkeypatch.setattr(reference, 'run', None)
+    for costs, expected in zip(states, slow, strict=True):
+        assert_same(simulate(program, costs), expected)
+
+
+def test_a_program_that_nothing_slows_is_replayed_and_others_are_not():
+    case = make_case(seed=3, pipe=2, data=2, tensor=2, ops=20, links='alike')
+
+    def interferes(case):
+        lanes = fold(case.program, case.costs)
+        graph = graph_of(case.program, tuple(lanes.of_rank))
+        return node_costs(graph, case.program, case.costs, lanes, steps=1).interferes
+
+    assert interferes(case)
+    assert interferes(ideal(case))
+    assert not interferes(ideal(make_case(seed=3, pipe=2, data=2, tensor=2, ops=20, links='none')))
+
+
+def pair(first, second):
+    """Two ranks with these collectives of one group on one stream."""
+    roles = tuple(
+        role_of(f'rank{r}', [(0, 0)] * count, [[]] * count, [], ('s',)) for r, count in ((0, first), (1, second))
+    )
+    both = {'p': Partition('p', np.array([[0, 1]], dtype=np.int32))}
+    op = OpClass('both', 'collective', 'all_reduce', 'F', partition='p')
+    program = Program(roles, np.array([0, 1], dtype=np.int32), both, (op,), ())
+    one = np.ones(1)
+    costs = Costs(
+        compute=np.zeros(1), host=np.zeros(1), beside_communication=one, beside_compute=one,
+        communication={0: (Communication(0.0, 1.0),)}, links=(), rank_speed=np.ones(2),
+    )  # fmt: skip
+    return program, costs
+
+
+def test_what_does_not_pair_up_in_a_step_is_left_to_the_reference():
+    program, costs = pair(2, 1)
+    assert graph_of(program, (0, 1)) is None
+    with pytest.raises(Deadlock, match='rank 1, finished'):
+        simulate(program, costs, steps=2)
+    assert graph_of(pair(1, 1)[0], (0, 1)) is not None

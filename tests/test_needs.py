@@ -1,0 +1,94 @@
+"""Needs are those of a plain walk over two steps, and no fewer: on random slots, to the pair."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.program import OpClass, Tensor
+from simpar.program.needs import Slots, derive, instance
+
+STREAMS = 4
+TENSORS = {
+    name: Tensor(name, kind, (1,), 'fp32')
+    for name, kind in [('w', 'parameter'), ('dw', 'gradient'), *((name, 'activation') for name in 'abcd')]
+}
+names = st.lists(st.sampled_from(sorted(TENSORS)), max_size=3, unique=True).map(tuple)
+op_classes = st.lists(
+    st.builds(
+        OpClass, name=st.just('op'), kind=st.just('compute'), operator=st.just('op'), phase=st.just('F'),
+        reads=names, writes=names, accumulates=names, frees=names,
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+rows = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(0, STREAMS - 1), st.integers(0, 2), st.integers(0, 1)), max_size=25
+)
+afters = st.lists(st.tuples(st.integers(1, 99), st.integers(0, 99)), max_size=4)
+
+
+@dataclass
+class History:
+    """Who last changed a tensor, and who has read it since."""
+
+    writer: int = -1
+    readers: list[int] = field(default_factory=list)
+
+
+def touch(position, row, op, history):
+    """The slots that this one must come after, as the definition says it; records what it does."""
+    before = set()
+    changed = (*op.writes, *op.accumulates, *op.frees)
+    keys = {name: instance(TENSORS[name], *row[2:]) for name in (*op.reads, *changed)}
+    for name in op.reads:
+        past = history.setdefault(keys[name], History())
+        before.add(past.writer)
+        past.readers.append(position)
+    for name in changed:
+        past = history.setdefault(keys[name], History())
+        before.update([past.writer, *past.readers])
+    history.update({keys[name]: History(writer=position) for name in changed})
+    return before - {-1, position}
+
+
+def walk(rows, op_classes, after):
+    """Every pair (slot, slot that it must come after) of two steps in a row; needs of a slot, not yet thinned."""
+    history = {}
+    wanted = []
+    for position in range(2 * len(rows)):
+        step, slot = divmod(position, len(rows))
+        before = touch(position, rows[slot], op_classes[rows[slot][0]], history)
+        wanted.append(before | {step * len(rows) + earlier for later, earlier in after if later == slot})
+    return wanted
+
+
+def thin(rows, wanted):
+    """The needs that neither stream order nor another need implies: those of which no other's past has them."""
+    count = len(rows)
+    kept, past = [], []
+    for position, before in enumerate(wanted):
+        same_stream = [p for p in range(position) if rows[p % count][1] == rows[position % count][1]]
+        known = set().union(*(past[p] | {p} for p in same_stream))
+        mine = []
+        for need in sorted(before, reverse=True):
+            if need not in known:
+                known |= past[need] | {need}
+                mine.append(need)
+        kept.append(mine)
+        past.append(known)
+    return kept
+
+
+@settings(max_examples=400, deadline=None)
+@given(rows, op_classes, afters)
+def test_needs_are_those_of_a_walk(rows, op_classes, afters):
+    rows = [(op % len(op_classes), *place) for op, *place in rows]
+    after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    slots = Slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
+    needs, carry = derive(slots, op_classes, TENSORS, STREAMS)
+    kept = thin(rows, walk(rows, op_classes, after))
+    count = len(rows)
+    assert needs == [(slot, need) for slot in range(count) for need in kept[slot]]
+    assert carry == sorted((slot, need) for slot in range(count) for need in kept[slot + count] if need < count)

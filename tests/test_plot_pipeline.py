@@ -1,0 +1,206 @@
+"""The picture of a pipeline: what it shows, read from the view and from the figure itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgba
+from pipeline_traces import B, F, plan_of, trace_of
+
+from simpar.intervals import length
+from simpar.lower.lower import order_of
+from simpar.metrics import metrics
+from simpar.plot import timeline, write_figure
+from simpar.plot.pipeline_panel import COLOURS
+from simpar.plot.pipeline_view import KINDS, pipeline_view
+
+NAMES = ('plan', 'baseline')
+
+
+def traced(order='1f1b', **more):
+    costs = {name: more.pop(name) for name in ('send', 'collective', 'update') if name in more}
+    return trace_of(plan_of(order, **more), **costs)[0]
+
+
+def faces(axes, colour):
+    """(begin, end, bottom, top) of what an axes shows in a colour, in its units."""
+    found = []
+    for collection in axes.collections:
+        if isinstance(collection, PolyCollection):
+            paths = collection.get_paths()
+            colours = np.resize(collection.get_facecolor(), (len(paths), 4))
+            for path, face in zip(paths, colours, strict=True):
+                if face == pytest.approx(to_rgba(colour)):
+                    (left, low), (right, high) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+                    found.append((left, right, low, high))
+    return sorted(found)
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_boxes_stand_where_they_do_in_the_papers():
+    """GPipe on two ranks, two micro-batches, messages that take no time: by hand."""
+    rows = pipeline_view(traced('gpipe'), 'plan').rows
+    labels = [[box.labels[0][:3] for box in row.boxes] for row in rows]
+    times = [[time for box in row.boxes for time in (box.begin, box.end)] for row in rows]
+    for stage in (0, 1):
+        assert labels[stage] == [(stage, 'F', 0), (stage, 'F', 1), (stage, 'B', 0), (stage, 'B', 1)]
+    turned = 3 * F
+    assert times[0] == pytest.approx(
+        [0, F, F, 2 * F, turned + B, turned + 2 * B, turned + 2 * B, turned + 3 * B], abs=1e-9
+    )
+    assert times[1] == pytest.approx([F, 2 * F, 2 * F, turned, turned, turned + B, turned + B, turned + 2 * B])
+
+
+@pytest.mark.parametrize('order', ['1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v'])
+def test_a_row_has_the_actions_of_its_pipeline_rank_in_order(order):
+    plan = plan_of(order, ranks=2, micro_batches=4, chunks=2 if order == 'interleaved-1f1b' else 0, tensor=2)
+    view = pipeline_view(trace_of(plan, collective=0.125)[0], 'plan')
+    for row, actions in zip(view.rows, order_of(plan).actions, strict=True):
+        shown = [[(label.stage, label.kind, label.micro_batch) for label in box.labels] for box in row.boxes]
+        wanted = [[(part.stage, part.kind, part.micro_batch) for part in action.parts] for action in actions]
+        if shown[-1] == shown[0]:  # cut at the end of the window
+            shown.pop()
+        first = wanted.index(shown[0])
+        assert shown == wanted[first:] + wanted[:first]
+
+
+pictures = st.builds(
+    traced,
+    st.sampled_from(['gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v']),
+    ranks=st.just(2),
+    micro_batches=st.sampled_from([4, 6]),
+    chunks=st.just(0),
+    tensor=st.sampled_from([1, 2]),
+    copies=st.sampled_from([1, 2]),
+    send=st.sampled_from([0.0, 1.0]),
+    collective=st.sampled_from([0.0, 0.25]),
+    update=st.sampled_from([0.0, 0.5]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(pictures)
+def test_areas_are_the_seconds_of_the_metrics(trace):
+    """Boxes, updates and what is between: each second that a rank computes or waits for a message is some area."""
+    steady = metrics(trace).steady
+    for row in pipeline_view(trace, 'plan').rows:
+        rank = steady.rank(row.metrics.rank)
+        area = dict.fromkeys(KINDS, 0.0)
+        for box in row.boxes:
+            assert sum(layer.share for layer in box.layers) <= 1 + 1e-9
+            assert all(layer.share > 0 for layer in box.layers)
+            for layer in box.layers:
+                area[layer.kind] += layer.share * (box.end - box.begin)
+        computed = sum(seconds for kind, seconds in area.items() if kind != 'exposed')
+        assert computed <= rank.compute + 1e-9
+        if trace.program.copies == 1:
+            assert computed + length(row.computing['U']) == pytest.approx(rank.compute)
+            assert area['exposed'] + length(row.between) == pytest.approx(rank.exposed, abs=1e-9)
+        assert sum(length(mine) for mine in row.computing.values()) == pytest.approx(rank.compute)
+        assert length(row.exposed) == rank.exposed
+        assert all(one.end <= two.begin for one, two in zip(row.boxes[:-1], row.boxes[1:], strict=True))
+
+
+def test_plan_stands_below_its_baseline_on_one_scale():
+    figure = timeline(traced(micro_batches=4), traced('gpipe', ranks=4, micro_batches=4), names=NAMES)
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim()
+    assert [axes.get_title(loc='left').partition(':')[0] for axes in figure.axes] == ['baseline', 'plan']
+    assert [label.get_text() for label in below.get_yticklabels()] == ['pipeline 0\nstage 0', 'pipeline 1\nstage 1']
+    assert len(above.get_yticklabels()) == 4
+    assert figure.texts[0].get_text().startswith('plan: 60 s a step, ')
+
+
+def test_boxes_are_spelled_in_full_where_there_is_room_and_else_numbered():
+    few = timeline(traced(micro_batches=2)).axes[0]
+    assert {'0F0', '0F1', '1F0', '0B0', '1B1'} <= set(words(few))
+    many = timeline(traced(ranks=4, micro_batches=24)).axes[0]
+    assert {str(number) for number in range(24)} <= set(words(many))
+    assert not [text for text in words(many) if 'F' in text or 'B' in text]
+
+
+def test_colours_tell_forward_backward_and_weights():
+    whole = timeline(traced(micro_batches=2)).axes[0]
+    assert len(faces(whole, COLOURS['F'])) == len(faces(whole, COLOURS['B'])) == 4
+    apart = timeline(traced('zb-h1', micro_batches=2, update=0.5)).axes[0]
+    assert len(faces(apart, COLOURS['I'])) == len(faces(apart, COLOURS['W'])) == 4
+    assert faces(apart, COLOURS['U'])
+    legend = [text.get_text() for text in timeline(traced('zb-h1')).legends[0].get_texts()]
+    assert legend == ['F forward', 'I gradient of the input', 'W gradient of the weights']
+
+
+def test_later_stages_of_a_rank_are_lighter_and_copies_lie_below_one_another():
+    view = timeline(traced('interleaved-1f1b', micro_batches=2, chunks=2)).axes[0]
+    assert len(faces(view, COLOURS['F'])) == 4
+    figure = timeline(traced(micro_batches=2, copies=2))
+    full = faces(figure.axes[0], COLOURS['F'])
+    assert len(full) == 4
+    heights = {round(high - low, 6) for _, _, low, high in full}
+    assert heights == {0.42}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[-1] == 'layers in a box: copies'
+
+
+def test_exposed_communication_is_seen_between_boxes_and_in_them():
+    """Between: messages of 2 s. In a box: its height is the share of collectives in its time."""
+    axes = timeline(traced(micro_batches=1, send=2.0)).axes[0]
+    between = faces(axes, COLOURS['exposed'])
+    assert len(between) == 4
+    assert {round(end - begin, 6) for begin, end, _, _ in between} == {2}
+    trace = traced(micro_batches=1, tensor=2, collective=0.25)
+    box = pipeline_view(trace, 'plan').rows[0].boxes[0]
+    role = trace.program.roles[0]
+    ops = [trace.program.op(role, slot) for slot in range(len(role))]
+    collectives = sum((op.kind, op.phase, op.stage) == ('collective', 'F', 0) for op in ops)
+    share = next(layer.share for layer in box.layers if layer.kind == 'exposed')
+    assert share == pytest.approx(collectives * 0.25 / (collectives * 0.25 + F))
+
+
+def test_overlapped_actions_share_a_box_and_have_a_label_each():
+    trace = traced('dualpipe-v', ranks=2, micro_batches=6, tensor=2, collective=0.5)
+    doubles = [box for row in pipeline_view(trace, 'plan').rows for box in row.boxes if len(box.labels) == 2]
+    assert doubles
+    for box in doubles:
+        forward, backward = box.labels
+        assert (forward.kind, backward.kind) == ('F', 'B')
+        assert backward.share / forward.share == pytest.approx(B / F)
+        assert forward.share + backward.share <= 1
+
+
+def test_bubble_and_exposed_communication_stand_at_every_row():
+    """Two ranks, one micro-batch: half of the time of 24 s is bubble."""
+    axes = timeline(traced(micro_batches=1)).axes[0]
+    assert words(axes).count('50 %') == 2
+    assert 'bubble 50 %, exposed communication 0 %' in axes.get_title(loc='left')
+
+
+def test_many_micro_batches_are_shown_as_shares_and_a_window_of_boxes():
+    figure = timeline(traced(ranks=2, micro_batches=300))
+    whole, window = figure.axes
+    begin, end = window.get_xlim()
+    assert whole.get_xlim()[0] <= begin < end <= whole.get_xlim()[1]
+    assert 'shares of time' in whole.get_title(loc='left')
+    assert len([text for text in words(window) if text]) > 20
+    assert len(whole.collections) < 20
+
+
+def test_one_rank_is_shown_with_its_streams_if_asked_for():
+    axes = timeline(traced(ranks=3, micro_batches=2, send=1.0), rank=1).axes[0]
+    assert sorted(label.get_text() for label in axes.get_yticklabels()) == ['compute', 'receives', 'sends']
+
+
+def test_a_baseline_without_a_pipeline_is_a_row_of_its_own():
+    figure = timeline(traced(micro_batches=2), traced(ranks=1, micro_batches=2), names=NAMES)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ['every rank']
+
+
+@pytest.mark.parametrize('suffix', ['png', 'svg'])
+def test_the_same_picture_gives_the_same_bytes(tmp_path, suffix):
+    paths = [tmp_path / f'{name}.{suffix}' for name in 'ab']
+    for path in paths:
+        write_figure(path, timeline(traced('zb-h1', micro_batches=4, send=0.5)))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
