@@ -101,7 +101,7 @@ def test_every_key_gives_its_value(tmp_path):
     assert schedule.value('plan.copies') == 4
     assert schedule.value('workload.network.3.dense.out') == 10
     assert schedule.value('workload.optimizer') == {
-        'adam': {'learning_rate': 0.001, 'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-8}
+        'adam': {'learning_rate': 0.001, 'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-8, 'master_weights': False}
     }
     assert schedule.value('cluster.slow.3') == 0.9
     assert schedule.value('plan.none') is None

@@ -6,7 +6,6 @@ whether a backward was done whole (B) or in two parts (I, W), and which actions 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -161,8 +160,3 @@ def by_stages(program: Program) -> dict[tuple[int, ...], list[Role]]:
     for role in program.roles:
         found.setdefault(stages_of(program, role), []).append(role)
     return found
-
-
-def parts(actions: Iterable[Action]) -> list[Action]:
-    """Overlapped actions one by one."""
-    return [part for action in actions for part in action.parts]

@@ -177,12 +177,15 @@ class _Reader:
         computing = self._layers(span)
         done = sum(layer.share for layer in computing)
         labels = tuple(_label(part, computing) for part in span.action.parts)
-        times = np.array([[span.begin - self.begin, span.end - self.begin]])
-        for left, right in fold(times, 0.0, self.trace.step).tolist():
-            if right > left:
-                bare = min(length(np.clip(self.exposed, left, right)) / (right - left), 1.0 - done)
-                exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
-                yield Box(left, right, labels, (*computing, *exposed))
+        whole = np.array([[span.begin - self.begin, span.end - self.begin]])
+        pieces = [(left, right) for left, right in fold(whole, 0.0, self.trace.step).tolist() if right > left]
+        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in pieces) / (
+            span.end - span.begin or 1.0
+        )
+        bare = min(bare, 1.0 - done)
+        exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
+        for left, right in pieces:
+            yield Box(left, right, labels, (*computing, *exposed))
 
     def _layers(self, span: ActionSpan) -> tuple[Layer, ...]:
         """Shares of an action's time that it computes, by part and copy."""
