@@ -46,11 +46,12 @@ def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BL
 
 
 def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[EvidenceCase]:
-    """Schedules on ``world`` ranks whose messages are so long that the rate decides."""
+    """Schedules on ``world`` ranks whose messages are so long that the rate decides, the longer the more ranks."""
     found: list[EvidenceCase] = []
-    for label, batch in (('', 1024), (' of half the batch', 512)):
+    whole = 512 * world
+    for label, batch in (('', whole), (' of half the batch', whole // 2)):
         serial = Plan(tensor=world, streams='single')
-        found += _family(label, network(batch), serial, world, copies if batch == 1024 else copies[:1])
+        found += _family(label, network(batch), serial, world, copies if batch == whole else copies[:1])
     if world > 2:
         mixed = Plan(data=2, tensor=world // 2)
         found += _family(f' with data 2 × tensor {world // 2}', network(2048), mixed, world, (2,), serial=False)
