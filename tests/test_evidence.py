@@ -26,7 +26,7 @@ def test_steps_are_predicted(evidence):
 
 
 def test_what_is_predicted_clearly_faster_is_measured_faster(evidence):
-    assert evidence.disordered == []
+    assert evidence.disordered(apart=0.1) == []
 
 
 def test_gains_are_predicted(evidence):

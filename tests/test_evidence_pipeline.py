@@ -18,7 +18,7 @@ def evidence():
     cases = pipeline_cases(2, receives=('early',)) + pipeline_cases(
         2, orders=('1f1b',), copies=(1,), receives=('late',)
     )
-    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2))], NET, 2, rounds=1, steps_a_run=3)
+    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2))], NET, 2, rounds=2, steps_a_run=3)
 
 
 def rows(evidence):
@@ -30,7 +30,7 @@ def test_steps_of_every_order_are_predicted(evidence):
 
 
 def test_what_is_predicted_clearly_faster_is_measured_faster(evidence):
-    assert evidence.disordered == []
+    assert evidence.disordered(apart=0.1) == []
 
 
 def test_with_exposed_latency_gpipe_and_1f1b_swap_places(evidence):

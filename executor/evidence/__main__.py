@@ -50,7 +50,7 @@ def _runs(which: str, ranks: int, net: Net) -> Iterator[tuple[list[EvidenceCase]
 def judge(evidence: Evidence, tolerance: float) -> None:
     """Raise ``OutsideTolerance`` where a step errs by more, or two steps are in the wrong order."""
     wrong = [f'{row.case.name}: step off by {row.error:+.1%}' for row in evidence.rows if abs(row.error) > tolerance]
-    wrong += [f'wrong order: {one}, {other}' for one, other in evidence.disordered]
+    wrong += [f'wrong order: {one}, {other}' for one, other in evidence.disordered()]
     if wrong:
         raise OutsideTolerance('\n'.join(wrong))
 
@@ -64,7 +64,7 @@ def table(evidence: Evidence) -> str:
         '|---|---|---|---|---|---|---|---|',
     ]
     lines += [_line(row) for row in evidence.rows]
-    order = len(evidence.disordered)
+    order = len(evidence.disordered())
     worst = f'Worst error {evidence.worst:.1%}, worst gain {evidence.worst_gain * 100:.1f} points'
     lines += [
         '',

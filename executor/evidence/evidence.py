@@ -91,13 +91,12 @@ class Evidence:
         """The largest error of a gain."""
         return max(abs(row.gain_error) for row in self.rows)
 
-    @property
-    def disordered(self) -> list[tuple[str, str]]:
-        """Pairs predicted clearly apart and measured the other way round."""
+    def disordered(self, apart: float = APART) -> list[tuple[str, str]]:
+        """Pairs predicted further apart than this share, and measured the other way round."""
         wrong = []
         for one, other in itertools.combinations(self.rows, 2):
-            apart = abs(one.predicted - other.predicted) > APART * min(one.predicted, other.predicted)
-            if apart and (one.predicted < other.predicted) != (one.measured.p10 < other.measured.p10):
+            clear = abs(one.predicted - other.predicted) > apart * min(one.predicted, other.predicted)
+            if clear and (one.predicted < other.predicted) != (one.measured.p10 < other.measured.p10):
                 wrong.append((one.case.name, other.case.name))
         return wrong
 
