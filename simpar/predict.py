@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate
-from simpar.hardware import Cluster
+from simpar.hardware import Cluster, Profile
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -51,21 +51,18 @@ class Contribution:
     step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction:
-    """What a plan's steps will be like, and a baseline's.
+    """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
-    Arguments: ``device_memory``, bytes of a device; ``baseline``, a prediction without a baseline; ``explanation``,
-    whose seconds sum to (baseline step − step); both empty where nothing was asked against.
+    Arguments: ``profile`` of the cluster; ``baseline``, a prediction without a baseline; ``explanation``, whose seconds
+    sum to (baseline step − step); both empty where nothing was asked against.
     """
 
     name: str
     trace: Trace
     costs: Costs
-    metrics: Metrics
-    critical_path: CriticalPath
-    memory: Memory
-    device_memory: float
+    profile: Profile
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
 
@@ -83,6 +80,26 @@ class Prediction:
     def cold_step(self) -> float:
         """Seconds of the first step."""
         return self.trace.cold_step
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Busy, exposed, idle and bubble seconds, by rank and stream."""
+        return metrics(self.trace)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """What the step takes its time for."""
+        return critical_path(self.trace, self.costs)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What every rank holds over a step."""
+        return memory(self.trace, flattened=self.profile.library.name.lower() == 'gloo')
+
+    @property
+    def device_memory(self) -> float:
+        """Bytes of a device."""
+        return self.profile.device.memory.size.value
 
     @property
     def gain(self) -> float | None:
@@ -127,13 +144,23 @@ def predict(
     """
     priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
     if baseline is None:
-        return _prediction(_state(program, priced(EFFECTS[-1][1]), steps), cluster, names[0])
+        costs = priced(EFFECTS[-1][1])
+        trace = simulate(program, costs, steps=steps)
+        return Prediction(name=names[0], trace=trace, costs=costs, profile=cluster.profile)
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, other_cluster).costs
     others = _states(baseline, priced, steps)
-    other = _prediction(others[-1], other_cluster, names[1])
-    return _prediction(mine[-1], cluster, names[0], other, _explain(others, mine))
+    return Prediction(
+        name=names[0],
+        trace=mine[-1].trace,
+        costs=mine[-1].costs,
+        profile=cluster.profile,
+        baseline=Prediction(
+            name=names[1], trace=others[-1].trace, costs=others[-1].costs, profile=other_cluster.profile
+        ),
+        explanation=_explain(others, mine),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,40 +171,14 @@ class _State:
     trace: Trace
 
 
-def _state(program: Program, costs: Costs, steps: int) -> _State:
-    return _State(costs, simulate(program, costs, steps=steps))
-
-
 def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) -> list[_State]:
     """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
     states: list[_State] = []
     for _, effects in EFFECTS:
         costs = priced(effects)
         same = bool(states) and _same(costs, states[-1].costs)
-        states.append(_State(costs, states[-1].trace) if same else _state(program, costs, steps))
+        states.append(_State(costs, states[-1].trace if same else simulate(program, costs, steps=steps)))
     return states
-
-
-def _prediction(
-    state: _State,
-    cluster: Cluster,
-    name: str,
-    baseline: Prediction | None = None,
-    explanation: tuple[Contribution, ...] = (),
-) -> Prediction:
-    """Everything that a trace answers."""
-    profile = cluster.profile
-    return Prediction(
-        name=name,
-        trace=state.trace,
-        costs=state.costs,
-        metrics=metrics(state.trace),
-        critical_path=critical_path(state.trace, state.costs),
-        memory=memory(state.trace, flattened=profile.library.name.lower() == 'gloo'),
-        device_memory=profile.device.memory.size.value,
-        baseline=baseline,
-        explanation=explanation,
-    )
 
 
 def _explain(baselines: list[_State], states: list[_State]) -> tuple[Contribution, ...]:

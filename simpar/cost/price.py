@@ -135,12 +135,11 @@ class Pricer:
         """By op class, and the names of the links; what no effect changes is the same object."""
         key = (effects.small_operator, effects.link_sharing)
         if key not in self._messages:
-            links: dict[str, int] = {}
-            made: dict[int, tuple[Communication, ...]] = {}
-            for costs in self._communicated.values():
-                if id(costs) not in made:
-                    made[id(costs)] = tuple([_message(cost, effects, links) for cost in costs])
-            self._messages[key] = ({index: made[id(c)] for index, c in self._communicated.items()}, tuple(links))
+            messages = _Messages(effects)
+            made = {id(costs): costs for costs in self._communicated.values()}
+            by_group = {identity: tuple(map(messages.message, costs)) for identity, costs in made.items()}
+            by_index = {index: by_group[id(costs)] for index, costs in self._communicated.items()}
+            self._messages[key] = (by_index, tuple(messages.links))
         return self._messages[key]
 
     def _why(self) -> dict[int, str]:
@@ -161,17 +160,29 @@ class Pricer:
         return {grade: total for grade, total in seconds.items() if total > 0}
 
 
-def _message(cost: CollectiveCost, effects: Effects, links: dict[str, int]) -> Communication:
-    """A collective's cost in one group.
+class _Messages:
+    """Makes messages of costs, equal ones once; numbers their links."""
 
-    Arguments: ``links``, their numbers by name; grows.
-    """
-    if effects.small_operator:
-        alpha, transfer, shares = quantise(cost.alpha), quantise(cost.transfer), cost.links
-    else:
-        alpha, transfer, shares = 0.0, quantise(cost.best), cost.links
-        shares = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in shares if cost.best > 0)
-    if not effects.link_sharing or not transfer > 0:
-        shares = ()
-    numbered = sorted((links.setdefault(name, len(links)), part) for name, part in shares)
-    return Communication(alpha=alpha, transfer=transfer, links=tuple(numbered))
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._made: dict[Hashable, Communication] = {}
+        self.links: dict[str, int] = {}
+
+    def message(self, cost: CollectiveCost) -> Communication:
+        """A collective's cost in one group."""
+        links = cost.links if self._effects.link_sharing else ()
+        key = (cost.alpha, cost.transfer, cost.best, links)
+        if key not in self._made:
+            self._made[key] = self._make(cost, links)
+        return self._made[key]
+
+    def _make(self, cost: CollectiveCost, links: tuple[tuple[str, float], ...]) -> Communication:
+        if self._effects.small_operator:
+            alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
+        else:
+            alpha, transfer = 0.0, quantise(cost.best)
+            links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
+        if not transfer > 0:
+            links = ()
+        shares = sorted((self.links.setdefault(name, len(self.links)), part) for name, part in links)
+        return Communication(alpha=alpha, transfer=transfer, links=tuple(shares))

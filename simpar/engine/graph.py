@@ -216,7 +216,7 @@ def _order(node: Ints, op: Ints, before: Ints) -> list[int] | None:
     """Nodes, each behind all that it comes after; None where they go in a circle."""
     after = _rows(before, node[op], len(node))
     left = np.bincount(node[op], minlength=len(node)).tolist()
-    order = [number for number in np.unique(node).tolist() if not left[number]]
+    order = [number for number in np.flatnonzero(node == np.arange(len(node))).tolist() if not left[number]]
     for number in order:
         for later in after[number]:
             left[later] -= 1

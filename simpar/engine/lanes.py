@@ -52,8 +52,8 @@ class Exchange:
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
-        among = sorted(ranks[rank] for rank in self.ranks)
-        over = sorted((links[link], demand) for link, demand in self.cost.links)
+        among = sorted([ranks[rank] for rank in self.ranks])
+        over = sorted([(links[link], demand) for link, demand in self.cost.links])
         return (self.kind, self.cost.alpha, self.cost.transfer, tuple(among), tuple(over))
 
 
@@ -140,17 +140,18 @@ def _check_roles(program: Program, ranks: Colours) -> None:
 
 def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> list[Exchange]:
     priced = _by_identity(costs)
-    kinds: dict[tuple[bool, str, int, int], dict[int, None]] = {}
-    ranks_of_role = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
-    for role, sharing in zip(program.roles, ranks_of_role, strict=True):
+    roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
+    for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
             op = program.op_classes[index]
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, id(priced[id(costs.communication[index])]))
-                kinds.setdefault(key, {}).update(dict.fromkeys(sharing))
+                roles_of.setdefault(key, {})[number] = None
+    sharing = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
     found = []
-    for kind, ((sends, partition, peer, identity), ranks) in enumerate(kinds.items()):
+    for kind, ((sends, partition, peer, identity), roles) in enumerate(roles_of.items()):
         on, by_group = groups[partition], priced[identity]
+        ranks = [rank for role in roles for rank in sharing[role]]
         if sends:
             found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.entry(r, len(by_group))]) for r in ranks]
         else:
@@ -160,10 +161,18 @@ def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> lis
 
 
 def _by_identity(costs: Costs) -> dict[int, tuple[Communication, ...]]:
-    """By the identity of an op class's costs, one of all that are equal: many op classes share long ones."""
-    distinct = {id(by_group): by_group for by_group in costs.communication.values()}
-    first: dict[tuple[Communication, ...], tuple[Communication, ...]] = {}
-    return {identity: first.setdefault(by_group, by_group) for identity, by_group in distinct.items()}
+    """By the identity of an op class's costs, one of all that are equal.
+
+    Many op classes share long ones, so each is looked into once, and none is hashed.
+    """
+    found: dict[int, tuple[Communication, ...]] = {}
+    alike: dict[Communication, list[tuple[Communication, ...]]] = {}
+    for by_group in costs.communication.values():
+        if id(by_group) not in found:
+            others = alike.setdefault(by_group[0], [])
+            found[id(by_group)] = next((other for other in others if other == by_group), by_group)
+            others.append(by_group)
+    return found
 
 
 def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[Colours, Colours]:
@@ -187,7 +196,7 @@ def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[
 
 
 def _split(colours: Colours, edges: Edges, exchanged: Colours) -> Colours:
-    own = (tuple(sorted((exchanged[exchange], demand) for exchange, demand in mine)) for mine in edges)
+    own = [tuple(sorted([(exchanged[exchange], demand) for exchange, demand in mine])) for mine in edges]
     return _colours(zip(colours, own, strict=True))
 
 

@@ -49,7 +49,9 @@ def node_costs(graph: Graph, program: Program, costs: Costs, lanes: LoadedLanes,
     beside = np.ones(len(graph))
     links: list[Load] = [()] * len(graph)
     beside[graph.computes] = costs.beside_communication[graph.op_class[graph.computes]]
-    nodes = np.setdiff1d(np.flatnonzero(~graph.computes), graph.others)
+    leads = ~graph.computes
+    leads[graph.others] = False
+    nodes = np.flatnonzero(leads)
     beside[nodes] = costs.beside_compute[graph.op_class[nodes]]
     count = len(program.op_classes)
     kinds, kind_of = np.unique(graph.lane[nodes] * count + graph.op_class[nodes], return_inverse=True)

@@ -27,7 +27,7 @@ def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: 
     for name, index in touched.items():
         if tensors[name].kind == 'activation' and name != 'loss' and name not in elsewhere:
             ends.setdefault(_end(ops, readers, readers.get(name, [index])), []).append(name)
-    return [replace(op, frees=(*op.frees, *ends.get(index, ()))) for index, op in enumerate(ops)]
+    return [replace(op, frees=(*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
 
 
 def _end(ops: Sequence[OpClass], readers: Mapping[str, list[int]], last: list[int]) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simpar.program import OpClass
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+class Issue(NamedTuple):
     """An op class for one micro-batch and copy.
 
     Arguments: ``late``: not before the computation that is issued before it has finished, e.g. a receive that is

@@ -63,10 +63,9 @@ def place(order: Sequence[Issue], reduces: Iterable[OpClass]) -> list[Issue]:
     behind: dict[int, list[OpClass]] = {}
     for op in reduces:
         behind.setdefault(max(last[name] for name in op.reads), []).append(op)
-    placed: list[Issue] = []
-    for index, issue in enumerate(order):
-        placed.append(issue)
-        placed.extend(Issue(op) for op in behind.get(index, ()))
+    placed = list(order)
+    for index, ops in sorted(behind.items(), reverse=True):
+        placed[index + 1 : index + 1] = [Issue(op) for op in ops]
     return placed
 
 

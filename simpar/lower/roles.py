@@ -99,6 +99,7 @@ def issues(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     Arguments: ``row``, its actions; ``late``: receives wait for the computation before them.
     """
     found: list[Issue] = []
+    cut: dict[tuple[tuple[int, str], ...], list[list[OpClass]]] = {}
     for together in _merged(row):
         first = together[0]
         if first.kind in TRANSFERS:
@@ -107,7 +108,7 @@ def issues(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
             micro_batch = first.micro_batch or 0
             found += [Issue(op, micro_batch, copy, late=late and kind == 'recv') for copy in range(copies)]
         elif first.kind in COMPUTE_KINDS:
-            found += interleave(list(_threads(stages, together, copies)))
+            found += interleave(list(_threads(stages, together, copies, cut)))
     return found
 
 
@@ -125,10 +126,20 @@ def _merged(row: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
             index += 1
 
 
-def _threads(stages: Sequence[StageOps], together: tuple[Action, ...], copies: int) -> Iterator[list[list[Issue]]]:
-    """One thread for each copy; in an overlap, one for each copy of each part."""
+def _threads(
+    stages: Sequence[StageOps],
+    together: tuple[Action, ...],
+    copies: int,
+    cut: dict[tuple[tuple[int, str], ...], list[list[OpClass]]],
+) -> Iterator[list[list[Issue]]]:
+    """One thread for each copy; in an overlap, one for each copy of each part.
+
+    Arguments: ``cut``, segments by the stages and kinds of a thread's parts; grows, as all micro-batches are cut alike.
+    """
     for parts in [(part,) for part in together[0].parts] if together[0].sub_actions else [together]:
-        ops = [op for part in parts for op in stages[part.stage].parts[part.kind]]
+        kinds = tuple((part.stage, part.kind) for part in parts)
+        if kinds not in cut:
+            cut[kinds] = segments([op for stage, kind in kinds for op in stages[stage].parts[kind]])
         micro_batch = parts[0].micro_batch or 0
         for copy in range(copies):
-            yield [[Issue(op, micro_batch, copy) for op in segment] for segment in segments(ops)]
+            yield [[Issue(op, micro_batch, copy) for op in segment] for segment in cut[kinds]]

@@ -98,6 +98,7 @@ def _dataflow(slots: Slots, op_classes: Sequence[OpClass], tensors: Mapping[str,
     slot, key, changes = (np.concatenate((column, column)) for column in _touches(slots, op_classes, tensors))
     slot[len(slot) // 2 :] += len(slots)
     order = np.argsort(key, kind='stable')
+    # Behind the last touch stands one of no instance, for those that have no change before or behind them.
     slot, key, changes = slot[order], np.append(key[order], NONE), changes[order]
     change = np.append(np.flatnonzero(changes), len(slot))
     done = np.cumsum(changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ class Program:
 
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the piece that one rank holds."""
-        return int(np.prod(self.local_shape(tensor), dtype=np.int64)) * BYTES[tensor.dtype]
+        return prod(self.local_shape(tensor)) * BYTES[tensor.dtype]
 
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""

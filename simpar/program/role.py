@@ -38,14 +38,14 @@ class Role:
 
     def needs(self) -> list[tuple[int, ...]]:
         """For each slot, the slots of the same step that it needs."""
-        lists: list[list[int]] = [[] if n == NONE else [n] for n in self.need.tolist()]
+        needs: list[tuple[int, ...]] = [() if need == NONE else (need,) for need in self.need.tolist()]
         for slot, need in self.more.tolist():
-            lists[slot].append(need)
-        return [tuple(needs) for needs in lists]
+            needs[slot] += (need,)
+        return needs
 
     def carried(self) -> list[tuple[int, ...]]:
         """For each slot, the slots of the step before that it needs."""
-        lists: list[list[int]] = [[] for _ in range(len(self))]
+        carried: list[tuple[int, ...]] = [()] * len(self)
         for slot, need in self.carry.tolist():
-            lists[slot].append(need)
-        return [tuple(needs) for needs in lists]
+            carried[slot] += (need,)
+        return carried
