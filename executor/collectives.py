@@ -46,6 +46,16 @@ class Pace:
     virtual: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Moments on their way, and who wants to know the latest."""
+
+    works: list[dist.Work]
+    mine: torch.Tensor
+    theirs: torch.Tensor
+    known: Callable[[float], object]
+
+
 class Channel:
     """Messages among the ranks of one group, for one stream.
 
@@ -61,6 +71,7 @@ class Channel:
         self._upward = upward
         self._downward = downward
         self._clock = clock
+        self._meeting: _Meeting | None = None
 
     @property
     def size(self) -> int:
@@ -99,6 +110,7 @@ class Channel:
             due = self._clock.now() if due is None else due
             through = torch.tensor([pace.link.carry(size, due, pace.demand, pace.beside_compute)], dtype=torch.float64)
             stamped += [self._send(through, peer) for _, peer in sends]
+        self.settle()
         looked = self._clock.now()
         for work in works:
             work.wait()
@@ -108,6 +120,24 @@ class Channel:
         if pace is None or not pace.virtual or not stamps or arrived - looked > LATE:
             return None
         return max(map(float, stamps))
+
+    def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
+        """Let ``known`` be called with the latest of the moments that this rank and those at ``peers`` call in.
+
+        That is while the next exchange is on its way, so that it does not wait, or in ``settle``.
+        """
+        mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(len(peers), dtype=torch.float64)
+        works = [self._receive(theirs[at : at + 1], peer) for at, peer in enumerate(peers)]
+        works += [self._send(mine, peer) for peer in peers]
+        self._meeting = _Meeting(works, mine, theirs, known)
+
+    def settle(self) -> None:
+        """Wait for the meeting that has begun, if any."""
+        if self._meeting is not None:
+            meeting, self._meeting = self._meeting, None
+            for work in meeting.works:
+                work.wait()
+            meeting.known(max(float(meeting.mine), float(meeting.theirs.max())))
 
     def latest(self, moment: float) -> float:
         """The latest of the moments that the ranks of the group call in, each when it has arrived (dissemination)."""

@@ -12,7 +12,7 @@ import torch
 from executor import collectives
 from executor.clock import Clock
 from executor.collectives import Channel, Pace
-from executor.device import VirtualDevice
+from executor.device import Busy, VirtualDevice
 from executor.machine import Work
 from executor.net import Link
 from simpar.cost.costs import Costs, entry_of
@@ -60,16 +60,26 @@ class EmulatedMachine:
     def communicate(self, work: Work, arrived: float) -> float:
         """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
 
-        When that is must be known where the start slows compute or the link is ours; a real link waits by itself.
+        When that is must be known before where the link is ours, and meanwhile where the start slows compute.
         """
         if work.channel is None or work.channel.size == 1:
             return arrived
-        known = self._slows or self._link is not None
-        start = _meet(work.op, work.channel, arrived) if known else arrived
-        busy = self._device.open(arrived if self._costs.waiting_slows else start)
-        _transfer(work.op, work.channel, self._pace(work), start)
+        channel, busy = work.channel, list[Busy]()
+
+        def begin(start: float) -> None:
+            busy.append(self._device.open(arrived if self._costs.waiting_slows else start))
+
+        start = arrived
+        if self._link is not None:
+            start = _meet(work.op, channel, arrived)
+            begin(start)
+        elif self._slows:
+            channel.meet(arrived, _others(work.op, channel), begin)
+        _transfer(work.op, channel, self._pace(work), start)
+        channel.settle()
         end = self._clock.now()
-        self._device.close(busy, end)
+        for interval in busy:
+            self._device.close(interval, end)
         return end
 
     def _pace(self, work: Work) -> Pace | None:
@@ -80,6 +90,13 @@ class EmulatedMachine:
         links = entries[entry_of(len(entries), *self._place[work.op.partition])].links if entries else ()
         demand = max((demand for _, demand in links), default=1.0)
         return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
+
+
+def _others(op: OpClass, channel: Channel) -> list[int]:
+    """Positions of all that take part but this."""
+    if op.kind != 'collective':
+        return [(channel.position + op.peer) % channel.size]
+    return [position for position in range(channel.size) if position != channel.position]
 
 
 def _meet(op: OpClass, channel: Channel, arrived: float) -> float:

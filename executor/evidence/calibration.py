@@ -46,10 +46,14 @@ def sizes_around(used: set[int], count: int = 5) -> list[int]:
 
 
 def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
-    """A program that does nothing but this collective (or send), each size ``REPEATS`` times in a row."""
+    """A program that does this collective (or send), each size ``REPEATS`` times in a row.
+
+    A compute op stands before them, as its ranks have to agree on when a collective starts only where it may slow one.
+    """
     operator, ranks = kind
     groups = np.arange(world, dtype=np.int32).reshape(-1, ranks)
     builder = ProgramBuilder(world, [Partition('group', groups)])
+    builder.add_op_class(OpClass(name='compute', kind='compute', operator='relu', phase='F', bytes=4.0, dtype='fp32'))
     ends = ('send', 'recv') if operator == 'send' else (operator,)
     for size in sizes:
         for repeat in range(REPEATS):
@@ -59,8 +63,9 @@ def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
                 builder.add_op_class(_op(end, size, repeat))
     for position, end in enumerate(ends):
         mine = groups[:, position] if len(ends) > 1 else groups.ravel()
-        slots = [(f'{end}.{size}.{repeat}', 'group', 0, 0) for size in sizes for repeat in range(REPEATS)]
-        builder.add_role(end, mine.tolist(), slots, ('group',))
+        slots = [('compute', 'compute', 0, 0)]
+        slots += [(f'{end}.{size}.{repeat}', 'group', 0, 0) for size in sizes for repeat in range(REPEATS)]
+        builder.add_role(end, mine.tolist(), slots, ('compute', 'group'))
     return builder.build()
 
 
@@ -101,7 +106,10 @@ class Samples:
         trace = execution.trace
         program = trace.program
         for slot, index in enumerate(program.roles[0].op_class.tolist()):
-            size = int(program.op_classes[index].bytes)
+            op = program.op_classes[index]
+            if op.kind == 'compute':
+                continue
+            size = int(op.bytes)
             lanes = [trace.lane(rank) for rank in program.partitions['group'].members(0)]
             start = np.max([lane.start_KS[1:, slot] for lane in lanes], axis=0)
             end = np.max([lane.end_KS[1:, slot] for lane in lanes], axis=0)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.lower.gradients import place, reductions
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
-from simpar.lower.optimizer import place, reductions, updates
+from simpar.lower.pieces import pieces
 from simpar.lower.roles import issues, stages_of
 from simpar.lower.stages import marked_stages, stage_of_layer
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
+from simpar.lower.update import updates
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
@@ -89,7 +91,7 @@ class _Assembly:
         self.plan = plan
         self.sums = reductions(tape)
         self.exchange = exchange(tape)
-        self.updates = updates(tape, workload.optimizer)
+        self.updates = updates(tape, workload.optimizer, pieces(tape))
         self.builder = ProgramBuilder(self.mesh.world, tape.partitions.values())
         self.added: dict[str, OpClass] = {}
 
@@ -114,7 +116,7 @@ class _Assembly:
         held = {name for issue in found for name in issue.op.accumulates}
         order = place(found, [op for op in self.sums if held.issuperset(op.reads)])
         order += [Issue(op) for op in self.exchange.ops(held, order)]
-        return order + [Issue(op) for op in self.updates if held.issuperset(op.frees)]
+        return order + [Issue(op) for op in self.updates.ops(held)]
 
     def _role(self, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]) -> None:
         for issue in order:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE
-from simpar.lower.optimizer import local_elements
+from simpar.lower.pieces import local_elements
 from simpar.lower.tape import Tape
 from simpar.program import OpClass
 from simpar.program.tensor import BYTES
