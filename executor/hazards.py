@@ -18,15 +18,21 @@ from simpar.program.needs import Instance, instance
 STEPS = 2
 GIVEN = frozenset({'parameter', 'state', 'input'})
 """Kinds of tensors that exist before the first op."""
+MADE = frozenset({'gathered', 'view'})
+"""Kinds of tensors that are made of a parameter, and old when it changes."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Who wrote an instance of a tensor last (-1: before the program), who has read it since, whether it exists."""
+    """Who wrote an instance of a tensor last (-1: before the program), who has read it since, whether it exists.
+
+    Arguments: ``old``, who has changed since the parameter that it was gathered from (-1: nobody).
+    """
 
     exists: bool
     writer: int = -1
     readers: list[int] = field(default_factory=list)
+    old: int = -1
 
 
 def hazards(program: Program, role: Role) -> Iterator[str]:
@@ -83,6 +89,8 @@ def _touch(
         past = buffer(name)
         if not past.exists:
             yield f'{action} reads {name}, which nothing has written'
+        if past.old >= 0:
+            yield f'{action} reads {name}, gathered before {_named(program, role, past.old)} changed what it is made of'
         if late(past.writer):
             yield f'{action} reads {name} without waiting for {_named(program, role, past.writer)}, which writes it'
         past.readers.append(position)
@@ -93,9 +101,23 @@ def _touch(
             yield f'{action} changes {name} without waiting for {_named(program, role, reader)}, which reads it'
         if late(past.writer):
             yield f'{action} changes {name} without waiting for {_named(program, role, past.writer)}, which writes it'
+    for name in op.frees:
+        if name not in op.writes + op.accumulates and not buffer(name).exists:
+            yield f'{action} frees {name}, which nothing has written'
     for name in changed:
         past = buffer(name)
-        past.writer, past.readers, past.exists = position, [], name not in op.frees
+        past.writer, past.readers, past.exists, past.old = position, [], name not in op.frees, -1
+    parameters = {name for name in op.writes if program.tensor[name].kind == 'parameter'}
+    for made in _made_of(program, parameters, buffers) if parameters else ():
+        made.old = position
+
+
+def _made_of(program: Program, written: set[str], buffers: dict[Instance, _Buffer]) -> Iterator[_Buffer]:
+    """What there is of gathered parameters and views of the written."""
+    for key, buffer in buffers.items():
+        tensor = program.tensor[key[0]]
+        if tensor.kind in MADE and tensor.like in written and buffer.exists:
+            yield buffer
 
 
 def _named(program: Program, role: Role, position: int) -> str:

@@ -1,21 +1,25 @@
 """The lab: real links between ranks on one machine, shaped by the kernel, of which nothing is left when the run ends.
 
 Every rank enters a network namespace of its own. A hub process has one too, with a bridge in it, and puts a veth cable
-between the bridge and each rank. What a rank sends is shaped by HTB, small packets (acknowledgements) first. The
-namespaces have no names and no files: they, the bridge and the cables are gone when the last process in them is, and
-hub and ranks go when the parent does, however it ends. No other interface, bridge or namespace is touched.
+between the bridge and each rank. What a rank sends is shaped by HTB, small packets (acknowledgements) first, and its
+connections share the link alike, as the queue pairs of a network card do. The namespaces have no names and no files:
+they, the bridge and the cables are gone when the last process in them is, and hub and ranks go when the parent does,
+however it ends. No other interface, bridge or namespace is touched.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
 from simpar.errors import RunFailed
@@ -24,9 +28,26 @@ CLONE_NEWNET: Final = 0x40000000
 DEVICE: Final = 'eth0'
 NETWORK: Final = '10.77.0'
 MAX_RANKS: Final = 250
-BURST: Final = '32kb'
+BURST: Final = '12kb'
 """Larger bursts let small messages through for nothing, smaller ones cost throughput."""
 HELP: Final = 'run it as root, or under `unshare -Urn`, or take --net paced:RATE,LATENCY'
+FLOWS: Final = 256
+"""Queues that the connections of a rank are spread over; those in one queue go first in, first out."""
+FIRST_FLOW: Final = 0x10100
+QUANTUM: Final = 3028
+"""Bytes that a queue sends before it is the turn of the next: two frames."""
+FLOW_OF_PORTS: Final = (
+    '40 0 0 34',  # source port, behind 14 bytes of Ethernet and 20 of IP
+    '7 0 0 0',
+    '40 0 0 36',  # target port
+    '172 0 0 0',  # their exclusive or
+    f'84 0 0 {FLOWS - 1}',
+    f'4 0 0 {FIRST_FLOW}',
+    '22 0 0 0',
+)
+"""Classic BPF that gives a packet's class: FIRST_FLOW + a hash of its ports."""
+SETTINGS: Final = {'tcp_congestion_control': 'reno', 'tcp_slow_start_after_idle': '0'}
+"""Of the namespace, whatever the host has: no congestion control that paces itself, no slow start behind a pause."""
 FRAME: Final = 1514
 PAYLOAD: Final = 1448
 """Bytes of a full Ethernet frame, and what TCP carries in it: a shaped link's rate counts the former."""
@@ -44,7 +65,10 @@ def lacking() -> str:
     missing = [tool for tool in ('ip', 'tc', 'unshare') if shutil.which(tool) is None]
     if missing:
         return f'{" and ".join(missing)} not found; install iproute2 and util-linux'
-    steps = 'ip link add b0 type bridge && ip link add a0 type veth peer name a1 && tc qdisc add dev lo root htb'
+    steps = (
+        'ip link add b0 type bridge && ip link add a0 type veth peer name a1 && tc qdisc add dev lo root handle 1: htb'
+    )
+    steps += f' && {_by_flow("lo")}'
     probe = subprocess.run(['unshare', '-n', 'sh', '-c', steps], capture_output=True, text=True, check=False)
     return probe.stderr.strip().replace('\n', '; ') if probe.returncode else ''
 
@@ -67,22 +91,41 @@ def shape(rank: int, rate: float) -> None:
 
     Arguments: ``rate`` in bytes/s, headers included.
     """
-    limit = f'rate {int(rate * 8)}bit ceil {int(rate * 8)}bit burst {BURST} cburst {BURST} quantum 60000'
+    whole = int(rate * 8)
+    limit = f'rate {whole}bit ceil {whole}bit burst {BURST} cburst {BURST} quantum 60000'
     _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
     _do('ip link set lo up')
     _do(f'ip link set {DEVICE} up')
-    _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 20 r2q 1000')
+    _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 10 r2q 1000')
     _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
     _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
-    _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:20 htb {limit} prio 1')
     _do(f'tc qdisc add dev {DEVICE} parent 1:10 pfifo limit 1000')
-    _do(f'tc qdisc add dev {DEVICE} parent 1:20 pfifo limit 10000')
+    _do('tc -batch -', '\n'.join(_flows(whole)) + '\n')
     small = 'match u16 0x0000 0xff80 at 2'
     _do(f'tc filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 {small} flowid 1:10')
+    _do(_by_flow(DEVICE))
+    for name, value in SETTINGS.items():
+        Path(f'/proc/sys/net/ipv4/{name}').write_text(value, encoding='utf-8')
 
 
-def _do(command: str) -> None:
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+def _flows(whole: int) -> Iterator[str]:
+    """A class and its queue for every flow: an equal share of the link, and all of it where no other wants it."""
+    share = max(whole // FLOWS, 8)
+    limit = f'rate {share}bit ceil {whole}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
+    for flow in range(FLOWS):
+        minor = f'1:{(FIRST_FLOW & 0xFFFF) + flow:x}'
+        yield f'class add dev {DEVICE} parent 1:1 classid {minor} htb {limit}'
+        yield f'qdisc add dev {DEVICE} parent {minor} pfifo limit 10000'
+
+
+def _by_flow(device: str) -> str:
+    """The command that sends each packet of a device to its flow's class."""
+    code = ','.join((str(len(FLOW_OF_PORTS)), *FLOW_OF_PORTS))
+    return f"tc filter add dev {device} parent 1: protocol ip prio 2 bpf bytecode '{code}' flowid 1:10"
+
+
+def _do(command: str, given: str = '') -> None:
+    done = subprocess.run(shlex.split(command), input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().replace('\n', '; ')
         raise RunFailed(f'the lab cannot be built: `{command}`: {reason}')

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from executor.dims import dims_of
 from executor.tensors import all_gather, all_reduce, reduce_scatter
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition
@@ -46,12 +47,17 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
             )
     if op.operator == 'all_reduce':
         return all_reduce(messages, op.reduce)
-    pieces, dim = [piece for (piece,) in messages], int(op.attributes.get('dim', 0))
+    several = list(zip(zip(*messages, strict=True), dims_of(op), strict=True))
     if op.operator == 'all_gather':
-        return [[whole] for whole in all_gather(pieces, dim)]
+        return _by_seat([all_gather(pieces, dim) for pieces, dim in several])
     if op.operator == 'reduce_scatter':
-        return [[piece] for piece in reduce_scatter(pieces, dim, op.reduce)]
+        return _by_seat([reduce_scatter(wholes, dim, op.reduce) for wholes, dim in several])
     raise ProgramError(f'{op.name}: no collective is called {op.operator!r}; there are {", ".join(COLLECTIVES)}')
+
+
+def _by_seat(results: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Results by tensor and seat as results by seat and tensor."""
+    return [list(tensors) for tensors in zip(*results, strict=True)]
 
 
 def _form(op: OpClass, message: list[torch.Tensor]) -> tuple[object, ...]:

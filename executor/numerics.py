@@ -14,7 +14,7 @@ from executor.result import Result
 from simpar.errors import NumericsWrong
 from simpar.plan import Plan
 from simpar.program import Program
-from simpar.workload import Adam, Workload
+from simpar.workload import Adam, AdamW, Workload
 
 TOLERANCE = 1e-10
 EPSILON = 1e-5
@@ -90,7 +90,7 @@ def _conditioned(program: Program, workload: Workload) -> tuple[Program, Workloa
     Adam divides by epsilon what gradients are zero but for rounding, e.g. those of a key's bias: at the usual 1e-8 a
     right program and the reference differ by 1e-9 in such weights.
     """
-    if not isinstance(workload.optimizer, Adam):
+    if not isinstance(workload.optimizer, Adam | AdamW):
         return program, workload
     factor = max(1.0, EPSILON / workload.optimizer.epsilon)
     op_classes = tuple(

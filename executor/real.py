@@ -9,6 +9,7 @@ import torch
 from executor import collectives
 from executor.clock import Clock
 from executor.collectives import Channel, Pace
+from executor.dims import dims_of
 from executor.kernels import LOSSES, context, kernel
 from executor.kernels.bound import Bound, bind
 from executor.machine import Work
@@ -124,19 +125,20 @@ class RealMachine:
                 self.gradients[name] = tensor.clone()
 
     def _transfer(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        op, dim = work.op, int(work.op.attributes.get('dim', 0))
+        op = work.op
         if op.operator == 'all_reduce':
-            flat = torch.cat([_flat(tensor) for tensor in reads]) if len(reads) > 1 else _flat(reads[0]).clone()
+            flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
             collectives.all_reduce(channel, flat, op.reduce, self._pace)
-            parts = flat.split([tensor.numel() for tensor in reads])
-            return [part.view(tensor.shape) for part, tensor in zip(parts, reads, strict=True)]
+            return _apart(flat, reads)
         if op.operator == 'all_gather':
-            gathered = collectives.all_gather(channel, _flat(reads[0]), self._pace)
-            return [torch.cat([piece.view(reads[0].shape) for piece in gathered], dim)]
+            gathered = collectives.all_gather(channel, _together(reads), self._pace)
+            of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
+            return [torch.cat(pieces, dim) for pieces, dim in zip(of_ranks, dims_of(op), strict=True)]
         if op.operator == 'reduce_scatter':
-            pieces = reads[0].chunk(channel.size, dim)
-            chunks = [piece.clone(memory_format=torch.contiguous_format).view(-1) for piece in pieces]
-            return [collectives.reduce_scatter(channel, chunks, op.reduce, self._pace).view(pieces[0].shape)]
+            cut = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+            chunks = [torch.cat([piece.flatten() for piece in pieces]) for pieces in zip(*cut, strict=True)]
+            own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
+            return _apart(own, [pieces[0] for pieces in cut])
         return self._pass(work, channel, reads)
 
     def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -149,6 +151,17 @@ class RealMachine:
         received = torch.empty(self._program.local_shape(target), dtype=torch_dtype(target.dtype, self._dtype))
         channel.exchange([], [(received.view(-1), peer)], self._pace)
         return [received]
+
+
+def _together(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One flat tensor; no copy of a single one."""
+    return torch.cat([_flat(tensor) for tensor in tensors]) if len(tensors) > 1 else _flat(tensors[0])
+
+
+def _apart(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of a flat tensor, in the shapes of others."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,11 @@ from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Flatten, Network, Transformer, Workload
+from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Transformer, Workload
 
 EPSILON = 1e-5
+DIFFERENCES = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
+"""Losses of a network whose target is a tensor like its result."""
 Parameters = dict[str, torch.Tensor]
 Input = tuple[str, str, tuple[int, ...], bool]
 """Name, draw, shape, and whether it holds integers."""
@@ -40,6 +42,7 @@ class Reference:
             for name, shape, initial in _parameters(workload)
         }
         self._optimizer = _optimizer(workload, self.parameters)
+        self._gradients: Parameters = {}
         self._step = 0
 
     def run(self, steps: int = 1) -> Result:
@@ -49,7 +52,7 @@ class Reference:
         return Result(
             losses=losses,
             parameters={name: parameter.detach().clone() for name, parameter in self.parameters.items()},
-            gradients={f'd:{name}': parameter.grad.clone() for name, parameter in self.parameters.items()},
+            gradients=self._gradients,
         )
 
     def _train(self) -> float:
@@ -62,10 +65,22 @@ class Reference:
         ]
         loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
         self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
+        (loss * self._workload.loss_scale).backward()
+        self._gradients = {f'd:{name}': parameter.grad.clone() for name, parameter in self.parameters.items()}
+        self._update()
         self._step += 1
         return float(loss.detach())
+
+    def _update(self) -> None:
+        """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""
+        workload, gradients = self._workload, [parameter.grad for parameter in self.parameters.values()]
+        if workload.loss_scale != 1:
+            if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+                return
+            torch._foreach_div_(gradients, workload.loss_scale)
+        if workload.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), workload.clip_norm)
+        self._optimizer.step()
 
     def _input(self, name: str, initial: str, shape: tuple[int, ...], integer: bool) -> torch.Tensor:
         dtype = torch.int64 if integer else self._dtype
@@ -74,10 +89,17 @@ class Reference:
 
 def _optimizer(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
     rule = workload.optimizer
+    weights, rate = parameters.values(), rule.learning_rate
+    if isinstance(rule, Momentum):
+        return torch.optim.SGD(
+            weights, lr=rate, momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay
+        )
     if isinstance(rule, Adam):
-        betas = (rule.beta1, rule.beta2)
-        return torch.optim.Adam(parameters.values(), lr=rule.learning_rate, betas=betas, eps=rule.epsilon)
-    return torch.optim.SGD(parameters.values(), lr=rule.learning_rate)
+        return torch.optim.Adam(weights, lr=rate, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
+    if isinstance(rule, AdamW):
+        betas, decay = (rule.beta1, rule.beta2), rule.weight_decay
+        return torch.optim.AdamW(weights, lr=rate, betas=betas, eps=rule.epsilon, weight_decay=decay)
+    return torch.optim.SGD(weights, lr=rate)
 
 
 def _inputs(
@@ -91,7 +113,7 @@ def _inputs(
     dense = _dense(model)
     digits = 'mnist' if workload.data == 'mnist' else ''
     x = ('x', digits or 'normal:1', (batch, dense[0].inputs), False)
-    if workload.loss == 'mse':
+    if workload.loss in DIFFERENCES:
         return x, ('target', 'normal:1', (batch, dense[-1].outputs), False)
     return x, ('labels', digits or f'classes:{dense[-1].outputs}', (batch,), True)
 
@@ -102,7 +124,7 @@ def _loss(
     model = workload.model
     if isinstance(model, Network):
         y = _network(model, parameters, x)
-        return functional.mse_loss(y, target) if workload.loss == 'mse' else functional.cross_entropy(y, target)
+        return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
     logits = _transformer(model, parameters, x, keys)
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from executor.dims import dims_of
 from executor.dry_run import stuck
 from executor.hazards import hazards
 from executor.watchdog import STREAMS
@@ -28,12 +29,13 @@ def validate(program: Program) -> None:
     """Refuse a program that could hang, abort or compute something else on real ranks.
 
     Checks, each only where the ones before it found nothing: the tables hold together; the ranks of a group have the
-    same collectives in the same order, and sends meet receives; needs and stream order imply every read-after-write,
-    write-after-read and write-after-write, over the step boundary too; nothing reads what was never written; no cycle
-    over the union of all ranks' issue orders of collectives; two steps can finish with a blocking thread per stream.
+    same collectives in the same order, and sends meet receives; what a collective gives comes of what it takes; needs
+    and stream order imply every read-after-write, write-after-read and write-after-write, over the step boundary too;
+    nothing reads what was never written, or gathered before what it is made of changed; no cycle over the union of all
+    ranks' issue orders of collectives; two steps can finish with a blocking thread per stream.
     Raises ``ProgramError`` that lists every problem.
     """
-    for check in (_tables, _communicators, _buffers, _cycles, stuck):
+    for check in (_tables, _communicators, _shapes, _buffers, _cycles, stuck):
         problems = list(check(program))
         if problems:
             raise ProgramError('the program cannot be executed:\n' + '\n'.join(f'  {problem}' for problem in problems))
@@ -64,6 +66,33 @@ def _op_class(program: Program, op: OpClass) -> Iterator[str]:
     for name in (*op.reads, *op.writes, *op.accumulates, *op.frees):
         if name not in program.tensor:
             yield f'{op.name}: uses tensor {name!r}, which the program does not have'
+
+
+def _shapes(program: Program) -> Iterator[str]:
+    for op in program.op_classes:
+        if op.kind == 'collective':
+            yield from _shape(program, op)
+
+
+def _shape(program: Program, op: OpClass) -> Iterator[str]:
+    """Every tensor that a collective gives must have the shape that comes of the one it takes."""
+    given = op.writes + op.accumulates
+    if len(given) != len(op.reads):
+        yield f'{op.name}: takes {len(op.reads)} tensors, but gives {len(given)}'
+        return
+    try:
+        dims = dims_of(op)
+    except ValueError as wrong:
+        yield str(wrong)
+        return
+    size = program.partitions[op.partition].size
+    for source, target, dim in zip(op.reads, given, dims, strict=True):
+        taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
+        whole, piece = (made, taken) if op.operator == 'all_gather' else (taken, made)
+        if op.operator != 'all_reduce' and dim < len(piece):
+            piece = [*piece[:dim], piece[dim] * size, *piece[dim + 1 :]]
+        if whole != piece:
+            yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
 
 
 def _role(program: Program, role: Role) -> Iterator[str]:

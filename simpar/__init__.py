@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from simpar.program import Program as Program
     from simpar.schedule import Schedule as Schedule
     from simpar.schedule import load_schedule as load_schedule
+    from simpar.sweep import load_sweep as load_sweep
     from simpar.trace import Trace as Trace
     from simpar.workload import Network as Network
     from simpar.workload import Transformer as Transformer
@@ -53,6 +54,7 @@ _HOMES: Final = {
     'load_case': 'simpar.case',
     'load_profile': 'simpar.profiles',
     'load_schedule': 'simpar.schedule',
+    'load_sweep': 'simpar.sweep',
     'price': 'simpar.cost.price',
     'profile_names': 'simpar.profiles',
     'simulate': 'simpar.engine',

@@ -44,6 +44,17 @@ class Case:
         mine = ', '.join(f'{_short(key)} {self.schedule.value(key)}' for key in differences)
         return mine, ', '.join(f'{_short(key)} {value}' for key, value in differences.items())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know of the schedule besides the prediction's notes."""
+        changed = [f'{name} × {factor:g}' for name, factor in self.cluster.links.items() if factor != 1]
+        links = 'links are not as in the profile: {}; what rests on their bandwidth is an estimate'
+        swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
+        return (
+            *([links.format(', '.join(changed))] if changed else []),
+            *([swept] if self.schedule.sweep is not None else []),
+        )
+
     def predict(self, steps: int = 3) -> Prediction:
         """The prediction, with gain and why where there is a baseline."""
         other = self.baseline
@@ -108,7 +119,11 @@ def cluster_of(schedule: Schedule) -> Cluster:
     wanted = schedule.cluster
     try:
         return cluster(
-            load_profile(wanted.profile), nodes=wanted.nodes, devices=wanted.devices or None, slow=wanted.slow
+            load_profile(wanted.profile),
+            nodes=wanted.nodes,
+            devices=wanted.devices or None,
+            slow=wanted.slow,
+            links=wanted.links,
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
@@ -118,6 +133,9 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
     """A problem of the cluster as one of the schedule; problems inside of a profile's file keep their place."""
     if problem.where != 'cluster':
         return problem
+    key = f'cluster.{problem.what.partition(": ")[0]}'
+    if key.startswith('cluster.links.'):
+        return replace(problem, where=schedule.where(key), what=f'cluster.{problem.what}')
     return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
 
 

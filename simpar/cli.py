@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import importlib
 import os
 import sys
@@ -21,6 +22,9 @@ from simpar.errors import SimparError
 WRONG_USE = 2
 INTERNAL = 70
 INTERRUPTED = 130
+GARBAGE = 100_000
+"""Objects made before garbage is looked for: nearly all that a verb makes lives until it has answered, and looking
+through it every 700 takes a tenth of a prediction's time."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,6 +68,14 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument('--program', type=Path, metavar='FILE', help='write the program in its text form')
 
     _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
+
+    sweep = _verb(verbs, 'sweep', 'a table of predictions over dotted keys', file=True)
+    sweep.add_argument(
+        '--sweep', action='append', default=[], metavar='a.b=v,w', help="in place of the file's sweep; may be repeated"
+    )
+    sweep.add_argument('--csv', type=Path, metavar='PATH', help='write the table as CSV')
+    sweep.add_argument('--plot', type=Path, metavar='PNG', help='draw the rows as bars')
+    sweep.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
@@ -125,6 +137,7 @@ def _percent(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; never a traceback."""
+    gc.set_threshold(GARBAGE)
     options = parser().parse_args(arguments)
     try:
         verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command

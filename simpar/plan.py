@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simpar.document import Bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -32,6 +34,34 @@ class Plan:
             received between two computations is one exchange, and the next computation waits for all of it (Megatron).
         streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
             compute stream, so that nothing overlaps.
+        dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
+        redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
+            as MindSpore's compiler of a version does; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
+        recompute: what the backward makes again instead of keeping it: ``none``; ``full``: a transformer's layers, each
+            keeping its input; ``selective``: the scores, softmax, dropout and values of attention (Korthikanti et al.
+            2022), or flash attention; or patterns of operator names, e.g. ``layer*.gelu``, whose results are dropped.
+            What a layer of a transformer hands on is always kept.
+        recompute_stages: stages that recompute; empty: all. recompute_communication: collectives among it run again,
+            or else their results are kept.
+        shard: what optimizer parallelism cuts over the data ranks: ``state``, ``gradients``, ``weights``.
+        gather: when cut weights are made whole: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
+            every forward and again for every backward of a micro-batch (FSDP); ``after-update``: weights stay whole,
+            and updated pieces are gathered into them; empty: ``on-use`` where weights are cut.
+        hsdp: MindSpore's levels: 1 cuts states and weights, gathered on use; 2 gradients too; 3 gathers twice.
+        zero: ZeRO's stages: 1 cuts states, 2 gradients too, both gathered after the update; 3 weights too, gathered
+            twice.
+        shard_group: data ranks that share one set of pieces, neighbours; sums go on over the groups; 0: all.
+        shard_threshold: parameters of fewer bytes (on a tensor rank) stay whole; none: 64 KiB with ``hsdp``, else 0.
+        unsharded: patterns of names of parameters that stay whole.
+        accumulate: of several micro-batches, ``full`` gradients that are reduce-scattered once, or ``sharded`` ones,
+            reduce-scattered every micro-batch; empty: sharded where gradients are cut.
+        prefetch: how many gathers ahead one is issued: 0: when needed, after the computation before; k: when the
+            weights k + 1 gathers before it are free again.
+        reduce_gradients: sums of gradients ``overlapped`` with the backward, or all at its ``end``.
+        fusion: which gradients and weights travel as one message: those of a ``layer``; ``none``; ``all``
+            (MindSpore's default, so that nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
+            below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
+            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone.
     """
 
     data: Annotated[
@@ -85,3 +115,77 @@ class Plan:
         Literal['group', 'single'],
         Field(description='a stream for each communication group, or one for compute and communication: no overlap'),
     ] = 'group'
+    dataset: Annotated[
+        Literal['data-parallel', 'full-batch'],
+        Field(description='with strategies, what a rank reads: its slice of the batch, or all of it'),
+    ] = 'data-parallel'
+    redistribution: Annotated[
+        Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10'],
+        Field(description='with strategies, from layout to layout: by the fewest bytes, or as the compiler does'),
+    ] = 'cheapest'
+    all_to_all: Annotated[bool, Field(description='redistribution may use all-to-all')] = False
+    recompute: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | Literal['none', 'full', 'selective'],
+        Field(
+            max_length=2**12,
+            description='made again in the backward instead of kept: none, full (layers), selective (attention), '
+            'or a list of patterns of operator names',
+        ),
+    ] = 'none'
+    recompute_stages: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**12)], ...],
+        Field(max_length=2**12, description='stages that recompute; empty: all'),
+    ] = ()
+    recompute_communication: Annotated[
+        bool, Field(description='collectives among what is recomputed run again; false: their results are kept')
+    ] = True
+    shard: Annotated[
+        tuple[Literal['state', 'gradients', 'weights'], ...],
+        Field(max_length=3, description='what is cut over the data ranks: state, gradients, weights'),
+    ] = ()
+    gather: Annotated[
+        Literal['', 'after-update', 'on-use', 'on-use-twice'],
+        Field(description='when cut weights are made whole; empty: on-use where weights are cut, else after-update'),
+    ] = ''
+    hsdp: Annotated[
+        Literal['off', 'level1', 'level2', 'level3'],
+        Field(description="MindSpore's levels of shard and gather: states and weights, gradients too, gathered twice"),
+    ] = 'off'
+    zero: Annotated[
+        int, Field(ge=0, le=3, description='stage of ZeRO: 1 cuts states, 2 gradients too, 3 weights too')
+    ] = 0
+    shard_group: Annotated[
+        int, Field(ge=0, le=2**20, description='neighbouring data ranks that share one set of pieces; 0: all')
+    ] = 0
+    shard_threshold: Annotated[
+        Bytes | None, Field(description='smaller parameters stay whole; none: 64 KiB with hsdp, else nothing')
+    ] = None
+    unsharded: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=2**12, description='patterns of names of parameters that stay whole, e.g. *.bias'),
+    ] = ()
+    accumulate: Annotated[
+        Literal['', 'full', 'sharded'],
+        Field(
+            description='gradients over micro-batches: full, reduced once, or sharded, reduced every time; '
+            'empty: sharded where gradients are cut'
+        ),
+    ] = ''
+    prefetch: Annotated[
+        int, Field(ge=0, le=2**12, description='how many gathers ahead one is issued; 0: when needed')
+    ] = 0
+    reduce_gradients: Annotated[
+        Literal['overlapped', 'end'],
+        Field(description='sums of gradients under the backward, or behind it'),
+    ] = 'overlapped'
+    fusion: Annotated[
+        Literal['layer', 'none', 'all', 'auto', 'ids'] | Bytes | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Field(
+            description='gradients and weights in one message: of a layer, none, all, auto (64 MiB), a size, '
+            'a list of split points, or ids'
+        ),
+    ] = 'layer'
+    fusion_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**20)], ...],
+        Field(max_length=2**13, description='for fusion ids: one for each layer in order of use; 0: not fused'),
+    ] = ()

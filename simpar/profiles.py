@@ -117,15 +117,27 @@ def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
 
 
 def cluster(
-    profile: Profile, nodes: int = 1, *, devices: int | None = None, slow: Mapping[int, float] | None = None
+    profile: Profile,
+    nodes: int = 1,
+    *,
+    devices: int | None = None,
+    slow: Mapping[int, float] | None = None,
+    links: Mapping[str, float] | None = None,
 ) -> Cluster:
     """So many nodes of a profile.
 
-    Arguments: ``devices`` in a node, the profile's unless given; ``slow``, rank → speed of its device, where not 1.
-    Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, or a slow rank is
-    not in the cluster.
+    Arguments: ``devices`` in a node, the profile's unless given; ``slow``, rank → speed of its device, where not 1;
+    ``links``, name of a link → what its bandwidth is multiplied with.
+    Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
+    in the cluster, or a link not in the profile.
     """
-    made = Cluster(profile=profile, nodes=nodes, devices=devices or profile.devices, slow=dict(slow or {}))
+    made = Cluster(
+        profile=profile,
+        nodes=nodes,
+        devices=devices or profile.devices,
+        slow=dict(slow or {}),
+        links=dict(links or {}),
+    )
     problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
     if problems:
         raise ProfileError(problems)
@@ -149,6 +161,21 @@ def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
             yield f'slow: there is no rank {rank}', f'write a rank from 0 to {made.world - 1}'
         if not 0 < speed < math.inf:
             yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
+    yield from _link_faults(made)
+
+
+def _link_faults(made: Cluster) -> Iterator[tuple[str, str]]:
+    names = [link.name for link in made.profile.links]
+    for name, factor in made.links.items():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            guess = f'did you mean {close[0]}? ' if close else ''
+            yield (
+                f'{document.dotted(("links", name))}: there is no such link',
+                f'{guess}links of {made.profile.name}: {", ".join(names)}',
+            )
+        elif not 0 < factor < math.inf:
+            yield f'links.{name}: {factor} times its bandwidth is no bandwidth', 'write a number above 0, e.g. 0.5'
 
 
 def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:

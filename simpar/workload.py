@@ -28,7 +28,20 @@ Size = Annotated[int, Field(ge=1, le=2**20)]
 Deviation = Annotated[
     float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
 ]
+Cuts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
+"""Into how many slices each dim of a tensor is cut."""
+Strategy = tuple[Cuts, ...]
+"""Into how many slices each dim of each input of an operator is cut."""
+Recomputed = Annotated[
+    bool, Field(description='its result is made again in the backward instead of kept, where the backward needs it')
+]
 LearningRate = Annotated[float, Field(ge=0, le=1e6, description='step size')]
+MasterWeights = Annotated[
+    bool, Field(description='updates weights kept in fp32, and casts them to the precision (mixed precision)')
+]
+Beta1 = Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')]
+Beta2 = Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')]
+Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,21 @@ class Dense:
     pipeline_stage: Annotated[
         int | None, Field(ge=0, le=2**12, description='stage of the pipeline, from this layer on; none: as before')
     ] = None
+    comm_fusion: Annotated[
+        int | None,
+        Field(ge=0, le=2**20, description='for fusion ids: its messages are fused with those of equal id; 0: not'),
+    ] = None
+    recompute: Recomputed = False
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2, description='slices of x [batch, in] and weight [in, out], as [[2, 4], [4, 1]]; empty: none'
+        ),
+    ] = ()
+    out_strategy: Annotated[
+        Cuts,
+        Field(max_length=2, description="slices of its result, where the sum over ranks is scattered; empty: not"),
+    ] = ()
     name: Name = ''
 
 
@@ -48,6 +76,10 @@ class Dense:
 class Relu:
     """y = max(x, 0)."""
 
+    strategy: Annotated[
+        Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
+    ] = ()
+    recompute: Recomputed = False
     name: Name = ''
 
 
@@ -114,6 +146,24 @@ class Sgd:
     """w ← w − learning_rate · gradient."""
 
     learning_rate: LearningRate = 0.01
+    master_weights: MasterWeights = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum:
+    """v ← momentum · v + g; w ← w − learning_rate · v; one state in fp32 per weight (Polyak 1964).
+
+    As MindSpore's nn.Momentum and torch's SGD: g is the gradient + weight_decay · w, v begins at zero, nothing dampens
+    it; with ``nesterov``, w ← w − learning_rate · (g + momentum · v) (Sutskever et al. 2013).
+    """
+
+    learning_rate: LearningRate = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1, description='decay of the sum of gradients')] = 0.9
+    nesterov: Annotated[bool, Field(description='looks one step of momentum ahead')] = False
+    weight_decay: Annotated[
+        float, Field(ge=0, le=1e6, description='times the weight is added to the gradient (L2 penalty)')
+    ] = 0.0
+    master_weights: MasterWeights = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +171,38 @@ class Adam:
     """Adam without weight decay; two states in fp32 per weight, and a third with ``master_weights``."""
 
     learning_rate: LearningRate = 1e-4
-    beta1: Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')] = 0.999
-    epsilon: Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')] = 1e-8
-    master_weights: Annotated[
-        bool, Field(description='updates weights kept in fp32, and casts them to the precision (mixed precision)')
-    ] = False
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.999
+    epsilon: Epsilon = 1e-8
+    master_weights: MasterWeights = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """Adam whose weights decay apart, by learning_rate · weight_decay (Loshchilov and Hutter 2019)."""
+
+    learning_rate: LearningRate = 1e-4
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.999
+    epsilon: Epsilon = 1e-8
+    weight_decay: Annotated[
+        float, Field(ge=0, le=1e6, description='share of a weight that it loses at a learning rate of 1')
+    ] = 0.01
+    master_weights: MasterWeights = False
+
+
+Optimizer = Sgd | Momentum | Adam | AdamW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What one optimizer step computes.
 
-    Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``data``: ``random``
-    tensors, or ``mnist``: IDX files from the folder DATA_PATH, and generated learnable images where there are none.
+    Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``clip_norm``: gradients
+    shrink by min(1, clip_norm / (norm + 1e-6)), norm that of all of them together; ``loss_scale``: the loss's gradient
+    is multiplied by it and the update divides by it, and where a gradient is not finite no rank updates; ``data``:
+    ``random`` tensors, or ``mnist``: IDX files from the folder DATA_PATH, and generated learnable images where there
+    are none.
     """
 
     model: Annotated[
@@ -148,15 +216,31 @@ class Workload:
     ]
     batch: Annotated[Size, Field(description='samples in a step, over all ranks; a multiple of data × copies')]
     loss: Annotated[
-        Literal['cross-entropy', 'mse'], Field(description='mean over the samples of a copy; mse for a network only')
+        Literal['cross-entropy', 'mse', 'mae'],
+        Field(description='mean over the samples of a copy; mse and mae for a network only'),
     ] = 'cross-entropy'
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
     gradients: Annotated[
         Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')
     ] = None
     optimizer: Annotated[
-        Sgd | Adam, OneOf(sgd=Sgd, adam=Adam), Field(description='what updates the weights; sgd unless given')
+        Optimizer,
+        OneOf(sgd=Sgd, momentum=Momentum, adam=Adam, adamw=AdamW),
+        Field(description='what updates the weights; sgd unless given'),
     ] = Sgd()
+    clip_norm: Annotated[
+        float,
+        Field(ge=0, le=1e12, description='gradients shrink where the norm of all of them together is larger; 0: off'),
+    ] = 0.0
+    loss_scale: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1e38,
+            description="times the loss's gradient; the update divides by it, and is left out where a gradient is not "
+            'finite; 1: off',
+        ),
+    ] = 1.0
     data: Annotated[
         Literal['random', 'mnist'],
         Field(

@@ -20,6 +20,7 @@ FLAGS = {
     'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
     'check': ['--json', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--set', 'file'],
+    'sweep': ['--csv', '--jobs', '--json', '--plot', '--set', '--sweep', 'file'],
     'measure': [
         '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],

@@ -23,6 +23,7 @@ NAMES = [
     'load_case',
     'load_profile',
     'load_schedule',
+    'load_sweep',
     'price',
     'profile_names',
     'simulate',

@@ -8,11 +8,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
-    ['workload', 'plan', 'program', 'hardware', 'profiles'],
+    ['layout', 'workload', 'plan', 'program', 'hardware', 'profiles'],
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
-    ['schedule', 'predict', 'report'],
-    ['resolve', 'case', 'compare', 'calibrate'],
+    ['strategy_search', 'schedule', 'predict', 'report'],
+    ['resolve', 'case', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

@@ -15,7 +15,7 @@ from executor.reference import Reference
 from executor.result import Result
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Dense, Momentum, Network, Relu, Sgd, Transformer, Workload
 
 pytestmark = pytest.mark.torch
 
@@ -56,6 +56,18 @@ CASES = {
     'network, data 2, tensor 2, late': (MLP, Plan(data=2, tensor=2, copies=2, reduce='late')),
     'network, mean squared error, Adam': (MSE, Plan(data=2, tensor=2, copies=2)),
     'network, mean squared error, tensor 4, late': (MSE, Plan(tensor=4, copies=4, reduce='late')),
+    'AdamW, clipped, loss scale': (
+        replace(GPT, optimizer=AdamW(learning_rate=0.01, epsilon=1e-3), clip_norm=0.1, loss_scale=1024.0),
+        Plan(data=2, tensor=2),
+    ),
+    'network, mean absolute error, momentum, clipped': (
+        replace(MLP, loss='mae', optimizer=Momentum(learning_rate=0.1, nesterov=True), clip_norm=0.1),
+        Plan(data=4),
+    ),
+    'tied over two stages, momentum, clipped, loss scale': (
+        replace(GQA, batch=16, optimizer=Momentum(learning_rate=0.05), clip_norm=0.1, loss_scale=256.0),
+        Plan(pipeline=2, data=2, micro_batches=2),
+    ),
 }
 
 
@@ -91,3 +103,13 @@ def test_what_is_wrong_is_found_wrong(pool, control):
     found = Result(run.losses, run.parameters, run.gradients)
     deviations = compare(found, Reference(workload, plan).run(STEPS))
     assert max(deviation.error for deviation in deviations) > 1e-3
+
+
+def test_an_overflow_on_gloo_leaves_all_weights_as_they_are(pool):
+    model, plan = replace(MSE.model, weight_deviation=3.0), Plan(data=2, tensor=2)
+    workload = replace(MSE, model=model, loss_scale=1e38, optimizer=AdamW())
+    program = lower(workload, plan, WORLD)
+    run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)
+    assert not all(gradient.isfinite().all() for gradient in run.gradients.values())
+    for name, wanted in Reference(workload, plan, dtype=torch.float32).parameters.items():
+        assert torch.equal(run.parameters[name], wanted), name

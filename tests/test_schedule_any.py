@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simpar.errors import ScheduleError
 from simpar.plan import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
-from simpar.workload import Adam, Dense, Flatten, Network, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Sgd, Transformer, Workload
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -138,6 +138,9 @@ transformers = st.builds(
 )
 optimizers = st.builds(Sgd, learning_rate=st.floats(0, 1e6)) | st.builds(
     Adam, beta1=st.floats(0, 1, exclude_max=True), epsilon=st.floats(0, 1, exclude_min=True)
+)
+optimizers |= st.builds(AdamW, weight_decay=st.floats(0, 1e6)) | st.builds(
+    Momentum, momentum=st.floats(0.1, 0.9), nesterov=st.booleans(), master_weights=st.booleans()
 )
 clusters = st.builds(
     ClusterReference,

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from simpar.cost.compute import NO_WORK
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
 
 COMPUTE: Final = 'compute'
@@ -88,7 +89,10 @@ def result(name: str, shape: tuple[int, ...], dtype: str = 'fp32') -> Tensor:
 
 
 def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[Tensor, ...]] | None:
-    """An op of any program alone, on its local shapes; None where it needs groups that ``world`` cannot form."""
+    """An op of any program alone, on its local shapes; None where it needs groups that ``world`` cannot form, or does
+    nothing."""
+    if op.operator in NO_WORK:
+        return None
     attributes, partition = dict(op.attributes), op.partition or str(op.attributes.get('partition', ''))
     if partition:
         size = program.partitions[partition].size
@@ -99,7 +103,7 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
         partition = partition_name(size)
         attributes |= {'partition': partition} if op.kind == 'compute' else {}
     reads = _operands(program, op)
-    updates = op.phase == 'U'
+    updates = op.phase == 'U' and op.kind == 'compute'
     writes = [reads[op.reads.index(name)] if updates else _written(program, op, name) for name in op.writes]
     sums = [replace(_written(program, op, name), kind='gradient') for name in op.accumulates]
     alone = replace(

@@ -6,7 +6,19 @@ what it accumulates. It never changes what it reads, but for updates, which work
 
 from __future__ import annotations
 
-from executor.kernels import attention, dropout, embedding, linear, loss, norm, pointwise, unfused, update
+from executor.kernels import (
+    attention,
+    clip,
+    dropout,
+    embedding,
+    linear,
+    loss,
+    norm,
+    optimizer_parallel,
+    pointwise,
+    unfused,
+    update,
+)
 from executor.kernels.context import Context as Context
 from executor.kernels.context import Kernel as Kernel
 from executor.kernels.context import context as context
@@ -23,6 +35,8 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **pointwise.KERNELS,
     **embedding.KERNELS,
     **loss.KERNELS,
+    **clip.KERNELS,
+    **optimizer_parallel.KERNELS,
     **update.KERNELS,
 }
 """(operator, phase) → kernel."""

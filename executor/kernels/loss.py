@@ -63,6 +63,18 @@ def mse_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
     return [(y - target) * (2 * _scale(op) * _partial_share(op))]
 
 
+def mae_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """y, target → loss."""
+    y, target = map(wide, tensors)
+    return [_scale(op) * (y - target).abs().sum()]
+
+
+def mae_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """y, target → dy; 0 where they are equal."""
+    y, target = tensors
+    return [(y - target).sign() * (_scale(op) * _partial_share(op))]
+
+
 def _scale(op: OpClass) -> float:
     return float(op.attributes['scale'])
 
@@ -79,6 +91,8 @@ KERNELS = {
     ('ce_loss', 'F'): ce_loss,
     ('mse', 'F'): mse_forward,
     ('mse', 'I'): mse_dx,
+    ('mae', 'F'): mae_forward,
+    ('mae', 'I'): mae_dx,
 }
-LOSSES = frozenset({'cross_entropy', 'ce_loss', 'mse'})
+LOSSES = frozenset({'cross_entropy', 'ce_loss', 'mse', 'mae'})
 """Operators whose first written tensor in phase F is a loss."""

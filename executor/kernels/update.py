@@ -1,51 +1,141 @@
-"""Optimizer updates, in place and for all weights of an op at once, as fused optimizers do."""
+"""Optimizer updates, in place and for all weights of an op at once, as fused optimizers do.
+
+An update reads gradients..., weights..., the states of its rule..., masters... (fp32 weights, which it updates and
+casts to the weights), where a loss scale can leave it out the count of updates done, and of all ranks' gradients the
+squares, to clip by their norm, and how many are not finite: then it changes nothing.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 
+from executor.kernels.clip import factor
 from executor.kernels.context import Context
 from simpar.program import OpClass
 
-
-def sgd(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """gradients..., weights... → weights..."""
-    gradients, weights = _by_kind(tensors, 2)
-    torch._foreach_add_(weights, _like(gradients, weights), alpha=-float(op.attributes['learning_rate']))
-    return weights
+Tensors = list[torch.Tensor]
+STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
+"""Operator → states of a weight, without its master."""
 
 
-def adam(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """gradients..., weights..., m..., v...[, masters...] → the same but gradients; Kingma and Ba 2014, algorithm 1.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Given:
+    """What an update reads, by kind.
 
-    Masters are weights in fp32: these are updated, and cast to the weights.
+    Arguments: ``exact``, what the rule changes: the masters, or the weights themselves; ``count`` of updates done;
+    ``factor`` of the gradients; ``skipped``: some gradient somewhere is not finite.
     """
-    gradients, weights, m, v, *masters = _by_kind(tensors, 5 if op.attributes.get('master_weights') else 4)
-    exact = masters[0] if masters else weights
+
+    gradients: Tensors
+    weights: Tensors
+    states: list[Tensors]
+    exact: Tensors
+    count: torch.Tensor | None
+    factor: float
+    skipped: bool
+
+    @property
+    def written(self) -> Tensors:
+        """All but gradients and the numbers of all ranks, in order."""
+        kinds = [self.weights, *self.states, *([self.exact] if self.exact is not self.weights else [])]
+        return [tensor for kind in kinds for tensor in kind] + ([] if self.count is None else [self.count])
+
+    def scaled(self) -> Tensors:
+        """The gradients, unscaled and clipped, in the form of the states; new tensors."""
+        return list(torch._foreach_mul(_like(self.gradients, self.states[0]), self.factor))
+
+    def cast(self) -> Tensors:
+        """The weights follow their masters; what the op writes."""
+        if self.exact is not self.weights:
+            torch._foreach_copy_(self.weights, self.exact)
+        return self.written
+
+
+def sgd(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """→ weights...[, masters...]"""
+    given = _given(op, tensors)
+    if given.skipped:
+        return given.written
+    rate = float(op.attributes['learning_rate']) * given.factor
+    torch._foreach_add_(given.exact, _like(given.gradients, given.exact), alpha=-rate)
+    return given.cast()
+
+
+def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """→ weights..., v...[, masters...]: v = momentum · v + g, and w −= learning_rate · v.
+
+    g has weight_decay · w added; with ``nesterov``, w −= learning_rate · (g + momentum · v).
+    """
+    given = _given(op, tensors)
+    if given.skipped:
+        return given.written
+    (v,), gradients = given.states, given.scaled()
+    decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
+    if decay:
+        torch._foreach_add_(gradients, _like(given.exact, gradients), alpha=decay)
+    torch._foreach_mul_(v, mu)
+    torch._foreach_add_(v, gradients)
+    if op.attributes['nesterov']:
+        torch._foreach_add_(gradients, v, alpha=mu)
+    change = gradients if op.attributes['nesterov'] else v
+    torch._foreach_add_(given.exact, _like(change, given.exact), alpha=-float(op.attributes['learning_rate']))
+    return given.cast()
+
+
+def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """→ weights..., m..., v...[, masters...][, count]; Kingma and Ba 2014, algorithm 1.
+
+    With ``weight_decay``, weights first lose learning_rate · weight_decay of themselves: AdamW, Loshchilov and Hutter
+    2019, algorithm 2.
+    """
+    given = _given(op, tensors)
+    if given.skipped:
+        return given.written
+    m, v = given.states
+    step = where.step + 1 if given.count is None else int(given.count.add_(1))
+    rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
+    if decay:
+        torch._foreach_mul_(given.exact, 1 - rate * decay)
+    gradients = _like(given.gradients, m) if given.factor == 1 else given.scaled()
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
-    gradients = _like(gradients, m)
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)
     torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
     denominator = torch._foreach_sqrt(v)
-    torch._foreach_div_(denominator, (1 - beta2 ** (where.step + 1)) ** 0.5)
+    torch._foreach_div_(denominator, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
-    rate = float(op.attributes['learning_rate']) / (1 - beta1 ** (where.step + 1))
-    torch._foreach_add_(exact, _like(change, exact), alpha=-rate)
-    if masters:
-        torch._foreach_copy_(weights, exact)
-    return [*weights, *m, *v, *(exact if masters else ())]
+    torch._foreach_add_(given.exact, _like(change, given.exact), alpha=-rate / (1 - beta1**step))
+    return given.cast()
 
 
-def _by_kind(tensors: list[torch.Tensor], kinds: int) -> list[list[torch.Tensor]]:
+def _given(op: OpClass, tensors: Tensors) -> _Given:
+    """Sort what an update reads by kind."""
+    attributes = op.attributes
+    overflow = tensors[-1] if 'loss_scale' in attributes else None
+    tensors = tensors[:-1] if 'loss_scale' in attributes else tensors
+    squares = tensors[-1] if 'clip_norm' in attributes else None
+    tensors = tensors[:-1] if 'clip_norm' in attributes else tensors
+    counts = 'loss_scale' in attributes and op.operator == 'adam'
+    count, tensors = (tensors[-1], tensors[:-1]) if counts else (None, tensors)
+    kinds = 2 + STATES[op.operator] + bool(attributes.get('master_weights'))
+    gradients, weights, *states = _by_kind(tensors, kinds)
+    exact = states.pop() if attributes.get('master_weights') else weights
+    skipped = overflow is not None and bool(overflow > 0)
+    return _Given(gradients, weights, states, exact, count, factor(op, squares), skipped)
+
+
+def _by_kind(tensors: Tensors, kinds: int) -> list[Tensors]:
     count = len(tensors) // kinds
     return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
 
-def _like(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> list[torch.Tensor]:
+def _like(tensors: Tensors, others: Tensors) -> Tensors:
     """The tensors in the shapes and dtypes of the others."""
     return [tensor.reshape(other.shape).to(other.dtype) for tensor, other in zip(tensors, others, strict=True)]
 
 
-KERNELS = {('sgd', 'U'): sgd, ('adam', 'U'): adam}
+KERNELS = {('sgd', 'U'): sgd, ('momentum', 'U'): momentum, ('adam', 'U'): adam}

@@ -21,13 +21,15 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         from simpar.report import as_json
 
-        print(json.dumps({**as_json(prediction), 'written': written}, ensure_ascii=False, allow_nan=False))
+        answer = as_json(prediction)
+        answer['notes'] += case.notes
+        print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
     else:
         from simpar.report import screen
 
         sys.stdout.write(screen(prediction))
-        for name in written:
-            print(f'wrote {name}')
+        for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
+            print(line)
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simpar.cost.formula import Terms, share, terms
 from simpar.cost.interpolate import Curve
@@ -39,6 +39,7 @@ class ClusterCollectives:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.topology = cluster.topology
+        self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
         self._shapes: dict[tuple[int, ...], Shape] = {}
@@ -53,7 +54,9 @@ class ClusterCollectives:
         cost, loads = self._alone[key]
         # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
         users = members if op.kind == 'collective' else members[:1]
-        return replace(cost, links=demands(self.topology, users, members, loads, cost.transfer))
+        links = demands(self.topology, users, members, loads, cost.transfer)
+        # A thousand ranks ask thousands of times, and `replace` takes twice as long.
+        return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
@@ -74,7 +77,7 @@ class ClusterCollectives:
         curves = self._curves.get(op.operator, {})
         exact = curves.get((shape.ranks, shape.nodes))
         if exact is not None:
-            return _read(exact, op, f'measured {op.operator} of {shape.ranks}')
+            return self._read(exact, op, shape, f'measured {op.operator} of {shape.ranks}')
         alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
         if alike:
             return self._near(op, shape, alike, formula)
@@ -90,7 +93,7 @@ class ClusterCollectives:
         above = [group for group in sizes if group[0] > shape.ranks]
         if not below or not above:
             return self._scaled(op, shape, (below or above)[-1 if below else 0], curves, formula)
-        small, large = (_read(curves[group], op, '') for group in (below[-1], above[0]))
+        small, large = (self._read(curves[group], op, self._laid(group), '') for group in (below[-1], above[0]))
         part = math.log(shape.ranks / below[-1][0]) / math.log(above[0][0] / below[-1][0])
         alpha, seconds, best = (
             low ** (1 - part) * high**part
@@ -103,8 +106,8 @@ class ClusterCollectives:
         self, op: OpClass, shape: Shape, group: Group, curves: Mapping[Group, Curve], formula: Terms
     ) -> _Measured:
         """A measured curve of another group size, α and transfer each scaled by the formula's ratio."""
-        near = _read(curves[group], op, '')
-        there = self.topology.shape([self._rank(place, group) for place in range(group[0])])
+        there = self._laid(group)
+        near = self._read(curves[group], op, there, '')
         other = terms(op, there, self.topology, self.library)
         alpha = near.alpha * formula.alpha / other.alpha if other.alpha else near.alpha
         ratio = formula.transfer / other.transfer
@@ -112,10 +115,23 @@ class ClusterCollectives:
         seconds = alpha + (near.seconds - near.alpha) * ratio
         return _Measured(alpha, seconds, near.best * ratio, text, ('estimate', *(f.grade for f in formula.figures)))
 
-    def _rank(self, place: int, group: Group) -> int:
-        """The rank at a place of a group of so many ranks in so many nodes, evenly laid."""
+    def _laid(self, group: Group) -> Shape:
+        """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
-        return place // inner * self.topology.node + place % inner
+        return self.topology.shape([place // inner * self.topology.node + place % inner for place in range(group[0])])
+
+    def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
+        """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
+        seconds = curve(op.bytes)
+        read = _Measured(min(curve.alpha, seconds), seconds, op.bytes * curve.best, text)
+        if not self.cluster.links:
+            return read
+        now, then = (terms(op, shape, links, self.library).transfer for links in (self.topology, self._measured_on))
+        if now == then:
+            return read
+        ratio = now / then
+        seconds = read.alpha + (read.seconds - read.alpha) * ratio
+        return _Measured(read.alpha, seconds, read.best * ratio, f'{text} scaled to changed links', ('estimate',))
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
@@ -143,11 +159,6 @@ def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
     for operator, ranks, nodes, size, seconds in rows:
         points.setdefault(operator, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
     return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
-
-
-def _read(curve: Curve, op: OpClass, text: str) -> _Measured:
-    seconds = curve(op.bytes)
-    return _Measured(min(curve.alpha, seconds), seconds, op.bytes * curve.best, text)
 
 
 def _alike(one: Group, other: Group) -> bool:

@@ -17,6 +17,8 @@ PRODUCTS = frozenset({'matmul', 'attention_scores', 'attention_values'})
 """Matrix products; those of attention are one for each head and sample, priced as one product of all their rows."""
 MATRIX = PRODUCTS | {'attention'}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
+NO_WORK = frozenset({'piece', 'reshard'})
+"""Operators that launch nothing: views, and the freeing of memory."""
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
@@ -40,6 +42,8 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
+        if op.operator in NO_WORK:
+            return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:
             return self._matmul(op)
         if op.operator == 'attention' and op.dims:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import MATRIX, DeviceCompute
+from simpar.cost.compute import MATRIX, NO_WORK, DeviceCompute
 from simpar.cost.costs import GRADES, Array, Communication, Costs
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
@@ -89,7 +89,7 @@ class Pricer:
         communication, links = self._communication(effects)
         return Costs(
             compute=compute,
-            host=np.full(len(ops), host),
+            host=np.array([0.0 if op.operator in NO_WORK else host for op in ops]),
             beside_communication=np.where(computes & slows, beside, 1.0),
             beside_compute=np.where(computes | (not slows), 1.0, collective),
             communication=communication,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from simpar.program import OpClass, Partition, Program
 Colours = list[int]
 Edges = list[list[tuple[int, float]]]
 """For each rank or link its exchanges, each with the demand of the link (for a rank, 0)."""
+
+Pattern = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+"""Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, demand)."""
 
 
 class Groups:
@@ -43,20 +48,23 @@ class Groups:
 class Exchange:
     """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
 
-    Arguments: ``kind``, equal for exchanges that the same op classes ask for.
+    Arguments: ``kind``, equal for exchanges that the same op classes ask for; ``cost``, equal for those of a kind that
+    last as long; ``links``, pairs (link, demand).
     """
 
     kind: int
     ranks: tuple[int, ...]
-    cost: Communication
+    cost: int
+    links: tuple[tuple[int, float], ...]
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
         among = sorted([ranks[rank] for rank in self.ranks])
-        over = sorted([(links[link], demand) for link, demand in self.cost.links])
-        return (self.kind, self.cost.alpha, self.cost.transfer, tuple(among), tuple(over))
+        over = sorted([(links[link], demand) for link, demand in self.links])
+        return (self.kind, self.cost, tuple(among), tuple(over))
 
 
+@lru_cache(maxsize=4)
 def groups_of(program: Program) -> dict[str, Groups]:
     """The partitions of a program as plain lists."""
     return {name: Groups(partition) for name, partition in program.partitions.items()}
@@ -124,7 +132,7 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedLa
     groups = groups_of(program)
     if unfold:
         return LoadedLanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
-    ranks, links = _refine(program, costs, _exchanges(program, costs, groups))
+    ranks, links = _refine(program, _Told.by(costs))
     if unfold is False:
         _check_roles(program, ranks)
     return LoadedLanes(costs, groups, ranks, links)
@@ -138,54 +146,71 @@ def _check_roles(program: Program, ranks: Colours) -> None:
             raise ValueError(f'ranks {other} and {rank} share role {program.roles[role].name!r} but behave differently')
 
 
-def _exchanges(program: Program, costs: Costs, groups: dict[str, Groups]) -> list[Exchange]:
-    priced = _by_identity(costs)
+class _Told(NamedTuple):
+    """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
+
+    Arguments: ``pattern``, op class index → number in ``patterns``; ``speeds`` of the ranks; ``links``, how many.
+    """
+
+    pattern: tuple[tuple[int, int], ...]
+    patterns: tuple[Pattern, ...]
+    speeds: tuple[float, ...]
+    links: int
+
+    @staticmethod
+    def by(costs: Costs) -> _Told:
+        """What some costs tell; many op classes share long ones, so each is looked into once."""
+        number_of: dict[int, int] = {}
+        patterns: dict[Pattern, int] = {}
+        for by_group in costs.communication.values():
+            if id(by_group) not in number_of:
+                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group), len(patterns))
+        of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
+        return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
+
+
+def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
+    number: dict[tuple[float, float], int] = {}
+    return tuple([(number.setdefault((cost.alpha, cost.transfer), len(number)), cost.links) for cost in by_group])
+
+
+def _exchanges(program: Program, told: _Told) -> list[Exchange]:
+    """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
+    groups, number_of = groups_of(program), dict(told.pattern)
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
             op = program.op_classes[index]
             if op.kind in {'collective', 'send'}:
-                key = (op.kind == 'send', op.partition, op.peer, id(priced[id(costs.communication[index])]))
+                key = (op.kind == 'send', op.partition, op.peer, number_of[index])
                 roles_of.setdefault(key, {})[number] = None
     sharing = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
     found = []
-    for kind, ((sends, partition, peer, identity), roles) in enumerate(roles_of.items()):
-        on, by_group = groups[partition], priced[identity]
+    for kind, ((sends, partition, peer, number), roles) in enumerate(roles_of.items()):
+        on, pattern = groups[partition], told.patterns[number]
         ranks = [rank for role in roles for rank in sharing[role]]
         if sends:
-            found += [Exchange(kind, (r, on.peer(r, peer)), by_group[on.entry(r, len(by_group))]) for r in ranks]
+            found += [Exchange(kind, (r, on.peer(r, peer)), *pattern[on.entry(r, len(pattern))]) for r in ranks]
         else:
             used = dict.fromkeys(on.group[rank] for rank in ranks)
-            found += [Exchange(kind, tuple(on.members[g]), by_group[g]) for g in used]
+            found += [Exchange(kind, tuple(on.members[g]), *pattern[g]) for g in used]
     return found
 
 
-def _by_identity(costs: Costs) -> dict[int, tuple[Communication, ...]]:
-    """By the identity of an op class's costs, one of all that are equal.
-
-    Many op classes share long ones, so each is looked into once, and none is hashed.
-    """
-    found: dict[int, tuple[Communication, ...]] = {}
-    alike: dict[Communication, list[tuple[Communication, ...]]] = {}
-    for by_group in costs.communication.values():
-        if id(by_group) not in found:
-            others = alike.setdefault(by_group[0], [])
-            found[id(by_group)] = next((other for other in others if other == by_group), by_group)
-            others.append(by_group)
-    return found
-
-
-def _refine(program: Program, costs: Costs, exchanges: list[Exchange]) -> tuple[Colours, Colours]:
+@lru_cache(maxsize=4)
+def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
+    """The colours of ranks and links."""
+    exchanges = _exchanges(program, told)
     of_rank: Edges = [[] for _ in range(program.world)]
-    of_link: Edges = [[] for _ in costs.links]
+    of_link: Edges = [[] for _ in range(told.links)]
     for number, exchange in enumerate(exchanges):
         for rank in exchange.ranks:
             of_rank[rank].append((number, 0))
-        for link, demand in exchange.cost.links:
+        for link, demand in exchange.links:
             of_link[link].append((number, demand))
     colours = (
-        _colours(zip(program.role_of_rank.tolist(), costs.rank_speed.tolist(), strict=True)),
-        _colours(() for _ in costs.links),
+        _colours(zip(program.role_of_rank.tolist(), told.speeds, strict=True)),
+        _colours(() for _ in range(told.links)),
     )
     while True:
         exchanged = _colours(exchange.signature(*colours) for exchange in exchanges)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from simpar.hardware.figure import RateFigure
 from simpar.hardware.profile import Link, Profile
 
 
@@ -79,13 +80,15 @@ class Topology:
 class Cluster:
     """A profile's node, so many times.
 
-    Arguments: ``devices`` in each node; ``slow``, rank → its speed, where it is not 1.
+    Arguments: ``devices`` in each node; ``slow``, rank → its speed, where it is not 1; ``links``, name of a link → what
+    its bandwidth is multiplied with, where it is not as in the profile.
     """
 
     profile: Profile
     nodes: int
     devices: int
     slow: Mapping[int, float] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def world(self) -> int:
@@ -95,7 +98,21 @@ class Cluster:
     @property
     def topology(self) -> Topology:
         """Its links over ranks 0 to world − 1; in a node with fewer devices than the profile's, they join fewer."""
-        links = self.profile.links
+        links = tuple(_changed(link, self.links.get(link.name, 1.0)) for link in self.profile.links)
         inside = self.profile.devices
         sizes = tuple(min(link.devices, self.devices) if link.devices <= inside else link.devices for link in links)
         return Topology(links, sizes, self.devices)
+
+    @property
+    def as_measured(self) -> Topology:
+        """Its topology with the links that its tables were measured on."""
+        return replace(self, links={}).topology
+
+
+def _changed(link: Link, factor: float) -> Link:
+    """A link with so many times its bandwidth, which nobody has measured."""
+    if factor == 1:
+        return link
+    nominal = link.bandwidth
+    source = f'{nominal.source}; times {factor:g}, as the schedule asks'[:1000]
+    return replace(link, bandwidth=RateFigure(value=nominal.value * factor, source=source, grade='estimate'))

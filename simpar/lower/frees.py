@@ -7,33 +7,65 @@ computation that waits for that collective anyway, so that frees never add a nee
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from simpar.program import OpClass, Tensor
+
+
+@dataclass(slots=True)
+class _Life:
+    """A tensor from an op that writes it anew to the next that does so.
+
+    Arguments: ``first`` and ``last`` op that touches it; ``until``, the op that writes it anew, or their number.
+    """
+
+    first: int
+    last: int
+    until: int
+    readers: list[int] = field(default_factory=list)
 
 
 def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: Collection[str] = ()) -> list[OpClass]:
     """The same ops, each freeing the activations that no later one of its copy reads; the loss stays.
 
+    An op that writes a tensor without reading it begins a new life of it: before, the tensor may be gone.
     Arguments: ``ops`` of one copy in issue order; ``elsewhere``, what other stages of the rank read, and end.
     """
-    readers: dict[str, list[int]] = {}
-    touched: dict[str, int] = {}
-    for index, op in enumerate(ops):
-        for name in op.reads:
-            readers.setdefault(name, []).append(index)
-        touched.update(dict.fromkeys((*op.reads, *op.writes), index))
+    lives = _lives(ops)
     ends: dict[int, list[str]] = {}
-    for name, index in touched.items():
+    for name, mine in lives.items():
         if tensors[name].kind == 'activation' and name != 'loss' and name not in elsewhere:
-            ends.setdefault(_end(ops, readers, readers.get(name, [index])), []).append(name)
+            for life in mine:
+                ends.setdefault(_end(ops, lives, life), []).append(name)
     return [replace(op, frees=(*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
 
 
-def _end(ops: Sequence[OpClass], readers: Mapping[str, list[int]], last: list[int]) -> int:
-    """The op that may end a tensor read by the ops ``last``."""
-    collectives = [index for index in last if ops[index].kind != 'compute']
-    if not collectives or len(collectives) == len(last):
-        return max(last)
-    waiting = [min(readers[name]) for index in collectives for name in ops[index].writes if name in readers]
-    return max([*last, *waiting])
+def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:
+    """The lives of every tensor, in order."""
+    lives: dict[str, list[_Life]] = {}
+    for index, op in enumerate(ops):
+        for name in dict.fromkeys((*op.reads, *op.writes)):
+            mine = lives.setdefault(name, [])
+            if not mine or name not in op.reads:
+                if mine:
+                    mine[-1].until = index
+                mine.append(_Life(first=index, last=index, until=len(ops)))
+            mine[-1].last = index
+            mine[-1].readers += [index] if name in op.reads else []
+    return lives
+
+
+def _end(ops: Sequence[OpClass], lives: Mapping[str, Sequence[_Life]], life: _Life) -> int:
+    """The op that may end a life: its last reader, or the computation that waits for it."""
+    readers = life.readers or [life.last]
+    collectives = [index for index in readers if ops[index].kind != 'compute']
+    if not collectives or len(collectives) == len(readers):
+        return max(readers)
+    found = [_first_reader(lives.get(name, ()), index) for index in collectives for name in ops[index].writes]
+    end = max([*readers, *(index for index in found if index is not None)])
+    return end if end < life.until else max(readers)
+
+
+def _first_reader(lives: Sequence[_Life], writer: int) -> int | None:
+    """The first op that reads what ``writer`` wrote."""
+    return next((life.readers[0] for life in lives if life.first == writer and life.readers), None)

@@ -1,8 +1,12 @@
-"""Losses: a mean over the samples of a copy, scaled so that losses of all copies and data ranks simply add up."""
+"""Losses: a mean over the samples of a copy, scaled so that losses of all copies and data ranks simply add up.
+
+A static loss scale multiplies their gradients alone; the update divides by it.
+"""
 
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 from simpar.lower.mesh import DATA, TENSOR
 from simpar.lower.tape import Tape
@@ -28,8 +32,11 @@ def _loss(tape: Tape) -> Value:
     return value
 
 
-def cross_entropy(tape: Tape, logits: Value, labels: Value, *, summed: bool) -> None:
-    """Softmax cross-entropy with class labels; over cut classes by a maximum and two sums over the tensor ranks."""
+def cross_entropy(tape: Tape, logits: Value, labels: Value, *, summed: bool, loss_scale: float = 1.0) -> None:
+    """Softmax cross-entropy with class labels; over cut classes by a maximum and two sums over the tensor ranks.
+
+    Arguments: ``loss_scale``, factor of the gradient.
+    """
     factor = scale(tape, prod(labels.shape), summed=summed)
     elements = tape.elements(logits)
     cut = logits.cut is not None
@@ -53,18 +60,23 @@ def cross_entropy(tape: Tape, logits: Value, labels: Value, *, summed: bool) -> 
     dlogits = tape.activation(logits.like(f'd:{logits.name}@loss', partial=late))
     share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if late else {}
     tape.compute('loss', 'cross_entropy', 'I', [logits, labels, lse], [dlogits], flops=4 * elements,
-                 attributes={**scaled, **partition, **share})  # fmt: skip
+                 attributes={'scale': factor * loss_scale, **partition, **share})  # fmt: skip
     tape.contribute(logits, dlogits)
 
 
-def mse(tape: Tape, y: Value, target: Value, *, summed: bool) -> None:
-    """Mean of the squared differences over all elements."""
+def difference(
+    tape: Tape, operator: Literal['mse', 'mae'], y: Value, target: Value, *, summed: bool, loss_scale: float = 1.0
+) -> None:
+    """Mean over all elements of the squared (``mse``) or absolute (``mae``) differences.
+
+    Arguments: ``loss_scale``, factor of the gradient.
+    """
     factor = scale(tape, prod(target.shape), summed=summed)
     loss = _loss(tape)
-    scaled: dict[str, Attribute] = {'scale': factor}
-    tape.compute('loss', 'mse', 'F', [y, target], [loss], flops=3 * tape.elements(y), attributes=scaled)
+    tape.compute('loss', operator, 'F', [y, target], [loss], flops=3 * tape.elements(y),
+                 attributes={'scale': factor})  # fmt: skip
     dy = tape.activation(y.like(f'd:{y.name}@loss', partial=tape.late))
     share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if tape.late else {}
-    tape.compute('loss', 'mse', 'I', [y, target], [dy], flops=2 * tape.elements(y),
-                 attributes={**scaled, **share})  # fmt: skip
+    tape.compute('loss', operator, 'I', [y, target], [dy], flops=(2 if operator == 'mse' else 3) * tape.elements(y),
+                 attributes={'scale': factor * loss_scale, **share})  # fmt: skip
     tape.contribute(y, dy)

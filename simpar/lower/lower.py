@@ -7,13 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.errors import Infeasible
-from simpar.lower.gradients import place, reductions
+from simpar.lower.fusion import fusion_ids
+from simpar.lower.gathers import Gathers
+from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
+from simpar.lower.optimizer_parallel import conflicts, shard
 from simpar.lower.pieces import pieces
+from simpar.lower.recompute import recompute_of
 from simpar.lower.roles import issues, stages_of
 from simpar.lower.stages import marked_stages, stage_of_layer
+from simpar.lower.strategy import has_strategies, lower_strategies
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
@@ -39,6 +44,10 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
     loading.
     """
+    if has_strategies(workload):
+        return lower_strategies(workload, plan, world)
+    for key, what, instead in conflicts(plan):
+        raise Infeasible(f'plan.{key}: {what}; {instead}')
     given = plan.stages
     if isinstance(given, str):
         raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')
@@ -89,9 +98,13 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.sums = reductions(tape)
-        self.exchange = exchange(tape)
-        self.updates = updates(tape, workload.optimizer, pieces(tape))
+        self.shards = shard(tape, plan)
+        self.exchange = exchange(tape, self.shards)
+        self.recompute = recompute_of(workload, plan)
+        own = pieces(tape, self.shards.pieces)
+        self.updates = updates(tape, workload, own)
+        self.ids = fusion_ids(workload, plan, [piece.parameter for piece in own])
+        self.gathers = Gathers(tape, plan, self.shards, self.ids)
         self.builder = ProgramBuilder(self.mesh.world, tape.partitions.values())
         self.added: dict[str, OpClass] = {}
 
@@ -101,22 +114,24 @@ class _Assembly:
         return self.plan.receive == 'late' or self.plan.exchange == 'fused'
 
     def program(self, order: Order) -> Program:
-        stages = stages_of(self.tape, order)
+        stages = stages_of(self.tape, order, self.recompute)
         for tensor in self.tape.tensors.values():
             self.builder.add_tensor(tensor)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place_in_pipeline, row in enumerate(order.actions):
             found = issues(stages, row, self.mesh.copies, late=self._late)
-            self._role(place_in_pipeline, self._finish(found), ranks[place_in_pipeline].tolist())
+            self._role(place_in_pipeline, self._finish(found, place_in_pipeline), ranks[place_in_pipeline].tolist())
         notes = tuple(dict.fromkeys(self.tape.notes))
         return self.builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
 
-    def _finish(self, found: list[Issue]) -> list[Issue]:
-        """Sums of gradients behind the last that adds to them; what is held twice exchanged; updates at the end."""
-        held = {name for issue in found for name in issue.op.accumulates}
-        order = place(found, [op for op in self.sums if held.issuperset(op.reads)])
+    def _finish(self, found: list[Issue], place: int) -> list[Issue]:
+        """Weights gathered where they are used; sums of gradients behind the last that adds to them; what is held twice
+        exchanged; updates at the end."""
+        held = self.shards.held(name for issue in found for name in issue.op.accumulates)
+        order = Reductions(self.tape, self.plan, self.shards, self.ids, place).place(self.gathers.on_use(found))
         order += [Issue(op) for op in self.exchange.ops(held, order)]
-        return order + [Issue(op) for op in self.updates.ops(held)]
+        scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
+        return order + self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope)
 
     def _role(self, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]) -> None:
         for issue in order:

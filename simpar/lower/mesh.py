@@ -16,13 +16,17 @@ DATA = 'data'
 TENSOR = 'tensor'
 STAGE = 'stage'
 """All data and tensor ranks of one pipeline rank."""
+SHARD = 'shard'
+"""Neighbours among the data ranks, over which optimizer parallelism cuts, where these are not all of them."""
+REPLICA = 'replica'
+"""Data ranks that hold the same pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """Degrees of parallelism, and how often the batch is cut.
 
-    Arguments: ``placement``, stage → pipeline rank.
+    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism cuts.
     """
 
     data: int
@@ -31,6 +35,7 @@ class Mesh:
     pipeline: int = 1
     micro_batches: int = 1
     placement: tuple[int, ...] = (0,)
+    shard: int = 1
 
     @property
     def world(self) -> int:
@@ -47,7 +52,18 @@ class Mesh:
         partitions = grid(self.world, {PIPELINE: self.pipeline, DATA: self.data, TENSOR: self.tensor})
         if self.data > 1 and self.tensor > 1:
             partitions[STAGE] = Partition(STAGE, np.arange(self.world, dtype=np.int32).reshape(self.pipeline, -1))
+        if 1 < self.shard < self.data:
+            groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.shard, self.shard)
+            partitions[SHARD] = Partition(SHARD, groups.reshape(-1, self.shard))
+            partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.data // self.shard))
         return partitions
+
+    @property
+    def sharding(self) -> tuple[str, str]:
+        """The partition that pieces are cut over, and the one over which they are repeated; empty: none."""
+        if self.shard == 1:
+            return '', ''
+        return (SHARD, REPLICA) if self.shard < self.data else (DATA, '')
 
     def pipeline_rank(self, stage: int) -> int:
         """The pipeline rank that a stage is on."""
@@ -63,8 +79,8 @@ class Mesh:
 def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,)) -> Mesh:
     """The mesh of ``plan`` on ``world`` ranks.
 
-    Arguments: ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees and ranks, or batch and slices,
-    do not divide.
+    Arguments: ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees and ranks, batch and slices, or
+    data ranks and shard groups do not divide.
     """
     data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
     degrees = {PIPELINE: plan.pipeline, DATA: data, TENSOR: plan.tensor}
@@ -86,7 +102,18 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         pipeline=plan.pipeline,
         micro_batches=plan.micro_batches,
         placement=placement,
+        shard=_shard(plan, data),
     )
+
+
+def _shard(plan: Plan, data: int) -> int:
+    """Ranks of a shard group: the data ranks, or as many of them as the plan says, if there are more."""
+    size = min(plan.shard_group or data, data)
+    if data % size:
+        raise Infeasible(
+            f'plan.shard_group: {size} does not divide the {data} data ranks; choose a divisor of {data}, or 0 for all'
+        )
+    return size
 
 
 def _factors(counts: dict[str, int]) -> str:

@@ -21,13 +21,13 @@ def network(tape: Tape, workload: Workload, model: Network, *, stages: tuple[int
     x = tape.input('x', (batch, dense[0].inputs), tape.dtype, drawn or 'normal:1')
     x = go_to(tape, _layers(tape, model, x, stages), tape.mesh.stages - 1)
     classes = dense[-1].outputs
-    if workload.loss == 'mse':
+    if workload.loss != 'cross-entropy':
         target = tape.input('target', (batch, classes), tape.dtype, 'normal:1')
-        loss.mse(tape, tape.whole(x), target, summed=summed)
+        loss.difference(tape, workload.loss, tape.whole(x), target, summed=summed, loss_scale=workload.loss_scale)
     else:
         labels = tape.input('labels', (batch,), 'int64', drawn or f'classes:{classes}')
         logits = tape.whole(x) if x.partial else x
-        loss.cross_entropy(tape, logits, labels, summed=summed)
+        loss.cross_entropy(tape, logits, labels, summed=summed, loss_scale=workload.loss_scale)
     tape.backpropagate()
 
 

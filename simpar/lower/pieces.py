@@ -44,10 +44,11 @@ def pieces(tape: Tape, cut: Mapping[str, tuple[Tensor, Tensor]] | None = None) -
 
     Arguments: ``cut``, parameter → (weight, gradient) of those that are not whole.
     """
-    stages = {name: op.stage for op in tape.ops for name in op.accumulates}
+    adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
+    whole = {name: (tape.tensors[name], tape.tensors[f'd:{name}']) for name in adds}
     found = []
-    for tensor in tape.tensors.values():
-        if tensor.kind == 'gradient' and tensor.name in stages:
-            weight, gradient = (cut or {}).get(tensor.like, (tape.tensors[tensor.like], tensor))
-            found.append(Piece(parameter=tensor.like, weight=weight, gradient=gradient, stage=stages[tensor.name]))
+    for parameter in tape.tensors:
+        if parameter in adds:
+            weight, gradient = (cut or whole).get(parameter, whole[parameter])
+            found.append(Piece(parameter=parameter, weight=weight, gradient=gradient, stage=adds[parameter]))
     return found

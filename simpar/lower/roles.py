@@ -1,7 +1,8 @@
 """Roles: the actions of a pipeline rank become its ops in issue order.
 
 The copies of a micro-batch interleave inside its action; a forward and a backward interleave in an OVERLAP_F_B by the
-same pass. A backward that directly follows its forward, as in the last stage, is one action with it.
+same pass. A backward that directly follows its forward, as in the last stage, is one action with it. What a backward
+recomputes belongs to its B, or to its I.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from simpar.lower.frees import add_frees
 from simpar.lower.interleave import interleave, segments
 from simpar.lower.issue import Issue
+from simpar.lower.recompute import Recompute, check_recompute, is_recomputed, recomputed
 from simpar.lower.tape import Tape
 from simpar.pipeline.action import Action
 from simpar.pipeline.order import Order
@@ -32,8 +34,13 @@ class StageOps:
     transfers: dict[tuple[str, str], OpClass]
 
 
-def stages_of(tape: Tape, order: Order) -> list[StageOps]:
-    """The ops of every stage, each freeing what no later op of its stage reads."""
+def stages_of(tape: Tape, order: Order, recompute: Recompute | None = None) -> list[StageOps]:
+    """The ops of every stage, each freeing what no later op of its stage reads.
+
+    Raises ``Infeasible`` where ``recompute`` names what is not there.
+    """
+    recompute = recompute or Recompute()
+    check_recompute(recompute, tape.ops, len(order.placement))
     split = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'I'}
     whole = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'B'}
     ops: list[list[OpClass]] = [[] for _ in order.placement]
@@ -43,16 +50,17 @@ def stages_of(tape: Tape, order: Order) -> list[StageOps]:
     found = []
     for stage, mine in enumerate(ops):
         elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
-        found.append(_stage(tape, mine, elsewhere, split=stage in split, whole=stage in whole))
+        done = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
+        found.append(_stage(tape, done, elsewhere, split=stage in split, whole=stage in whole))
     return found
 
 
 def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, whole: bool) -> StageOps:
     """Where a stage does both B and I with W, the order of its readers differs, and so do the ops that free."""
-    forward = [op for op in ops if op.phase == 'F' and not _transfers(op)]
-    backward = [op for op in ops if op.phase != 'F' and not _transfers(op)]
+    forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
+    backward = [op for op in ops if (op.phase != 'F' or is_recomputed(op)) and not _transfers(op)]
     transfers: dict[tuple[str, str], OpClass] = {(op.kind, op.phase): op for op in ops if _transfers(op)}
-    inputs = [op for op in backward if op.phase == 'I']
+    inputs = [op for op in backward if op.phase != 'W']
     weights = [op for op in backward if op.phase == 'W']
     filled = [op for part in segments(backward) for op in part]
     b = _freeing(tape, elsewhere, forward, transfers, filled) if whole or not split else {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE
+from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.pieces import local_elements
 from simpar.lower.tape import Tape
 from simpar.program import OpClass
@@ -39,8 +40,8 @@ class Exchange:
         return next((ops for adder, ops in self.ends if adder in names), ())
 
 
-def exchange(tape: Tape) -> Exchange:
-    """The exchange of the gradient that two pipeline ranks accumulate, if there is one."""
+def exchange(tape: Tape, shards: Shards) -> Exchange:
+    """The exchange of the gradient that two pipeline ranks accumulate, if there is one; of its piece, if it is cut."""
     adders: dict[str, list[OpClass]] = {}
     for op in tape.ops:
         for name in op.accumulates:
@@ -48,11 +49,12 @@ def exchange(tape: Tape) -> Exchange:
     for gradient, ops in adders.items():
         places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
         if len(set(places)) == 2:
+            (piece,) = shards.held([gradient])
             ends = [
-                (op.name, _end(tape, gradient, index, places[1 - index] - place, op.stage))
+                (op.name, _end(tape, piece, index, places[1 - index] - place, op.stage))
                 for index, (op, place) in enumerate(zip(ops, places, strict=True))
             ]
-            return Exchange(gradient, tuple(ends))
+            return Exchange(piece, tuple(ends))
     return Exchange()
 
 

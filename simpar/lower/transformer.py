@@ -52,7 +52,7 @@ def transformer(
         cut='column' if cut_vocab else 'whole', weight='embedding.weight' if model.tied else '',
     )  # fmt: skip
     labels = tape.input('labels', shape, 'int64', f'tokens:{model.vocab}')
-    loss.cross_entropy(tape, logits, labels, summed=summed)
+    loss.cross_entropy(tape, logits, labels, summed=summed, loss_scale=workload.loss_scale)
     tape.backpropagate()
 
 

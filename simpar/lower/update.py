@@ -4,63 +4,101 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
 from simpar.lower.pieces import Piece, local_elements
 from simpar.lower.tape import Tape
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES
-from simpar.workload import Adam, Sgd
+from simpar.workload import Adam, AdamW, Momentum, Optimizer, Sgd, Workload
 
 STATE = BYTES['fp32']
 """Bytes of an element of an optimizer's state."""
+MASTER: Final = 'master'
+"""The state that is the weight itself, in fp32."""
+
+
+class _Rule(NamedTuple):
+    """What an optimizer does to an element.
+
+    Arguments: ``states`` of a weight, without its master; ``flops``, operations on an element.
+    """
+
+    operator: str
+    states: tuple[str, ...]
+    flops: int
+    attributes: dict[str, Attribute]
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
     """What ends a step.
 
-    Arguments: ``layers``, update ops by layer.
+    Arguments: ``check`` of all gradients together; ``layers``, update ops by layer.
     """
 
+    check: Check
     layers: tuple[OpClass, ...]
 
     def ops(self, held: set[str]) -> list[OpClass]:
         """The ops of a pipeline rank that holds these gradients when its sums are done."""
-        return [op for op in self.layers if held.issuperset(op.frees)]
+        return [*self.check.ops(held), *(op for op in self.layers if held.issuperset(op.frees))]
 
 
-def updates(tape: Tape, optimizer: Sgd | Adam, pieces: Sequence[Piece]) -> Updates:
+def updates(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Updates:
     """All updates; states are registered as tensors."""
     layers: dict[str, list[Piece]] = {}
     for piece in pieces:
         layers.setdefault(piece.layer, []).append(piece)
-    return Updates(tuple(_update(tape, layer, own, optimizer) for layer, own in reversed(layers.items())))
+    ops = (_update(tape, layer, own, workload) for layer, own in reversed(layers.items()))
+    return Updates(check(tape, workload, pieces), tuple(ops))
 
 
-def _update(tape: Tape, layer: str, pieces: list[Piece], optimizer: Sgd | Adam) -> OpClass:
+def _rule(optimizer: Optimizer) -> _Rule:
+    rate: dict[str, Attribute] = {'learning_rate': optimizer.learning_rate}
+    if isinstance(optimizer, Sgd):
+        return _Rule('sgd', (), 2, rate)
+    if isinstance(optimizer, Momentum):
+        decay = optimizer.weight_decay
+        options = {'momentum': optimizer.momentum, 'nesterov': optimizer.nesterov, 'weight_decay': decay}
+        return _Rule('momentum', ('v',), 4 + 2 * optimizer.nesterov + 2 * (decay > 0), {**rate, **options})
+    moments = {'beta1': optimizer.beta1, 'beta2': optimizer.beta2, 'epsilon': optimizer.epsilon}
+    if isinstance(optimizer, Adam):
+        return _Rule('adam', ('m', 'v'), 12, {**rate, **moments})
+    return _Rule('adam', ('m', 'v'), 13, {**rate, **moments, 'weight_decay': optimizer.weight_decay})
+
+
+def _update(tape: Tape, layer: str, pieces: list[Piece], workload: Workload) -> OpClass:
+    """Reads gradients, weights, states, the count of updates where they can be left out, and the check's numbers."""
+    optimizer, rule = workload.optimizer, _rule(workload.optimizer)
     names = tuple(piece.gradient.name for piece in pieces)
     weights = tuple(piece.weight.name for piece in pieces)
-    adam = isinstance(optimizer, Adam)
-    master = isinstance(optimizer, Adam) and optimizer.master_weights
-    states = _states(tape, pieces, master=master) if adam else ()
-    elements = sum(local_elements(tape, piece.weight) for piece in pieces)
-    moved = BYTES[pieces[0].gradient.dtype] + BYTES[tape.dtype] * (1 if master else 2)
-    moved += 2 * STATE * len(states) // len(names)
-    attributes: dict[str, Attribute] = {'learning_rate': optimizer.learning_rate}
-    if isinstance(optimizer, Adam):
-        attributes |= {'beta1': optimizer.beta1, 'beta2': optimizer.beta2, 'epsilon': optimizer.epsilon}
-    if master:
+    kinds = (*rule.states, MASTER) if optimizer.master_weights else rule.states
+    states = tuple(_state(tape, kind, piece) for kind in kinds for piece in pieces)
+    attributes, numbers = dict(rule.attributes), []
+    if optimizer.master_weights:
         attributes['master_weights'] = True
+    if workload.clip_norm:
+        attributes['clip_norm'] = workload.clip_norm
+        numbers.append(SQUARES)
+    if workload.loss_scale != 1:
+        attributes['loss_scale'] = workload.loss_scale
+        numbers.append(OVERFLOW)
+        states += (_count(tape, layer),) if isinstance(optimizer, Adam | AdamW) else ()
+    elements = sum(local_elements(tape, piece.weight) for piece in pieces)
+    moved = BYTES[pieces[0].gradient.dtype] + 2 * STATE * len(kinds)
+    moved += BYTES[tape.dtype] * (1 if optimizer.master_weights else 2)
     return OpClass(
         name=f'{layer}.update.U',
         kind='compute',
-        operator='adam' if adam else 'sgd',
+        operator=rule.operator,
         phase='U',
-        flops=float(elements * (12 if adam else 2)),
+        flops=float(elements * (rule.flops + bool(numbers))),
         bytes=float(elements * moved),
         dtype=tape.dtype,
-        reads=(*names, *weights, *states),
+        reads=(*names, *weights, *states, *numbers),
         writes=(*weights, *states),
         frees=names,
         attributes=attributes,
@@ -68,21 +106,17 @@ def _update(tape: Tape, layer: str, pieces: list[Piece], optimizer: Sgd | Adam) 
     )
 
 
-def _states(tape: Tape, pieces: list[Piece], *, master: bool) -> tuple[str, ...]:
-    """Register both moments of every weight, and with ``master`` the weight itself, in fp32."""
-    names = []
-    for state in ('m', 'v', 'master') if master else ('m', 'v'):
-        for piece in pieces:
-            name = f'{state}:{piece.parameter}'
-            initial = tape.tensors[piece.parameter].initial if state == 'master' else 'zeros'
-            tape.tensors[name] = Tensor(
-                name,
-                'state',
-                piece.weight.shape,
-                'fp32',
-                cuts=piece.weight.cuts,
-                initial=initial,
-                like=piece.parameter,
-            )
-            names.append(name)
-    return tuple(names)
+def _state(tape: Tape, kind: str, piece: Piece) -> str:
+    """Register a state of a weight, in fp32 and cut as the update has the weight."""
+    name = f'{kind}:{piece.parameter}'
+    initial = tape.tensors[piece.parameter].initial if kind == MASTER else 'zeros'
+    cuts, shape = piece.weight.cuts, piece.weight.shape
+    tape.tensors[name] = Tensor(name, 'state', shape, 'fp32', cuts=cuts, initial=initial, like=piece.parameter)
+    return name
+
+
+def _count(tape: Tape, layer: str) -> str:
+    """Register how often a layer was updated: steps whose gradients are not finite do not count."""
+    name = f'updates:{layer}'
+    tape.tensors[name] = Tensor(name, 'state', (1,), 'int64', initial='zeros')
+    return name

@@ -65,7 +65,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     between steps, as Megatron-LM and DDP keep them. ``flattened``: a collective of several tensors copies them into one
     buffer of its bytes while it runs (gloo); without, it works in place.
     An input lives from the first compute op of its micro-batch, all copies at once, to its last reader. What is never
-    freed lives always, and so does a parameter of the role that is only read.
+    freed lives always, and so does a parameter of the role that is only read. A view has no memory of its own.
     Raises ``ProgramError`` where an op reads or frees an activation or gradient that nothing has written.
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
@@ -75,6 +75,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     kinds = np.array([tensor.kind for tensor in tensors])
     given = np.isin(kinds, [*ALWAYS, 'input'])
     _check(program, role, parts, given)
+    parts = _Parts(*(column[kinds[parts.tensor] != 'view'] for column in parts))
     begin, end = parts.write.copy(), parts.last.copy()
     loaded = (kinds[parts.tensor] == 'input') & ~np.isin('input', list(always))
     begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])

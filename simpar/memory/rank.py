@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Slice = tuple[int, int]
 Key = TypeVar('Key')
 BUFFER: Final = 'buffer'
-KINDS: Final = ('parameter', 'state', 'gradient', 'activation', 'input', BUFFER)
+KINDS: Final = ('parameter', 'state', 'gradient', 'gathered', 'activation', 'input', BUFFER)
 """The kinds of a program's tensors, and the buffers of fused collectives, in the order in which they are told."""
 
 

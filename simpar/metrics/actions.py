@@ -106,9 +106,9 @@ def _found(program: Program, role: Role) -> dict[tuple[int, str, int], _Found]:
     for slot, (index, micro_batch) in enumerate(zip(role.op_class.tolist(), role.micro_batch.tolist(), strict=True)):
         if counted[index]:
             op = program.op_classes[index]
-            key = (op.stage, op.phase, micro_batch)
+            key = (op.stage, op.part, micro_batch)
             if key not in found:
-                found[key] = _Found(op.stage, _KINDS[op.phase], micro_batch)
+                found[key] = _Found(op.stage, _KINDS[op.part], micro_batch)
             found[key].slots.append(slot)
     return found
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.intervals import Intervals, fold, length
+from simpar.intervals import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
+from simpar.program.op import Phase
 from simpar.trace import Lane, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -122,32 +124,46 @@ class StepMetrics:
         return next(metrics for metrics in self.ranks if metrics.rank == rank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Metrics:
-    """Metrics of a trace over three windows.
-
-    Arguments: ``steady``, the last step, [end(k−1), end(k)]; ``cold``, the first; ``whole``, all steps, which is what
-    readers of the exported trace see.
-    """
-
-    steady: StepMetrics
-    cold: StepMetrics
-    whole: StepMetrics
-
-
-def metrics(trace: Trace) -> Metrics:
-    """Metrics of a trace.
+    """Metrics of a trace over three windows, each worked out when it is first asked for.
 
     Ops of the last step that ran before its window, under the end of the step before, are counted at the window's end,
     where in the steady state those of the next step run. Not modelled: a last step that is not yet like its follower.
     """
-    ends = np.concatenate(([0.0], trace.step_ends))
-    last = trace.steps - 1
-    return Metrics(
-        steady=_step(trace, _Window(slice(last, None), float(ends[last]), float(ends[last + 1]))),
-        cold=_step(trace, _Window(slice(0, 1), 0.0, float(ends[1]))),
-        whole=_step(trace, _Window(slice(None), 0.0, float(ends[-1]))),
-    )
+
+    trace: Trace
+
+    @cached_property
+    def steady(self) -> StepMetrics:
+        """Of the last step, [end(k−1), end(k)]."""
+        last = self.trace.steps - 1
+        begin = self._ends[last - 1] if last else 0.0
+        return _step(self.trace, self._kinds, _Window(slice(last, None), begin, self._ends[last]))
+
+    @cached_property
+    def cold(self) -> StepMetrics:
+        """Of the first step."""
+        return _step(self.trace, self._kinds, _Window(slice(0, 1), 0.0, self._ends[0]))
+
+    @cached_property
+    def whole(self) -> StepMetrics:
+        """Of all steps, which is what readers of the exported trace see."""
+        return _step(self.trace, self._kinds, _Window(slice(None), 0.0, self._ends[-1]))
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        ends: list[float] = self.trace.step_ends.tolist()
+        return ends
+
+    @cached_property
+    def _kinds(self) -> _Kinds:
+        return _Kinds.of(self.trace.program)
+
+
+def metrics(trace: Trace) -> Metrics:
+    """Metrics of a trace."""
+    return Metrics(trace)
 
 
 def is_communication(op: OpClass) -> bool:
@@ -186,15 +202,43 @@ class _Window(NamedTuple):
     end: float
 
 
+class _Kinds(NamedTuple):
+    """What metrics ask of op classes, shape [C] each; ``phases`` are those that ``phase`` counts."""
+
+    communicates: Mask
+    transfers: Mask
+    phase: NDArray[np.int64]
+    phases: tuple[Phase, ...]
+
+    @staticmethod
+    def of(program: Program) -> _Kinds:
+        """Those of a program."""
+        ops = program.op_classes
+        phases = tuple(dict.fromkeys(op.phase for op in ops))
+        return _Kinds(
+            np.array([is_communication(op) for op in ops], dtype=bool),
+            np.array([is_transfer(op) for op in ops], dtype=bool),
+            np.array([phases.index(op.phase) for op in ops], dtype=np.int64),
+            phases,
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ops:
-    """A lane's ops in a window: columns over steps × slots."""
+    """A lane's ops in a window: columns over steps × slots.
 
+    Arguments: ``since``, when an op communicates if it does: collectives from their arrival on, sends and receives from
+    their start; ``communicates``, shape [slots].
+    """
+
+    program: Program
     role: Role
-    op_classes: tuple[OpClass, ...]
+    kinds: _Kinds
+    communicates: Mask
     arrive: Times
     start: Times
     end: Times
+    since: Times
     window: _Window
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
@@ -203,39 +247,38 @@ class _Ops:
             np.column_stack((since[:, mask].ravel(), until[:, mask].ravel())), self.window.begin, self.window.end
         )
 
-    def where(self, test: Callable[[OpClass], bool]) -> Mask:
-        """The slots whose op class passes a test."""
-        passes = np.array([test(op) for op in self.op_classes], dtype=bool)
-        return passes[self.role.op_class]
-
     def communicating(self, mask: Mask) -> Intervals:
-        """When ops of the mask communicate: collectives from their arrival on, sends and receives from their start."""
-        since = np.where(self.where(is_transfer), self.start, self.arrive)
-        return self.between(since, self.end, mask)
+        """When ops of the mask communicate."""
+        return self.between(self.since, self.end, mask)
 
 
-def _step(trace: Trace, window: _Window) -> StepMetrics:
+def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window."""
     counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
     lanes = zip(trace.lanes, counts, strict=True)
-    ranks = tuple(_rank(trace, lane, count, window) for lane, count in lanes if count)
+    ranks = tuple(_rank(_ops(trace, kinds, lane, window), lane.rank, count) for lane, count in lanes if count)
     return StepMetrics(step=window.end - window.begin, ranks=ranks)
 
 
-def _rank(trace: Trace, lane: Lane, ranks: int, window: _Window) -> RankMetrics:
-    """Metrics of one lane."""
-    times = (lane.arrive_KS[window.steps], lane.start_KS[window.steps], lane.end_KS[window.steps])
-    ops = _Ops(trace.role(lane), trace.program.op_classes, *times, window)
-    communicates = ops.where(is_communication)
-    computing = ops.between(ops.start, ops.end, ~communicates)
-    communication = ops.communicating(communicates)
-    transferring = ops.between(ops.start, ops.end, communicates)
-    named = named_streams(trace.program, ops.role)
+def _ops(trace: Trace, kinds: _Kinds, lane: Lane, window: _Window) -> _Ops:
+    """The ops of a lane in a window."""
+    role = trace.role(lane)
+    arrive, start, end = (times[window.steps] for times in (lane.arrive_KS, lane.start_KS, lane.end_KS))
+    since = np.where(kinds.transfers[role.op_class], start, arrive)
+    return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
+
+
+def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
+    """Metrics of one lane, whose first rank this is and which stands for so many."""
+    window = ops.window
+    computing = ops.between(ops.start, ops.end, ~ops.communicates)
+    communication = ops.communicating(ops.communicates)
+    transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
     compute = length(computing)
     occupied = length(np.concatenate((computing, communication)))
     return RankMetrics(
-        rank=lane.rank,
+        rank=rank,
         ranks=ranks,
         compute=compute,
         communication=length(communication),
@@ -243,33 +286,40 @@ def _rank(trace: Trace, lane: Lane, ranks: int, window: _Window) -> RankMetrics:
         idle=step - occupied,
         bubble=step - length(np.concatenate((computing, transferring))),
         phases=_phases(ops),
-        exposed_by=_exposed_by(ops, computing, compute),
-        streams=tuple(_stream(ops, name, streams) for name, streams in named.items()),
+        exposed_by=_exposed_by(ops, union(computing), compute),
+        streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
 
 
 def _phases(ops: _Ops) -> dict[str, float]:
     """Seconds of computing by phase, in the order of first use."""
-    used = dict.fromkeys(ops.op_classes[index].phase for index in ops.role.op_class.tolist())
+    phase = ops.kinds.phase[ops.role.op_class]
     seconds = {}
-    for phase in used:
-        mask = ops.where(lambda op, phase=phase: op.phase == phase and not is_communication(op))  # type: ignore[misc]
-        seconds[str(phase)] = length(ops.between(ops.start, ops.end, mask))
+    for number in _in_order(phase):
+        mask = (phase == number) & ~ops.communicates
+        seconds[str(ops.kinds.phases[number])] = length(ops.between(ops.start, ops.end, mask))
     return {phase: value for phase, value in seconds.items() if value}
 
 
 def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, float]:
     """Seconds exposed by communicator, in the order of first use."""
-    of_slot: dict[str, list[int]] = {}
-    for slot in np.flatnonzero(ops.where(is_communication)).tolist():
-        stream = ops.role.streams[int(ops.role.stream[slot])]
-        of_slot.setdefault(communicator(ops.op_classes[int(ops.role.op_class[slot])], stream), []).append(slot)
-    seconds = {}
-    for name, slots in of_slot.items():
-        mask = np.zeros(len(ops.role), dtype=bool)
-        mask[slots] = True
-        seconds[name] = length(np.concatenate((computing, ops.communicating(mask)))) - compute
-    return seconds
+    role, count = ops.role, len(ops.role.streams)
+    kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
+    named: dict[str, list[int]] = {}
+    for one in _in_order(kind[ops.communicates]):
+        op_class, stream = divmod(one, count)
+        named.setdefault(communicator(ops.program.op_classes[op_class], role.streams[stream]), []).append(one)
+    return {
+        name: length(np.concatenate((computing, ops.communicating(np.isin(kind, kinds))))) - compute
+        for name, kinds in named.items()
+    }
+
+
+def _in_order(numbers: NDArray[np.int64]) -> list[int]:
+    """The distinct numbers, in the order of their first place."""
+    distinct, first = np.unique(numbers, return_index=True)
+    in_order: list[int] = distinct[np.argsort(first)].tolist()
+    return in_order
 
 
 def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:

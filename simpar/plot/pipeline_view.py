@@ -169,7 +169,7 @@ class _Reader:
 
     def _part(self, span: ActionSpan, slot: int) -> BoxKind:
         """What a slot of an action does."""
-        forward = self.ops[slot].phase == 'F'
+        forward = self.ops[slot].part == 'F'
         return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == forward))
 
     def _boxes(self, span: ActionSpan) -> Iterator[Box]:

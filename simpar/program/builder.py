@@ -53,14 +53,15 @@ class ProgramBuilder:
         Arguments: ``slots`` in issue order as (op class name, stream name, micro-batch, copy[, earlier slots that must
         have finished too]).
         """
-        stream = {stream: index for index, stream in enumerate(streams)}
-        rows, after = [], []
-        for slot, (op, on, micro_batch, copy, *earlier) in enumerate(slots):
-            rows.append((self._index[op], stream[on], micro_batch, copy))
-            after += [(slot, one) for many in earlier for one in many]
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        number = {stream: index for index, stream in enumerate(streams)}
+        issued = list(slots)
+        op_class = np.array([self._index[slot[0]] for slot in issued], dtype=np.int64)
+        stream = np.array([number[slot[1]] for slot in issued], dtype=np.int64)
+        micro_batch = np.array([slot[2] for slot in issued], dtype=np.int64)
+        copy = np.array([slot[3] for slot in issued], dtype=np.int64)
+        after = [(place, one) for place, slot in enumerate(issued) for many in slot[4:] for one in many]
         pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
-        self._roles.append((name, streams, Slots(columns[0], columns[1], columns[2], columns[3], pairs), ranks))
+        self._roles.append((name, streams, Slots(op_class, stream, micro_batch, copy, pairs), ranks))
 
     def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
         """The frozen Program, its needs derived."""

@@ -55,6 +55,11 @@ class OpClass:
     stage: int = 0
 
     @property
+    def part(self) -> Phase:
+        """The phase whose action does it: what is recomputed belongs to the backward."""
+        return 'I' if 'recompute' in self.attributes else self.phase
+
+    @property
     def cost_key(self) -> tuple[object, ...]:
         """What decides its isolated seconds: op classes with equal keys cost the same."""
         dims = tuple(sorted(self.dims.items()))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-TensorKind = Literal['parameter', 'gradient', 'state', 'input', 'activation']
-KINDS: Final[tuple[TensorKind, ...]] = ('parameter', 'gradient', 'state', 'input', 'activation')
-PER_RANK: Final = frozenset({'parameter', 'gradient', 'state'})
+TensorKind = Literal['parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view']
+KINDS: Final[tuple[TensorKind, ...]] = ('parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view')
+"""Gathered: a parameter made whole of its pieces, for as long as it is used. View: a piece of a whole parameter, in the
+parameter's own memory."""
+PER_RANK: Final = frozenset({'parameter', 'gradient', 'state', 'gathered', 'view'})
 """Kinds of which a rank holds one; of the others it holds one per micro-batch and copy."""
 
 BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'int64': 8, 'int32': 4, 'bool': 1}
@@ -29,7 +31,7 @@ class Tensor:
     ``partial``, the partitions over which the true value is still to be summed; inputs and activations are also cut
     along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole).
     ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
-    ``like`` names the parameter that a gradient or state belongs to.
+    ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to.
     """
 
     name: str

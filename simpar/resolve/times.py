@@ -62,17 +62,27 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
     """Price the program in which every layer is a stage."""
     layers = layers_of(workload)
     data = plan.data or max(1, cluster.world // (plan.tensor * plan.pipeline))
-    every = replace(plan, data=data, pipeline=layers, stages=(), rows=(), chunks=0, order='zb-h1', micro_batches=1)
+    every = replace(
+        plan,
+        data=data,
+        pipeline=layers,
+        stages=(),
+        recompute_stages=(),
+        rows=(),
+        chunks=0,
+        order='zb-h1',
+        micro_batches=1,
+    )
     one = replace(workload, batch=workload.batch // plan.micro_batches)
     program = lower(one, every, layers * data * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
     for op in program.op_classes:
         if op.kind == 'compute' and op.phase in PHASES and program.sliced(op):
-            seconds[op.stage, PHASES.index(op.phase)] += compute.seconds(op).seconds
+            seconds[op.stage, PHASES.index(op.part)] += compute.seconds(op).seconds
         elif op.kind == 'collective' and op.phase in PHASES and program.sliced(op):
             cost = collectives.cost(op, range(plan.tensor))
-            seconds[op.stage, PHASES.index(op.phase)] += cost.alpha + cost.transfer
+            seconds[op.stage, PHASES.index(op.part)] += cost.alpha + cost.transfer
         elif op.kind == 'send' and program.sliced(op):
             cost = collectives.cost(op, (0, data * plan.tensor))
             sends.append(cost.alpha + cost.transfer)
@@ -91,6 +101,6 @@ def _behind(program: Program, role: Role) -> list[int]:
                 held[instance(program.tensor[name], 0, copy)] = program.local_bytes(program.tensor[name])
         for name in op.frees:
             held.pop(instance(program.tensor[name], 0, copy), None)
-        if op.kind in ('compute', 'send') and op.phase in behind:
-            behind[op.phase] = sum(held.values())
+        if op.kind in ('compute', 'send') and op.part in behind:
+            behind[op.part] = sum(held.values())
     return list(behind.values())

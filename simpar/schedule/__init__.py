@@ -2,12 +2,14 @@
 
 from simpar.schedule.contents import ClusterReference
 from simpar.schedule.fit import check_against_cluster
-from simpar.schedule.schedule import Schedule, load_schedule, schedule_schema, written
+from simpar.schedule.schedule import Row, Schedule, load_rows, load_schedule, schedule_schema, written
 
 __all__ = [
     'ClusterReference',
+    'Row',
     'Schedule',
     'check_against_cluster',
+    'load_rows',
     'load_schedule',
     'schedule_schema',
     'written',

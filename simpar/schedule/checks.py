@@ -9,8 +9,11 @@ from math import gcd, prod
 from simpar.document import Complaint, Key
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
+from simpar.schedule.optimizer_parallel import shards_fit
 from simpar.schedule.pipelines import pipeline_fits
-from simpar.workload import Dense, Network, Transformer, Workload
+from simpar.schedule.recompute import recompute_fits
+from simpar.schedule.sweep import sweep_fits
+from simpar.workload import Dense, Momentum, Network, Transformer, Workload
 
 MNIST_PIXELS = 28 * 28
 MNIST_CLASSES = 10
@@ -28,10 +31,14 @@ def check(contents: Contents) -> Iterator[Complaint]:
         yield from _network(workload, workload.model)
     else:
         yield from _transformer(workload, workload.model)
+    yield from _optimizer(workload)
     yield from _sequence_parallel(workload, plan)
     yield from _cuts(workload, plan)
     yield from pipeline_fits(workload, plan)
+    yield from shards_fit(workload, plan)
+    yield from recompute_fits(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
+    yield from sweep_fits(contents.sweep)
 
 
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
@@ -95,8 +102,9 @@ def _mnist(workload: Workload, dense: list[tuple[int, Dense]]) -> Iterator[Compl
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
         yield Complaint(_dense(end, 'out'), what, f'write at least {MNIST_CLASSES}')
-    if workload.loss == 'mse':
-        yield Complaint(('workload', 'loss'), 'mnist has classes, which mse cannot take', 'write cross-entropy')
+    if workload.loss != 'cross-entropy':
+        what = f'mnist has classes, which {workload.loss} cannot take'
+        yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
 
 
 def _transformer(workload: Workload, model: Transformer) -> Iterator[Complaint]:
@@ -106,10 +114,17 @@ def _transformer(workload: Workload, model: Transformer) -> Iterator[Complaint]:
     if model.heads % model.key_value_heads:
         what = f'{model.key_value_heads} does not divide heads {model.heads}'
         yield Complaint((*_TRANSFORMER, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
-    if workload.loss == 'mse':
-        yield Complaint(('workload', 'loss'), 'a transformer has no mse', 'write cross-entropy')
+    if workload.loss != 'cross-entropy':
+        yield Complaint(('workload', 'loss'), f'a transformer has no {workload.loss}', 'write cross-entropy')
     if workload.data == 'mnist':
         yield Complaint(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
+
+
+def _optimizer(workload: Workload) -> Iterator[Complaint]:
+    rule = workload.optimizer
+    if isinstance(rule, Momentum) and rule.nesterov and not rule.momentum:
+        key = ('workload', 'optimizer', 'momentum', 'nesterov')
+        yield Complaint(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 
 def _sequence_parallel(workload: Workload, plan: Plan) -> Iterator[Complaint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from simpar.document import Short
 from simpar.plan import Plan
@@ -13,6 +13,13 @@ from simpar.workload import Workload
 
 VERSION: Final = 1
 MOST_DIFFERENCES: Final = 64
+SWEEP_SCHEMA: Final[dict[str, Any]] = {
+    'anyOf': [
+        {'type': 'object', 'additionalProperties': {'type': 'array', 'minItems': 1}, 'minProperties': 1},
+        {'type': 'array', 'items': {'type': 'object', 'minProperties': 1}, 'minItems': 1},
+        {'type': 'null'},
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,10 @@ class ClusterReference:
         dict[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]],
         Field(description='ranks whose device computes slower, and its share of the normal speed'),
     ] = field(default_factory=dict)
+    links: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=1000)], Annotated[float, Field(gt=0, le=1_000_000)]],
+        Field(description='links of the profile, by name, and what their bandwidth is multiplied with'),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,4 +62,9 @@ class Contents:
             description='dotted keys and their values in the baseline that gain is measured from; '
             '{plan.copies: 1} unless given and copies above 1; {}: no baseline',
         ),
+    ] = None
+    sweep: Annotated[
+        Any,
+        WithJsonSchema(SWEEP_SCHEMA),
+        Field(description='rows of `simpar sweep`: dotted keys with lists of values, or a list of mappings'),
     ] = None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import Key, Tree, build, dotted, dump, json_schema, one_screen, override, put, read
+from simpar.document import Complaint, Key, Tree, build, dotted, dump, json_schema, one_screen, override, put, read
 from simpar.errors import Problem, ScheduleError
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
+from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.workload import MODEL, Network
 
-_FIXED = ('simpar', 'against')
+_FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network')
 
@@ -75,12 +76,73 @@ def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     contents = _attempt(tree, problems)
     if contents is None:
         raise ScheduleError(one_screen([*problems, *_problems_of_against(tree, problems)]))
-    from_set = tree.where(('cluster', 'profile')).startswith('--set ')
-    folder = Path(path).parent
-    cluster = contents.cluster if from_set else _from_folder(contents.cluster, folder)
-    schedule = Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
+    schedule = _schedule(tree, contents, Path(path).parent)
     schedule.baseline()
     return schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a sweep: its schedule, what it sets, by dotted key, and why it does not fit together, if so."""
+
+    settings: Mapping[str, Any]
+    schedule: Schedule
+    problems: tuple[Problem, ...] = ()
+
+
+def load_rows(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()
+) -> tuple[Row, ...]:
+    """Read a schedule file once for each row of its sweep, in the order given.
+
+    Arguments: ``overrides`` as of `load_schedule`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, in place of the file's.
+    Raises `ScheduleError` with every unknown key and every value that is none; a row whose values are well-formed and
+    do not fit together only says so.
+    """
+    tree = swept_tree(path, overrides, sweeps, _SHORTS)
+    known: list[Problem] = []
+    try:
+        build(tree, Contents, prepare=_in_full)
+    except ScheduleError as wrong:
+        known += wrong.problems
+    if not isinstance(tree.root, dict):
+        raise ScheduleError(known)
+    try:
+        rows = rows_of_tree(tree)
+    except ScheduleError as wrong:
+        raise ScheduleError(one_screen([*known, *wrong.problems])) from None
+    made = [_row(tree, settings, Path(path).parent) for settings in rows]
+    malformed = [row for row in made if isinstance(row, list)]
+    if malformed:
+        raise ScheduleError(told(known, malformed))
+    return tuple(row for row in made if isinstance(row, Row))
+
+
+def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
+    """A row, or what is wrong with its form."""
+    formed: list[Contents] = []
+
+    def fits(contents: Contents) -> Iterator[Complaint]:
+        formed.append(contents)
+        yield from check(contents)
+
+    problems: list[Problem] = []
+    try:
+        tree = row_tree(tree, settings)
+        build(tree, Contents, prepare=_in_full, check=fits)
+    except ScheduleError as wrong:
+        problems += wrong.problems
+    if not formed or tree.problems:
+        return problems
+    values = {setting.key: setting.value for setting in settings}
+    return Row(settings=values, schedule=_schedule(tree, formed[0], folder), problems=tuple(problems))
+
+
+def _schedule(tree: Tree, contents: Contents, folder: Path) -> Schedule:
+    """The schedule of a tree; a path to a profile starts from the file's folder, or from here if it was typed here."""
+    typed = tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
+    cluster = contents.cluster if typed else _from_folder(contents.cluster, folder)
+    return Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
 
 
 def schedule_schema() -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""Optimizer parallelism as schedules: where gradients are summed, what is cut, when weights are gathered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from executor.evidence.cases import EvidenceCase
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Workload
+
+WIDTH: Final = 768
+LAYERS: Final = 6
+SAMPLES: Final = 768
+"""Of a data rank in a step."""
+MICRO_BATCHES: Final = 4
+"""Of a pipeline."""
+BUCKET: Final = 5e6
+"""Bytes that a bucket stays below: two weights."""
+VARIANTS: Final[dict[str, Plan]] = {
+    'sums at the end': Plan(reduce_gradients='end'),
+    'unfused': Plan(fusion='none'),
+    'buckets': Plan(fusion=BUCKET),
+    'ZeRO 1': Plan(zero=1),
+    'ZeRO 2': Plan(zero=2),
+    'ZeRO 3': Plan(zero=3),
+    'ZeRO 3, prefetch': Plan(zero=3, prefetch=1),
+    'hsdp level 1, prefetch': Plan(hsdp='level1', prefetch=2),
+}
+
+
+def workload(ranks: int) -> Workload:
+    """Square layers, one behind the other, each of 2.4 MB."""
+    layers = tuple(Dense(inputs=WIDTH, outputs=WIDTH, bias=False) for _ in range(LAYERS))
+    return Workload(model=Network(layers=layers), batch=SAMPLES * ranks, loss='mse')
+
+
+def optimizer_cases(ranks: int, *, copies: tuple[int, ...] = (1, 2)) -> list[EvidenceCase]:
+    """Every variant with copies; on 4 ranks with a pipeline of 2 as well. Gain is measured from sums at the end."""
+    pipelines = (1, 2) if ranks > 2 else (1,)
+    return [case for pipeline in pipelines for count in copies for case in _family(ranks, pipeline, count)]
+
+
+def _family(ranks: int, pipeline: int, copies: int) -> list[EvidenceCase]:
+    label = (f', copies {copies}' if copies > 1 else '') + (f', pipeline {pipeline}' if pipeline > 1 else '')
+    data = ranks // pipeline
+    first = f'{next(iter(VARIANTS))}{label}'
+    found = []
+    for name, variant in VARIANTS.items():
+        micro_batches = MICRO_BATCHES if pipeline > 1 else 1
+        plan = replace(variant, data=data, pipeline=pipeline, micro_batches=micro_batches, copies=copies)
+        case = f'{name}{label}'
+        program = lower(workload(data), plan, ranks)
+        found.append(EvidenceCase(name=case, program=program, against='' if case == first else first))
+    return found

@@ -1,0 +1,50 @@
+"""What is known of all gradients of a rank together: the sum of their squares, and whether one is not finite.
+
+Nothing is added up in 16 bits, and what a loss scale has made large is divided by it before it is squared. A sum over
+all ranks follows, so a piece that several ranks hold counts as its share.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels.context import Context
+from executor.kernels.precision import wide
+from simpar.program import OpClass
+
+EPSILON = 1e-6
+"""Added to the norm, as torch's clip_grad_norm_ does."""
+
+
+def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """gradients... → Σ (gradient / loss_scale)² / ranks[, how many are not finite]."""
+    scale = _loss_scale(op)
+    squares = [
+        torch.linalg.vector_norm(wide(tensor) if scale == 1 else wide(tensor) / scale).square() / int(ranks)
+        for tensor, ranks in zip(tensors, str(op.attributes['ranks']).split(), strict=True)
+    ]
+    total = torch.stack(squares).sum() if squares else torch.zeros(())
+    return [total, *(finite_check(op, where, tensors) if len(op.writes) > 1 else ())]
+
+
+def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """gradients... → how many of them are not finite."""
+    return [torch.tensor(float(sum(not tensor.isfinite().all() for tensor in tensors)))]
+
+
+def factor(op: OpClass, squares: torch.Tensor | None) -> float:
+    """What an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
+
+    Arguments: ``squares``, the norm's; None: nothing is clipped.
+    """
+    if squares is None:
+        return 1.0 / _loss_scale(op)
+    coefficient = float(op.attributes['clip_norm']) / (squares.sqrt() + EPSILON)
+    return float(coefficient.clamp(max=1.0)) / _loss_scale(op)
+
+
+def _loss_scale(op: OpClass) -> float:
+    return float(op.attributes.get('loss_scale', 1.0))
+
+
+KERNELS = {('square_sum', 'U'): square_sum, ('finite_check', 'U'): finite_check}

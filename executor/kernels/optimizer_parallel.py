@@ -1,0 +1,29 @@
+"""What optimizer parallelism does on a rank alone: pieces of whole weights, and the freeing of gathered ones."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.dims import dims_of
+from executor.kernels.context import Context, position
+from simpar.program import OpClass
+
+
+def piece(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """weights... → this position's pieces of them in ``partition``, which the update changes.
+
+    In memory of their own, so that a weight changes nowhere but where its op says so.
+    """
+    own, size = position(op, where), where.size[str(op.attributes['partition'])]
+    return [
+        tensor.chunk(size, dim)[own].clone(memory_format=torch.contiguous_format)
+        for tensor, dim in zip(tensors, dims_of(op), strict=True)
+    ]
+
+
+def reshard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Nothing: the op frees."""
+    return []
+
+
+KERNELS = {('piece', 'U'): piece, ('reshard', 'F'): reshard, ('reshard', 'I'): reshard}

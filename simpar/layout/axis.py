@@ -1,0 +1,95 @@
+"""Axes of the ranks: an axis counts the ranks that are a stride apart, as a digit of a number counts its powers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import Infeasible
+
+Ranks = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Axis:
+    """Rank r stands at position (r // stride) mod size."""
+
+    size: int
+    stride: int
+
+    def __str__(self) -> str:
+        return f'{self.size}x{self.stride}'
+
+    def position(self, rank: int) -> int:
+        """The position of a rank."""
+        return rank // self.stride % self.size
+
+
+def matrix_axes(matrix: Sequence[int], below: int = 1) -> tuple[Axis, ...]:
+    """The axes of a device matrix, outermost first.
+
+    Arguments: ``below``, ranks that every element of the matrix stands for (the repeated calculation).
+    """
+    strides = [prod(matrix[index + 1 :]) * below for index in range(len(matrix))]
+    return tuple(Axis(size, stride) for size, stride in zip(matrix, strides, strict=True))
+
+
+def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The same positions by the fewest axes: those of size 1 left out, neighbours that count on made one."""
+    found: list[Axis] = []
+    for axis in axes:
+        if found and found[-1].stride == axis.size * axis.stride:
+            found[-1] = Axis(found[-1].size * axis.size, axis.stride)
+        elif axis.size > 1:
+            found.append(axis)
+    return tuple(found)
+
+
+def size_of(axes: Iterable[Axis]) -> int:
+    """Ranks in a group along axes."""
+    return prod(axis.size for axis in axes)
+
+
+def complement(world: int, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The axes that the given ones leave of the ranks, outermost first.
+
+    Raises ``Infeasible`` where the given axes share ranks or do not count them evenly.
+    """
+    left, above = [], world
+    for axis in sorted(axes, key=lambda axis: -axis.stride):
+        top = axis.size * axis.stride
+        if top > above or above % top:
+            raise Infeasible(f'axis {axis} (positions x stride) has no place in {world} ranks beside the other axes')
+        left.append(Axis(above // top, top))
+        above = axis.stride
+    return merged([*left, Axis(above, 1)])
+
+
+def rank_groups(world: int, axes: Sequence[Axis]) -> Ranks:
+    """The groups of ranks that differ only along axes.
+
+    Returns shape [groups, size]: by position, that along the first axis counting most; groups by their first rank.
+    """
+    ranks = np.arange(world, dtype=np.int32)
+    position = np.zeros(world, dtype=np.int64)
+    for axis in axes:
+        position = position * axis.size + ranks // axis.stride % axis.size
+    first = ranks - sum(ranks // axis.stride % axis.size * axis.stride for axis in axes)
+    return ranks[np.lexsort((position, first))].reshape(-1, size_of(axes))
+
+
+def group_of(rank: int, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """The ranks of a rank's group along axes, by position."""
+    found = [rank - sum(axis.position(rank) * axis.stride for axis in axes)]
+    for axis in axes:
+        found = [base + step * axis.stride for base in found for step in range(axis.size)]
+    return tuple(found)
+
+
+def axes_name(world: int, axes: Sequence[Axis]) -> str:
+    """``world``, or positions x stride of each axis: ``4x2+2x1``."""
+    return 'world' if size_of(axes) == world else '+'.join(map(str, axes))

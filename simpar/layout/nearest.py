@@ -1,0 +1,76 @@
+"""The valid strategies that are nearest to one that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
+from math import log2, prod
+from typing import Protocol
+
+Strategy = tuple[tuple[int, ...], ...]
+OFFERED = 3
+TRIED = 4096
+
+
+class Named(Protocol):
+    """What of an operator is needed here."""
+
+    @property
+    def inputs(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the dims of each input."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All names."""
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """Names that cannot be cut."""
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The length of each name."""
+
+    def strategy(self, cuts: Mapping[str, int]) -> Strategy:
+        """The strategy that cuts each name so often."""
+
+
+def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
+    """At most three valid strategies, those first that change the cuts by the least factors.
+
+    Arguments: ``strategy``, the wrong one.
+    """
+    given = _given(operator, strategy)
+    names = [name for name in operator.order if name not in operator.fixed]
+    choices = [_divisors(operator.lengths[name], world, given.get(name, {1})) for name in names]
+    found = [
+        (_distance(operator, cuts, given), operator.strategy(cuts))
+        for cuts in (dict(zip(names, counts, strict=True)) for counts in islice(product(*choices), TRIED))
+        if world % prod(cuts.values()) == 0
+    ]
+    return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
+
+
+def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
+    """The cuts that the strategy has for each name."""
+    given: dict[str, set[int]] = {}
+    for names, cuts in zip(operator.inputs, strategy, strict=False):
+        for name, cut in zip(names, cuts, strict=False):
+            given.setdefault(name, set()).add(max(cut, 1))
+    return given
+
+
+def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
+    """Cuts that divide both, the nearest first, a few of them."""
+    divisors = [cut for cut in range(1, min(length, world) + 1) if length % cut == 0 and world % cut == 0]
+    return sorted(divisors, key=lambda cut: min(abs(log2(cut / want)) for want in wanted))[:6]
+
+
+def _distance(operator: Named, cuts: Mapping[str, int], given: Mapping[str, set[int]]) -> float:
+    return sum(_distances(operator, cuts, given))
+
+
+def _distances(operator: Named, cuts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
+    for name in operator.order:
+        for want in given.get(name, {1}):
+            yield abs(log2(cuts.get(name, 1) / want))

@@ -1,0 +1,190 @@
+"""Operators and strategies: from how an operator's inputs are cut to the layouts and collectives that follow.
+
+An operator's tensor dims have names, as in an einsum; dims of one name are cut alike. The device matrix has one axis
+for each name, in the operator's order, and what is left of the ranks repeats the calculation (MindSpore 2.x: on the
+right, least significant). An operator whose output lacks a name that is cut gives partial sums over its axis, which are
+all-reduced, or scattered where ``out_strategy`` says so. Gradients of what is repeated stay partial sums ("reduce
+late"): backward, the forward's all-reduce is one again, and a parameter's gradient is summed over every axis that does
+not cut it (the mirror).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+
+from simpar.errors import Infeasible
+from simpar.layout.axis import Axis, size_of
+from simpar.layout.layout import TensorLayout, mapped
+from simpar.layout.nearest import nearest
+from simpar.layout.redistribution import Redistribution, redistribute
+
+Strategy = tuple[tuple[int, ...], ...]
+"""For each input, into how many slices each of its dims is cut."""
+ONE = ''
+"""The name of a dim that may not be cut and belongs to no axis."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator and its tensors.
+
+    Arguments:
+        name: for messages.
+        inputs, output: the name of each dim of each tensor, ``ONE`` for what must stay whole.
+        shapes: of the inputs. output_shape: of the result.
+        order: names in the order of the device matrix, outermost first.
+        fixed: names that cannot be cut here, with the reason.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, ...], ...]
+    output: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    order: tuple[str, ...]
+    fixed: Mapping[str, str]
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """What the cut of each name must divide: the length of its dims, or of a reshape's the greatest common part."""
+        found: dict[str, int] = {}
+        tensors = [*zip(self.inputs, self.shapes, strict=True), (self.output, self.output_shape)]
+        for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
+            if name != ONE:
+                found[name] = gcd(found.get(name, 0), length)
+        return found
+
+    def strategy(self, cuts: Mapping[str, int]) -> Strategy:
+        """The strategy that cuts each name so often."""
+        return tuple(tuple(cuts.get(name, 1) for name in names) for names in self.inputs)
+
+    def wrong(self, strategy: Strategy, world: int) -> str:
+        """What is wrong with a strategy, naming the dim; empty if nothing."""
+        if tuple(map(len, strategy)) != tuple(map(len, self.inputs)):
+            wanted = ', '.join(str(len(names)) for names in self.inputs)
+            return f'has entries for {[len(part) for part in strategy]} dims, but the inputs have {wanted}'
+        seen: dict[str, tuple[int, str]] = {}
+        for index, (names, cuts, shape) in enumerate(zip(self.inputs, strategy, self.shapes, strict=True)):
+            for dim, (name, cut, length) in enumerate(zip(names, cuts, shape, strict=True)):
+                where = f'dim {dim} of input {index}'
+                known, first = seen.setdefault(name, (cut, where)) if name != ONE else (1, '')
+                problem = self._wrong_cut(name, cut, length)
+                if not problem and cut != known:
+                    problem = f'is cut into {cut}, but {first} must be cut alike, and is cut into {known}'
+                if problem:
+                    return f'{where} {problem}'
+        ranks = prod(cut for cut, _ in (seen[name] for name in seen))
+        return f'takes {ranks} ranks, which do not divide {world}' if world % ranks else ''
+
+    def _wrong_cut(self, name: str, cut: int, length: int) -> str:
+        if cut < 1:
+            return f'is cut into {cut}'
+        if cut > 1 and name == ONE:
+            return f'is cut into {cut}, but must stay whole'
+        if cut > 1 and name in self.fixed:
+            return f'is cut into {cut}, but {self.fixed[name]}'
+        if length % cut:
+            return f'of length {length} cannot be cut into {cut} equal slices'
+        if name != ONE and self.lengths[name] % cut:
+            return f'is cut into {cut}, but becomes a dim of which only {self.lengths[name]} slices are whole'
+        return ''
+
+    def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Sharded:
+        """The operator cut by a strategy over ``world`` ranks.
+
+        Arguments: ``out_strategy``, into how many slices each dim of the output is to be cut; empty: as it follows.
+        Raises ``Infeasible`` naming operator and dim, with the nearest strategies that can be.
+        """
+        problem = self.wrong(strategy, world)
+        if problem:
+            near = nearest(self, strategy, world)
+            offered = ' or '.join(str(one) for one in near)
+            raise Infeasible(f'{self.name}: strategy {strategy}: {problem}; write e.g. {offered}')
+        cuts = {name: cut for names, part in zip(self.inputs, strategy, strict=True)
+                for name, cut in zip(names, part, strict=True) if name != ONE}  # fmt: skip
+        matrix = [cuts.get(name, 1) for name in self.order]
+        place = {name: index for index, name in enumerate(self.order)}
+
+        def layout(names: Sequence[str], partial: Sequence[str] = ()) -> TensorLayout:
+            tensor_map = [[place[name]] if name in place else [] for name in names]
+            return mapped(world, matrix, tensor_map, [place[name] for name in partial])
+
+        sums = [name for name in self.order if name not in self.output and cuts.get(name, 1) > 1]
+        local = layout(self.output, sums)
+        return Sharded(
+            operator=self,
+            strategy=strategy,
+            matrix=tuple(matrix),
+            inputs=tuple(map(layout, self.inputs)),
+            local=local,
+            output=self._output(local, out_strategy),
+        )
+
+    def _output(self, local: TensorLayout, out_strategy: Sequence[int]) -> TensorLayout:
+        """The output's layout: summed, or scattered where the out_strategy asks for it.
+
+        The axis of the sum must cut one dim of the output further, inside of what cuts it already.
+        """
+        wanted = tuple(out_strategy)
+        if not wanted or wanted == local.cuts:
+            return local.whole()
+        for dim in range(len(self.output)):
+            dims = list(local.dims)
+            dims[dim] = (*dims[dim], *local.partial)
+            scattered = TensorLayout(local.world, tuple(dims))
+            fits = all(length % cut == 0 for length, cut in zip(self.output_shape, scattered.cuts, strict=True))
+            if local.partial and wanted == scattered.cuts and fits:
+                return scattered
+        valid = [local.cuts, *self._scattered_cuts(local)]
+        raise Infeasible(
+            f'{self.name}: out_strategy {wanted} is neither the output as it is cut, nor that with the axis of its sum '
+            f'on one dim; write {" or ".join(map(str, valid))}'
+        )
+
+    def _scattered_cuts(self, local: TensorLayout) -> list[tuple[int, ...]]:
+        if not local.partial:
+            return []
+        size, found = size_of(local.partial), []
+        for dim, length in enumerate(self.output_shape):
+            cuts = list(local.cuts)
+            cuts[dim] *= size
+            if length % cuts[dim] == 0:
+                found.append(tuple(cuts))
+        return found
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """An operator cut by a strategy.
+
+    Arguments: ``matrix``, the device matrix without the repeated axis; ``inputs``, their layouts; ``local``, the
+    layout of what a rank computes, partial sums included; ``output``, that of the result.
+    """
+
+    operator: Operator
+    strategy: Strategy
+    matrix: tuple[int, ...]
+    inputs: tuple[TensorLayout, ...]
+    local: TensorLayout
+    output: TensorLayout
+
+    @property
+    def forward(self) -> Redistribution:
+        """The sum behind the operator: an all-reduce, a reduce-scatter, or nothing."""
+        return redistribute(self.operator.output_shape, self.local, self.output)
+
+    @property
+    def backward(self) -> Redistribution:
+        """What the output's gradient passes on its way back: an all-reduce, an all-gather, or nothing."""
+        return self.forward.backward()
+
+    def mirror(self, place: int) -> tuple[Axis, ...]:
+        """The axes over which the gradient of a parameter, input number ``place``, is summed."""
+        return self.inputs[place].uncut
+
+    def slice_shape(self, place: int) -> tuple[int, ...]:
+        """Shape of a rank's slice of an input."""
+        return self.inputs[place].slice_shape(self.operator.shapes[place])

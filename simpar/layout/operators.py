@@ -1,0 +1,172 @@
+"""Rules: the operators of the tutorials and of transformers, by the names of their dims.
+
+Every function takes a name for messages and the shapes of the inputs, and gives an ``Operator``. Names of dims: m, n, k
+of products, b for batches, d0, d1, ... by place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from simpar.errors import Infeasible
+from simpar.layout.operator import ONE, Operator
+
+Shape = tuple[int, ...]
+_NORMALISED = 'is normalised over and must stay whole'
+
+
+def matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Operator:
+    """x [m, k] · w [k, n] → [m, n]; transposed operands are [k, m] and [n, k]. The device matrix is (m, k, n)."""
+    return batch_matmul(name, x, w, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Operator:
+    """x [batch..., m, k] · w [batch..., k, n] → [batch..., m, n]."""
+    batch = tuple(f'b{index}' for index in range(len(x) - 2))
+    left = (*batch, 'k', 'm') if transpose_a else (*batch, 'm', 'k')
+    right = (*batch, 'n', 'k') if transpose_b else (*batch, 'k', 'n')
+    m, k = x[-2:][::-1] if transpose_a else x[-2:]
+    inner, n = w[-2:][::-1] if transpose_b else w[-2:]
+    if len(x) != len(w) or x[:-2] != w[:-2] or k != inner:
+        raise Infeasible(f'{name}: shapes {x} and {w} cannot be multiplied')
+    return Operator(name, (left, right), (*batch, 'm', 'n'), (x, w), (*x[:-2], m, n), (*batch, 'm', 'k', 'n'), {})
+
+
+def elementwise(name: str, *shapes: Shape) -> Operator:
+    """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays whole."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    output = tuple(max(lengths) for lengths in zip(*padded, strict=True))
+    for shape, long in zip(shapes, padded, strict=True):
+        if any(length not in (1, whole) for length, whole in zip(long, output, strict=True)):
+            raise Infeasible(f'{name}: shape {shape} cannot be broadcast to {output}')
+    names = tuple(f'd{dim}' for dim in range(rank))
+    inputs = tuple(
+        tuple(ONE if length == 1 < whole else named for named, length, whole in zip(names, long, output, strict=True))[
+            rank - len(shape) :
+        ]
+        for shape, long in zip(shapes, padded, strict=True)
+    )
+    return Operator(name, inputs, names, shapes, output, names, {})
+
+
+def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
+    """Sum or mean over dims; where one of them is cut, what ranks have is summed (a mean divides by the whole length).
+
+    Arguments: ``keep``: reduced dims stay, with length 1. A maximum is no sum: cut none of its dims.
+    """
+    names = tuple(f'd{dim}' for dim in range(len(x)))
+    gone = {dim % len(x) for dim in dims}
+    kept = [dim for dim in range(len(x)) if keep or dim not in gone]
+    output = tuple(ONE if dim in gone else names[dim] for dim in kept)
+    return Operator(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in kept), names, {})
+
+
+def softmax(name: str, x: Shape, dim: int = -1) -> Operator:
+    """Softmax over one dim, which must stay whole."""
+    names = tuple(f'd{index}' for index in range(len(x)))
+    return Operator(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
+
+
+def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
+    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay whole."""
+    return _norm(name, x, dims, parameters=2)
+
+
+def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
+    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay whole."""
+    return _norm(name, x, dims, parameters=1)
+
+
+def _norm(name: str, x: Shape, dims: int, parameters: int) -> Operator:
+    names = tuple(f'd{dim}' for dim in range(len(x)))
+    normalised = names[-dims:]
+    inputs = (names, *(normalised,) * parameters)
+    shapes = (x, *(x[-dims:],) * parameters)
+    return Operator(name, inputs, names, shapes, x, names, dict.fromkeys(normalised, _NORMALISED))
+
+
+def embedding(name: str, weight: Shape, indices: Shape) -> Operator:
+    """Rows of the weight [vocab, width] by indices [...] → [..., width].
+
+    By row: each rank looks up what it has and gives zeros for the rest, and the sum is the result; by column: nothing
+    is summed.
+    """
+    places = tuple(f'i{dim}' for dim in range(len(indices)))
+    order = ('v', 'h', *places)
+    return Operator(name, (('v', 'h'), places), (*places, 'h'), (weight, indices), (*indices, weight[1]), order, {})
+
+
+def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Operator:
+    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay whole.
+
+    Arguments: ``classes``: labels are class numbers [...], or else probabilities as the logits.
+    """
+    names = tuple(f'd{dim}' for dim in range(len(logits)))
+    labels, shape = (names[:-1], logits[:-1]) if classes else (names, logits)
+    return Operator(name, (names, labels), (), (logits, shape), (), names, {names[-1]: _NORMALISED})
+
+
+def mean_loss(name: str, y: Shape) -> Operator:
+    """Mean over all elements of what y and a target of its shape give each (MSE, MAE) → a number."""
+    names = tuple(f'd{dim}' for dim in range(len(y)))
+    return Operator(name, (names, names), (), (y, y), (), names, {})
+
+
+def transpose(name: str, x: Shape, permutation: Sequence[int]) -> Operator:
+    """Dims in another order."""
+    names = tuple(f'd{dim}' for dim in range(len(x)))
+    output, shape = (tuple(of[dim] for dim in permutation) for of in (names, x))
+    return Operator(name, (names,), output, (x,), shape, names, {})  # type: ignore[arg-type]
+
+
+def flatten(name: str, x: Shape) -> Operator:
+    """All dims behind the first into one."""
+    return reshape(name, x, (x[0], prod(x[1:])))
+
+
+def reshape(name: str, x: Shape, shape: Shape) -> Operator:
+    """The same elements in another shape; of dims that become one, or of the one that they come from, the first is cut.
+
+    Does not model: the cut of a further dim inside of a whole first one, which would leave no equal slices.
+    """
+    if prod(x) != prod(shape):
+        raise Infeasible(f'{name}: {x} has {prod(x)} elements, {shape} has {prod(shape)}')
+    inputs, output, fixed = [ONE] * len(x), [ONE] * len(shape), {}
+    order = []
+    for index, (sources, targets) in enumerate(_groups(x, shape)):
+        for place, dim in enumerate(sources):
+            inputs[dim] = f'd{index}' if place == 0 else f'd{index}.{place}'
+            order.append(inputs[dim])
+            if place:
+                fixed[inputs[dim]] = 'lies inside of a dim that it becomes one with'
+        if sources and targets:
+            output[targets[0]] = inputs[sources[0]]
+    return Operator(name, (tuple(inputs),), tuple(output), (x,), shape, tuple(order), fixed)
+
+
+def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
+    """Dims of both shapes in groups of equal size, as small as possible; dims of length 1 join the group before."""
+    groups: list[tuple[list[int], list[int]]] = []
+    left, right = list(range(len(x))), list(range(len(shape)))
+    while left or right:
+        sources, targets = left[:1], right[:1]
+        del left[:1], right[:1]
+        while prod(x[d] for d in sources) != prod(shape[d] for d in targets):
+            smaller = prod(x[d] for d in sources) < prod(shape[d] for d in targets)
+            (sources if smaller else targets).append((left if smaller else right).pop(0))
+        groups.append((sources, targets))
+    return groups
+
+
+def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
+    """Convolution of x [batch, channels, height, width], cut by batch alone.
+
+    Does not model: halos of cut height and width, cut channels.
+    """
+    whole = 'is cut by batch alone in a convolution'
+    inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))
+    order = ('n', 'c', 'h', 'w', 'o', 'kh', 'kw')
+    fixed = dict.fromkeys(order[1:], whole)
+    return Operator(name, inputs, ('n', ONE, ONE, ONE), (x, weight), output, order, fixed)

@@ -1,0 +1,135 @@
+"""What updates must know of all gradients together: their norm, to clip by it, and whether all of them are finite.
+
+Every rank looks at the gradients that it holds, and one message of a number or two over all ranks follows, for which
+every update waits. It stands on the critical path: nothing is left to hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from simpar.lower.pieces import Piece, local_elements
+from simpar.lower.tape import Tape
+from simpar.program import OpClass, Partition, Tensor
+from simpar.program.tensor import BYTES
+from simpar.workload import Workload
+
+WORLD: Final = 'world'
+"""All ranks in one group."""
+SQUARES: Final = 'gradients.squares'
+OVERFLOW: Final = 'gradients.overflow'
+
+
+class _Gradient(NamedTuple):
+    """What one rank has of a gradient; ``ranks``, how many have the same piece of it."""
+
+    ranks: int
+    elements: int
+    bytes: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The look at all gradients once their sums are done; nothing without ``numbers``.
+
+    Arguments: ``numbers``, what it writes and updates read; ``gradients``, by name; ``look``, what every rank does
+    with its own, which are still to be filled in; ``reduction`` over all ranks, where there are several; ``staged``:
+    ranks differ by their stages.
+    """
+
+    numbers: tuple[str, ...] = ()
+    gradients: dict[str, _Gradient] = field(default_factory=dict)
+    look: OpClass | None = None
+    reduction: OpClass | None = None
+    staged: bool = False
+
+    def ops(self, held: set[str]) -> list[OpClass]:
+        """What a pipeline rank that holds these gradients issues before its updates; one with none takes part too."""
+        if self.look is None:
+            return []
+        look = self._filled(self.look, tuple(name for name in self.gradients if name in held))
+        return [look] if self.reduction is None else [look, self.reduction]
+
+    def _filled(self, look: OpClass, names: tuple[str, ...]) -> OpClass:
+        mine = [self.gradients[name] for name in names]
+        # Unique, for the last stage of a pipeline rank is on no other; a tied weight counts to the first.
+        stage = max((gradient.stage for gradient in mine), default=0)
+        where = '' if not self.staged else f'.stage{stage}' if mine else '.none'
+        squares, checks = SQUARES in self.numbers, OVERFLOW in self.numbers
+        return replace(
+            look,
+            name=f'gradients.{look.operator}{where}.U',
+            flops=float(sum(gradient.elements for gradient in mine) * (2 * squares + checks)),
+            bytes=float(sum(gradient.bytes for gradient in mine)),
+            reads=names,
+            attributes=({**look.attributes, 'ranks': ' '.join(str(one.ranks) for one in mine)} if squares else {}),
+            stage=stage,
+        )
+
+
+def check(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Check:
+    """The check that clipping and a loss scale need; its numbers are registered as tensors.
+
+    They are never freed, as the loss is not: 4 bytes each. Does not model: a step without an update, which nobody can
+    foresee; all are priced.
+    """
+    numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
+    if not numbers:
+        return Check()
+    dtype = 'fp64' if tape.gradients == 'fp64' else 'fp32'
+    for name in numbers:
+        tape.tensors[name] = Tensor(name, 'activation', (1,), dtype)
+    look = OpClass(
+        name='',
+        kind='compute',
+        operator='square_sum' if workload.clip_norm else 'finite_check',
+        phase='U',
+        dtype=tape.gradients,
+        writes=numbers,
+        attributes={'loss_scale': workload.loss_scale} if workload.loss_scale != 1 else {},
+    )
+    return Check(numbers, _gradients(tape, pieces), look, _reduction(tape, numbers, dtype), tape.mesh.pipeline > 1)
+
+
+def _gradients(tape: Tape, pieces: Sequence[Piece]) -> dict[str, _Gradient]:
+    """By name; every element of a gradient lies on as many ranks as hold the same piece of it."""
+    on: dict[str, set[int]] = {}
+    for op in tape.ops:
+        for name in op.accumulates:
+            on.setdefault(tape.tensors[name].like, set()).add(tape.mesh.pipeline_rank(op.stage))
+    each = tape.mesh.world // tape.mesh.pipeline
+    found = {}
+    for piece in pieces:
+        gradient = piece.gradient
+        parts = prod(tape.partitions[cut.partition].size for cut in gradient.cuts)
+        elements = local_elements(tape, gradient)
+        found[gradient.name] = _Gradient(
+            len(on[piece.parameter]) * each // parts, elements, elements * BYTES[gradient.dtype], piece.stage
+        )
+    return found
+
+
+def _reduction(tape: Tape, numbers: tuple[str, ...], dtype: str) -> OpClass | None:
+    """One message over all ranks."""
+    world = tape.mesh.world
+    if world == 1:
+        return None
+    tape.partitions[WORLD] = Partition(WORLD, np.arange(world, dtype=np.int32).reshape(1, -1))
+    return OpClass(
+        name='gradients.all_reduce.U',
+        kind='collective',
+        operator='all_reduce',
+        phase='U',
+        bytes=float(len(numbers) * BYTES[dtype]),
+        dtype=dtype,
+        partition=WORLD,
+        reduce='sum',
+        reads=numbers,
+        writes=numbers,
+    )

@@ -1,0 +1,218 @@
+"""Gathers of cut weights: when each is issued, and when what it gathered is freed.
+
+On use, a bucket of weights is gathered before its first reader and freed behind its last one, once a step, or once for
+every forward and once for every backward of a micro-batch. One gather serves all copies. An op of no work, ``reshard``
+(torch's word), frees, as the last reader is one of several copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simpar.lower.fusion import fuse
+from simpar.lower.issue import Issue
+from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_size, size_of
+from simpar.lower.pieces import layer_of
+from simpar.lower.recompute import is_recomputed
+from simpar.lower.tape import Tape
+from simpar.plan import Plan
+from simpar.program import OpClass, Tensor
+from simpar.program.op import Phase
+
+Label = tuple[int, int, Phase]
+"""Stage, micro-batch, and F or I: forward or backward."""
+
+
+class _Use(NamedTuple):
+    """What a bucket is gathered for: from the first to the last reader's place in the issue order."""
+
+    first: int
+    last: int
+    bucket: str
+    members: frozenset[str]
+    label: Label
+    until: Label
+
+
+class Gathers:
+    """The gathers of one pipeline rank's weights."""
+
+    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int]) -> None:
+        self._tape = tape
+        self._plan = plan
+        self._shards = shards
+        self._ids = ids
+        self._gathered = {shard.gathered: name for name, shard in shards.of.items()}
+        self._named: dict[str, tuple[str, ...]] = {}
+
+    # on use
+
+    def on_use(self, order: Sequence[Issue]) -> list[Issue]:
+        """The ops of a rank with the gathers before what reads them, and what frees them."""
+        if not self._shards.gathers_on_use or not self._shards.of:
+            return list(order)
+        uses = sorted(
+            use for bucket, members in self._buckets(order).items() for use in self._uses(order, bucket, members)
+        )
+        before: dict[int, list[Issue]] = {}
+        behind: dict[int, list[Issue]] = {}
+        last_of: dict[str, int] = {}
+        for index, use in enumerate(uses):
+            at = max(self._issued(uses, index), last_of.get(use.bucket, 0))
+            before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
+            behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
+            last_of[use.bucket] = use.last + 1
+        found: list[Issue] = []
+        for index in range(len(order) + 1):
+            found += behind.get(index, []) + before.get(index, []) + list(order[index : index + 1])
+        return found
+
+    def _issued(self, uses: Sequence[_Use], index: int) -> int:
+        """Before which op a gather is issued: its first reader, or as many gathers earlier as are prefetched.
+
+        Then the weights that are used before those are free again, unless their use has not ended by then.
+        """
+        ahead = self._plan.prefetch
+        if not ahead:
+            return uses[index].first
+        if index <= ahead:
+            return 0
+        free = uses[index - ahead - 1].last + 1
+        return free if free <= uses[index].first else uses[index - ahead].first
+
+    def _buckets(self, order: Sequence[Issue]) -> dict[str, list[str]]:
+        """Gathered together: what is first used in the same stage, as far as the plan fuses it."""
+        stages: dict[int, dict[str, None]] = {}
+        seen: set[str] = set()
+        for issue in order:
+            for name in issue.op.reads:
+                if name in self._gathered and name not in seen:
+                    seen.add(name)
+                    stages.setdefault(issue.op.stage, {})[self._gathered[name]] = None
+        several = self._tape.mesh.stages > 1
+        found: dict[str, list[str]] = {}
+        for stage, names in stages.items():
+            found |= self._fused(list(names), f'stage{stage}.' if several else '')
+        return found
+
+    def _fused(self, parameters: Sequence[str], scope: str) -> dict[str, list[str]]:
+        size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
+        return fuse(parameters, size, self._plan, self._ids, scope)
+
+    def _uses(self, order: Sequence[Issue], bucket: str, members: Sequence[str]) -> list[_Use]:
+        """The uses of a bucket in order; those that run into one another are one."""
+        gathered = {self._shards.of[name].gathered for name in members}
+        spans: dict[Label | None, _Use] = {}
+        for index, issue in enumerate(order):
+            read = gathered.intersection(issue.op.reads)
+            if read:
+                label = _label(issue)
+                key = label if self._shards.choice.gather == 'on-use-twice' else None
+                names = frozenset(self._gathered[name] for name in read)
+                use = _Use(index, index, bucket, names, label, label)
+                spans[key] = _joined(spans[key], use) if key in spans else use
+        found: list[_Use] = []
+        for use in sorted(spans.values()):
+            if found and use.first <= found[-1].last:
+                found[-1] = _joined(found[-1], use)
+            else:
+                found.append(use)
+        return found
+
+    def _gather(self, use: _Use) -> OpClass:
+        shards = [shard for name, shard in self._shards.of.items() if name in use.members]
+        wholes = [self._whole(shard) for shard in shards]
+        pieces = tuple(shard.weight.name for shard in shards)
+        return self._message(use.bucket, use.label[2], shards, pieces, wholes, stage=use.label[0])
+
+    def _message(
+        self, bucket: str, phase: Phase, shards: Sequence[Shard], pieces: tuple[str, ...], wholes: Sequence[Tensor],
+        stage: int,
+    ) -> OpClass:  # fmt: skip
+        return OpClass(
+            name=self._unique(f'{bucket}.weights.{self._shards.partition}.all_gather.{phase}', pieces),
+            kind='collective',
+            operator='all_gather',
+            phase=phase,
+            bytes=size_of(self._tape, wholes),
+            dtype=wholes[0].dtype,
+            partition=self._shards.partition,
+            reads=pieces,
+            writes=tuple(whole.name for whole in wholes),
+            frees=pieces if phase == 'U' else (),
+            attributes=cut_dims(shards),
+            stage=stage,
+        )
+
+    def _reshard(self, use: _Use) -> OpClass:
+        stage, _, phase = use.until
+        names = tuple(shard.gathered for name, shard in self._shards.of.items() if name in use.members)
+        name = self._unique(f'{use.bucket}.weights.reshard.{phase}', names)
+        return OpClass(
+            name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names, stage=stage
+        )
+
+    def _unique(self, name: str, members: tuple[str, ...]) -> str:
+        """The name, or another where it is taken for other members of the bucket."""
+        found, count = name, 0
+        while self._named.setdefault(found, members) != members:
+            count += 1
+            found = f'{name}.{count}'
+        return found
+
+    def _whole(self, shard: Shard) -> Tensor:
+        return self._tape.tensors[shard.gathered]
+
+    # after the update
+
+    def after_update(self, order: Sequence[Issue], scope: str) -> list[Issue]:
+        """Updates of pieces between what cuts them out of whole weights and what gathers them back.
+
+        Gathers are issued in the order of the next forward, so that it need not wait for all of them.
+        """
+        if self._shards.gathers_on_use or not self._shards.of:
+            return list(order)
+        views = {shard.weight.name: name for name, shard in self._shards.of.items()}
+        found: list[Issue] = []
+        updated: dict[str, int] = {}
+        for issue in order:
+            mine = [views[name] for name in issue.op.writes if name in views]
+            if mine:
+                found.append(Issue(self._piece(mine, issue.op.stage)))
+                updated |= dict.fromkeys(mine, issue.op.stage)
+            found.append(issue)
+        parameters = [name for name in self._shards.of if name in updated]
+        for bucket, members in self._fused(parameters, scope).items():
+            shards = [self._shards.of[name] for name in members]
+            wholes = [self._whole(shard) for shard in shards]
+            pieces = tuple(shard.weight.name for shard in shards)
+            found.append(Issue(self._message(bucket, 'U', shards, pieces, wholes, updated[members[0]])))
+        return found
+
+    def _piece(self, parameters: Sequence[str], stage: int) -> OpClass:
+        """This rank's pieces of whole weights: views, which cost nothing."""
+        shards = [self._shards.of[name] for name in parameters]
+        return OpClass(
+            name=f'{layer_of(parameters[0])}.piece.U',
+            kind='compute',
+            operator='piece',
+            phase='U',
+            dtype=self._tape.dtype,
+            reads=tuple(parameters),
+            writes=tuple(shard.weight.name for shard in shards),
+            attributes={**cut_dims(shards), 'partition': self._shards.partition},
+            stage=stage,
+        )
+
+
+def _label(issue: Issue) -> Label:
+    forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
+    return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
+
+
+def _joined(one: _Use, other: _Use) -> _Use:
+    """Two uses as one; ``other`` begins later."""
+    until = other.until if other.last >= one.last else one.until
+    members = one.members | other.members
+    return one._replace(last=max(one.last, other.last), members=members, until=until)

@@ -1,0 +1,199 @@
+"""Recomputation: forward ops whose results are dropped behind the forward and made again in the backward.
+
+A clone stands right before the first backward op that reads what it makes, together with those that make what it reads
+itself. A layer, or the core of its attention, is run again as a whole, as Megatron-LM does, though its last product
+is needed by none; of operators that are named, only those that the backward needs, as in MindSpore. Clones write the
+same tensors again, which so live twice. What was kept and comes out of a clone besides has a name of its own, and ends
+with the clone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Final
+
+from simpar.errors import Infeasible
+from simpar.lower.pieces import layer_of
+from simpar.lower.tape import Tape
+from simpar.plan import Plan
+from simpar.program import OpClass
+from simpar.workload import Dense, Network, Relu, Workload
+
+RECOMPUTE: Final = 'recompute'
+"""The attribute of a clone, and the end of its name."""
+_LOSS: Final = 'loss'
+_LAYER: Final = re.compile(r'layer\d+')
+_CORE: Final = re.compile(r'layer\d+\.attention(?=\.)')
+_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Which forward ops are run again, and what of their results is kept all the same.
+
+    Arguments:
+        regions: whose names begin with this, which is their region; what a region hands on is kept.
+        patterns: or whose names without the phase match one of these, e.g. ``layer*.gelu``.
+        marked: or of these layers of a network.
+        handed_on: regions whose results are kept with ``patterns``, too: the layers of a transformer.
+        stages: of the pipeline, that do so; empty: all. communication: collectives run again, or their outputs stay.
+    """
+
+    regions: re.Pattern[str] | None = None
+    patterns: tuple[str, ...] = ()
+    marked: frozenset[str] = frozenset()
+    handed_on: re.Pattern[str] | None = None
+    stages: frozenset[int] = frozenset()
+    communication: bool = True
+
+    def takes(self, op: OpClass) -> bool:
+        """Whether a forward op is run again where the backward needs what it makes."""
+        if op.kind not in ('compute', 'collective') or layer_of(op.name) == _LOSS:
+            return False
+        if op.kind == 'collective' and not self.communication:
+            return False
+        name = _bare(op)
+        named = any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        return named or layer_of(name) in self.marked or self._region(self.regions, op) != ''
+
+    def region(self, op: OpClass) -> str:
+        """What an op belongs to whose results are kept where others read them; empty: nothing."""
+        return self._region(self.regions or self.handed_on, op)
+
+    @staticmethod
+    def _region(regions: re.Pattern[str] | None, op: OpClass) -> str:
+        if regions is None or op.kind in ('send', 'recv'):
+            return ''
+        found = regions.match(f'{_bare(op)}.')
+        return found.group() if found else ''
+
+    def of_stage(self, stage: int) -> bool:
+        """Whether a stage runs anything again."""
+        chosen = self.regions is not None or bool(self.patterns or self.marked)
+        return chosen and (not self.stages or stage in self.stages)
+
+
+def recompute_of(workload: Workload, plan: Plan) -> Recompute:
+    """What a plan, and the marks of a network's layers, ask to be recomputed.
+
+    Raises ``Infeasible`` where a network is to be recomputed as a transformer is.
+    """
+    common = Recompute(stages=frozenset(plan.recompute_stages), communication=plan.recompute_communication)
+    if isinstance(plan.recompute, str) and plan.recompute != 'none':
+        if isinstance(workload.model, Network):
+            raise Infeasible(f'plan.recompute: a network has no layers for {plan.recompute}; list names of operators')
+        return replace(common, regions=_LAYER if plan.recompute == 'full' else _CORE)
+    patterns = () if isinstance(plan.recompute, str) else plan.recompute
+    if isinstance(workload.model, Network):
+        return replace(common, patterns=patterns, marked=frozenset(_marked(workload.model)))
+    return replace(common, patterns=patterns, handed_on=_LAYER)
+
+
+def _marked(model: Network) -> Iterable[str]:
+    """Names of the layers that carry ``recompute``."""
+    for kind, word in ((Dense, 'dense'), (Relu, 'relu')):
+        layers = [layer for layer in model.layers if isinstance(layer, kind)]
+        for index, layer in enumerate(layers):
+            if isinstance(layer, Dense | Relu) and layer.recompute:
+                yield layer.name or f'{word}{index}'
+
+
+def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:
+    """Raise ``Infeasible`` where a pattern names no operator, or a stage is none of the pipeline's.
+
+    Arguments: ``ops`` of all stages.
+    """
+    names = list(dict.fromkeys(_bare(op) for op in ops if op.phase == 'F' and op.kind in ('compute', 'collective')))
+    for pattern in choice.patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            more = ', ...' if len(names) > _SHOWN else ''
+            raise Infeasible(
+                f'plan.recompute: {pattern} names no operator; there are {", ".join(names[:_SHOWN])}{more}'
+            )
+    beyond = sorted(stage for stage in choice.stages if stage >= stages)
+    if beyond:
+        raise Infeasible(f'plan.recompute_stages lists {beyond[0]}, but the stages are 0 to {stages - 1}')
+
+
+def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], choice: Recompute) -> list[OpClass]:
+    """The ops of a stage, and before each of the backward the clones of forward ops that it needs.
+
+    Arguments: ``ops``, as on the tape, forward first; ``elsewhere``, what other stages of the rank read. Adds tensors
+    to the tape.
+    """
+    forward = [op for op in ops if op.phase == 'F']
+    kept = {*_kept(forward, choice), *elsewhere}
+    makers = {
+        name: place for place, op in enumerate(forward) if choice.takes(op) for name in op.writes if name not in kept
+    }
+    together = _together(forward, choice)
+    done: set[int] = set()
+    found: list[OpClass] = []
+    for op in ops:
+        again = _wanted(op, forward, makers, together, done) if op.phase != 'F' else set()
+        done |= again
+        found += [_clone(tape, forward[place], kept) for place in sorted(again)]
+        found.append(op)
+    return found
+
+
+def is_recomputed(op: OpClass) -> bool:
+    """Whether an op of the backward does again what one of the forward did."""
+    return RECOMPUTE in op.attributes
+
+
+def _kept(forward: Sequence[OpClass], choice: Recompute) -> set[str]:
+    """What regions hand on to others, and what the loss reads."""
+    region = {name: choice.region(op) for op in forward for name in op.writes}
+    handed_on = {name for op in forward for name in op.reads if region.get(name, '') not in ('', choice.region(op))}
+    return handed_on | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
+
+
+def _together(forward: Sequence[OpClass], choice: Recompute) -> dict[int, Collection[int]]:
+    """For each place in the forward those that are run again with it: all of its region, unless some of it is kept."""
+    members: dict[str, list[int]] = {}
+    for place, op in enumerate(forward):
+        members.setdefault(choice.region(op) if choice.regions else '', []).append(place)
+    alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(forward))}
+    whole = [mine for region, mine in members.items() if region and all(choice.takes(forward[one]) for one in mine)]
+    return alone | {place: mine for mine in whole for place in mine}
+
+
+def _wanted(
+    op: OpClass,
+    forward: Sequence[OpClass],
+    makers: Mapping[str, int],
+    together: Mapping[int, Collection[int]],
+    done: Collection[int],
+) -> set[int]:
+    """Places of the forward ops to be run again before ``op``, which make what it or they read.
+
+    Arguments: ``done``, what has been run again before, with all that it needed.
+    """
+    wanted: set[int] = set()
+    names = list(op.reads)
+    while names:
+        place = makers.get(names.pop())
+        if place is not None and place not in wanted and place not in done:
+            wanted.update(together[place])
+            names += [name for one in together[place] for name in forward[one].reads]
+    return wanted
+
+
+def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
+    """The op once more."""
+    writes = []
+    for name in op.writes:
+        again = f'{name}.{RECOMPUTE}' if name in kept else name
+        tape.tensors.setdefault(again, replace(tape.tensors[name], name=again))
+        writes.append(again)
+    attributes = {**op.attributes, RECOMPUTE: True}
+    return replace(op, name=f'{op.name}.{RECOMPUTE}', writes=tuple(writes), attributes=attributes)
+
+
+def _bare(op: OpClass) -> str:
+    """The name of an op without its phase."""
+    return op.name.removesuffix(f'.{op.phase}')

@@ -1,0 +1,192 @@
+"""Redistribution on the tape: the steps of a layout change become collectives and slices of the program.
+
+Where every slice on the way is one block of the tensor, steps work on the tensor's own dims. Else the tensor is seen in
+parts for the time, with a copy at either end (what MindSpore's Reshape, Split and Concat do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from simpar.layout import Axis, Step, TensorLayout, redistribute
+from simpar.layout.frame import State
+from simpar.layout.redistribution import Method, Part, Redistribution
+from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.program.op import Attribute, Phase
+
+Dims = tuple[tuple[Axis, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """Brings values into layouts.
+
+    Arguments: ``method`` and ``all_to_all`` of ``simpar.layout.redistribute``.
+    """
+
+    tape: LaidTape
+    method: Method
+    all_to_all: bool
+
+    def move(self, value: Laid, target: TensorLayout, name: str = '') -> Laid:
+        """The value in a layout; its gradient will come back.
+
+        Arguments: ``name`` of the result; made from the value's unless given.
+        """
+        if value.layout == target:
+            return value
+        found = redistribute(value.shape, value.layout, target, self.method, self.all_to_all)
+        result = self._emit(found, value, name or self._fresh(value.name), 'F')
+        self.tape.backward_of(result, lambda gradient: self._back(found, value, gradient))
+        return result
+
+    def _fresh(self, name: str) -> str:
+        """A name for another layout of a value."""
+        base, count = name.partition('@')[0], 1
+        while f'{base}@{count}' in self.tape.tensors:
+            count += 1
+        return f'{base}@{count}'
+
+    def _back(self, found: Redistribution, value: Laid, gradient: Laid) -> None:
+        if value.needs_gradient:
+            self.tape.give(value, self._emit(found.backward(), gradient, f'd:{value.name}', 'I'))
+
+    def _emit(self, found: Redistribution, value: Laid, name: str, phase: Phase) -> Laid:
+        actions = [action for part in found.parts for action in _actions(found.shape, part)]
+        dtype = self.tape.tensors[value.name].dtype
+        source = value.name
+        for place, action in enumerate(actions):
+            last = place == len(actions) - 1
+            layout = found.target if last else TensorLayout(self.tape.world, action.dims)
+            result = Laid(name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient)
+            self.tape.lay(result, dtype=dtype, batch_dim=action.batch_dim)
+            self._op(action, phase, source, result.name)
+            source = result.name
+        return result
+
+    def _op(self, action: _Action, phase: Phase, source: str, target: str) -> None:
+        if action.kind == 'copy':
+            self.tape.work(f'{target}.copy', 'scale', phase, [source], [target], attributes={'factor': 1.0})
+        elif action.kind in ('slice', 'pad'):
+            attributes: dict[str, Attribute] = {
+                **(action.attributes or {}),
+                'partition': self.tape.partition(action.axes),
+            }
+            self.tape.work(f'{target}.{action.kind}', action.kind, phase, [source], [target], attributes=attributes)
+        else:
+            self.tape.exchange(action.kind, phase, action.axes, source, target, action.attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """One op of a redistribution.
+
+    Arguments: ``kind``: a step's, or ``copy``; ``shape``, ``dims`` and ``batch_dim`` of what it writes.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dims: Dims
+    batch_dim: int = 0
+    axes: tuple[Axis, ...] = ()
+    attributes: dict[str, Attribute] | None = None
+
+
+def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
+    steps = [single for step in part.steps for single in _by_dim(step, part.dim_of)]
+    states = list(_states(part.begin, steps))
+    if all(_is_block(part, state) for state in states) and all(_is_nested(step, part.dim_of) for step in steps):
+        for step, state in zip(steps, states[1:], strict=True):
+            yield _Action(step.kind, shape, _block_dims(part, state), 0, step.axes, _attributes(step, part.dim_of))
+        return
+    steps = [single for step in part.steps for single in _by_axis(step)]
+    states = list(_states(part.begin, steps))
+    batch_dim = max(place for place, dim in enumerate(part.dim_of) if dim == 0)
+    own = tuple(range(len(part.shape)))
+    yield _Action('copy', part.shape, _view_dims(states[0]), batch_dim)
+    for step, state in zip(steps, states[1:], strict=True):
+        yield _Action(step.kind, part.shape, _view_dims(state), batch_dim, step.axes, _attributes(step, own))
+    yield _Action('copy', shape, _block_dims(part, states[-1]))
+
+
+def _by_dim(step: Step, dim_of: Sequence[int]) -> Iterator[Step]:
+    """A step as one for each tensor dim; an all-to-all stays one."""
+    if step.kind in ('all_to_all', 'all_reduce'):
+        yield step
+        return
+    for _, places in groupby(range(len(step.axes)), key=lambda place: dim_of[(step.gather or step.split)[place]]):
+        yield _restricted(step, list(places))
+
+
+def _by_axis(step: Step) -> Iterator[Step]:
+    """A step as one for each axis; an all-to-all and an all-reduce stay one."""
+    if step.kind in ('all_to_all', 'all_reduce'):
+        yield step
+        return
+    for place in range(len(step.axes)):
+        yield _restricted(step, [place])
+
+
+def _restricted(step: Step, places: Sequence[int]) -> Step:
+    """A step of some of the axes; its shapes are no longer told."""
+
+    def of(items: Sequence[int]) -> tuple[int, ...]:
+        return tuple(items[place] for place in places) if items else ()
+
+    axes = tuple(step.axes[place] for place in places)
+    return replace(step, axes=axes, gather=of(step.gather), split=of(step.split), before=(), after=())
+
+
+def _states(begin: State, steps: Iterable[Step]) -> Iterator[State]:
+    """The state before the first step and after each."""
+    state = list(begin)
+    yield tuple(state)
+    for step in steps:
+        for place in step.gather:
+            state[place] = None
+        for axis, place in zip(step.axes, step.split, strict=False):
+            state[place] = axis
+        yield tuple(state)
+
+
+def _is_block(part: Part, state: State) -> bool:
+    """Whether a rank's slice is one block of the tensor: no part is cut inside of one that is not cut to the end."""
+    open_dims: set[int] = set()
+    for axis, dim, length in zip(state, part.dim_of, part.shape, strict=True):
+        if axis is not None and dim in open_dims:
+            return False
+        if axis is None or axis.size < length:
+            open_dims.add(dim)
+    return True
+
+
+def _is_nested(step: Step, dim_of: Sequence[int]) -> bool:
+    """Whether the axes that an all-to-all moves to one dim count there as they do in the group."""
+    if step.kind != 'all_to_all':
+        return True
+    return list(step.split) == sorted(step.split) and list(step.gather) == sorted(step.gather)
+
+
+def _block_dims(part: Part, state: State) -> Dims:
+    """The axes that cut each tensor dim."""
+    dims: list[list[Axis]] = [[] for _ in range(max(part.dim_of) + 1)]
+    for axis, dim in zip(state, part.dim_of, strict=True):
+        dims[dim] += [axis] if axis is not None else []
+    return tuple(map(tuple, dims))
+
+
+def _view_dims(state: State) -> Dims:
+    return tuple((axis,) if axis is not None else () for axis in state)
+
+
+def _attributes(step: Step, dim_of: Sequence[int]) -> dict[str, Attribute]:
+    """What a kernel must know: the dim along which it cuts or joins; for an all-to-all, of each axis."""
+    if step.kind == 'all_reduce':
+        return {}
+    if step.kind != 'all_to_all':
+        return {'dim': dim_of[(step.gather or step.split)[0]]}
+    joins, cuts = ([str(dim_of[place]) for place in places] for places in (step.gather, step.split))
+    sizes = [str(axis.size) for axis in step.axes]
+    return {'joins': ' '.join(joins), 'cuts': ' '.join(cuts), 'sizes': ' '.join(sizes)}

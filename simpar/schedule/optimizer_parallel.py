@@ -1,0 +1,39 @@
+"""Whether the keys of optimizer parallelism and fusion fit together, as far as it can be told without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.document import Complaint
+from simpar.lower.optimizer_parallel import conflicts
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Workload
+
+
+def shards_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change."""
+    for key, what, instead in conflicts(plan):
+        yield Complaint(('plan', key), what, instead)
+    if plan.shard_group and plan.data and plan.data % min(plan.shard_group, plan.data):
+        what = f'{plan.shard_group} does not divide data {plan.data}'
+        yield Complaint(('plan', 'shard_group'), what, f'write a divisor of {plan.data}, or 0 for all')
+    yield from _fusion(workload, plan)
+
+
+def _fusion(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    if isinstance(plan.fusion, float) and not plan.fusion > 0:
+        yield Complaint(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
+    if plan.fusion_ids and plan.fusion != 'ids':
+        yield Complaint(('plan', 'fusion_ids'), 'ids are not asked for', 'write fusion: ids too')
+    layers = _layers(workload)
+    if plan.fusion == 'ids' and plan.fusion_ids and len(plan.fusion_ids) != layers:
+        what = f'lists {len(plan.fusion_ids)} ids, but {layers} layers have parameters'
+        yield Complaint(('plan', 'fusion_ids'), what, f'list {layers} ids')
+
+
+def _layers(workload: Workload) -> int:
+    """Dense layers; or embedding, position, layers, norm, and the head unless it is the embedding's."""
+    model = workload.model
+    if isinstance(model, Network):
+        return sum(isinstance(layer, Dense) for layer in model.layers)
+    return model.layers + 3 + (not model.tied)

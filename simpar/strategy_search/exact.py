@@ -1,0 +1,274 @@
+"""Exact search: the strategies whose additive cost is least, by dynamic programming over the operator graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
+
+import numpy as np
+
+from simpar.errors import Infeasible
+from simpar.strategy_search.bits import Bits, used
+from simpar.strategy_search.candidates import Candidate, candidates, fixed_candidates
+from simpar.strategy_search.elimination import Elimination, Factor, Table
+from simpar.strategy_search.graph import RESHAPES, Graph, Operator
+from simpar.strategy_search.objective import Bytes, Objective
+from simpar.strategy_search.strategies import Choice
+
+Layouts = tuple[Bits, ...]
+STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found.
+
+    Arguments:
+        choices: by operator name.
+        cost: in the objective's unit (bytes a device, or seconds).
+        memory: bytes a device, of parameters with what belongs to them, and of activations.
+        bound: no choices within the memory cost less; ``cost`` − ``bound`` is the gap of the memory constraint.
+    """
+
+    choices: Mapping[str, Choice]
+    cost: float
+    memory: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """How memory counts: ``limit`` bytes a device; ``per_parameter`` bytes an element of a parameter with its gradient
+    and states, ``per_activation`` bytes an element of an operator's output. Does not model: buffers, and what is freed.
+    """
+
+    limit: float = inf
+    per_parameter: float = 16.0
+    per_activation: float = 4.0
+
+    def of(self, graph: Graph, operator: Operator, candidate: Candidate) -> float:
+        """Bytes of an operator's parameters and output on one device."""
+        total = 0.0
+        for name, layout in zip(operator.reads, candidate.inputs, strict=True):
+            if name in graph.parameters:
+                total += self.per_parameter * prod(graph.shapes[name]) * 0.5 ** len(used(layout))
+        if operator.writes and operator.primitive != '_VirtualDataset':
+            total += self.per_activation * prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.output))
+        return total
+
+
+def exact(
+    graph: Graph,
+    devices: int,
+    objective: Objective | None = None,
+    *,
+    fixed: Mapping[str, Choice] | None = None,
+    memory: Memory | None = None,
+) -> Found:
+    """The strategies that cost least, of all that ``candidates`` lists.
+
+    Arguments: ``objective``, bytes unless given; ``fixed``, operators that a user cut; ``memory``, what must not be
+    exceeded. A tensor that several operators read may be redistributed once for all of them. With a memory limit the
+    result is the optimum where ``cost`` = ``bound``. Raises Infeasible where nothing fits into the memory.
+    """
+    problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, memory or Memory())
+    return problem.best() if problem.memory.limit == inf else problem.within_memory()
+
+
+def ranked(graph: Graph, devices: int, count: int, objective: Objective | None = None) -> list[Found]:
+    """The best different strategies, at most ``count``, in ascending order of their cost."""
+    problem = _Problem(graph, devices, objective or Bytes(), {}, Memory())
+    found: list[Found] = []
+    for cost, picks in Elimination(problem.sizes, problem.factors(0.0)).solutions(STEPS):
+        choices = problem.choices(picks)
+        if all(choices != other.choices for other in found):
+            found.append(Found(choices, cost, problem.memory_of(picks), found[0].cost if found else cost))
+        if len(found) == count:
+            break
+    return found
+
+
+def evaluate(graph: Graph, choices: Mapping[str, Choice], devices: int, objective: Objective | None = None) -> Found:
+    """What given strategies cost. Reshapes, which MindSpore's compiler cuts as their neighbours ask, stay free."""
+    shapes = {operator.name for operator in graph.operators if operator.primitive in RESHAPES}
+    return exact(
+        graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in shapes}
+    )
+
+
+@dataclass(slots=True)
+class _Problem:
+    """The search as tables: a variable for each operator, and one for each tensor that several operators read."""
+
+    graph: Graph
+    devices: int
+    objective: Objective
+    fixed: Mapping[str, Choice]
+    memory: Memory
+    options: list[list[Candidate]] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    layouts: list[Layouts] = field(default_factory=list)
+    made: dict[object, Table] = field(default_factory=dict)
+    listed: dict[object, list[Candidate]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = [self.candidates(operator) for operator in self.graph.operators]
+        for name, readers in self.graph.readers.items():
+            if len(readers) > 1 and name in self.graph.writer:
+                self.shared[name] = len(self.options) + len(self.layouts)
+                self.layouts.append(self.meeting(name, readers))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of choices by variable."""
+        return [*map(len, self.options), *map(len, self.layouts)]
+
+    def kind(self, operator: Operator) -> object:
+        """Operators of a kind have the same candidates and costs."""
+        shapes = (self.graph.read_shapes(operator), self.graph.output_shape(operator))
+        trained = tuple(name in self.graph.parameters for name in operator.reads)
+        how = (operator.transpose_a, operator.transpose_b, operator.permutation, operator.axes, operator.keep_dims)
+        return operator.primitive, shapes, trained, how, self.fixed.get(operator.name)
+
+    def candidates(self, operator: Operator) -> list[Candidate]:
+        kind = self.kind(operator)
+        if kind not in self.listed:
+            choice = self.fixed.get(operator.name)
+            self.listed[kind] = (
+                candidates(self.graph, operator, self.devices)
+                if choice is None
+                else fixed_candidates(self.graph, operator, choice, self.devices)
+            )
+        return self.listed[kind]
+
+    def meeting(self, name: str, readers: Sequence[int]) -> Layouts:
+        """Layouts in which a tensor may be handed to several readers: those of its writer and of its readers."""
+        every = dict.fromkeys(self.written(name))
+        for place in dict.fromkeys(readers):
+            every.update(dict.fromkeys(self.read(place, name)))
+        return tuple(every)
+
+    def written(self, name: str) -> list[Bits]:
+        place = self.graph.writer[name]
+        output = self.graph.operators[place].writes.index(name)
+        dataset = self.graph.operators[place].primitive == '_VirtualDataset'
+        return [option.inputs[output] if dataset else option.output for option in self.options[place]]
+
+    def read(self, place: int, name: str) -> list[Bits]:
+        position = self.graph.operators[place].reads.index(name)
+        return [option.inputs[position] for option in self.options[place]]
+
+    def factors(self, price: float) -> list[Factor]:
+        """Tables of the cost, with memory at a price a byte."""
+        made = [Factor((place,), self.priced(place, price)) for place in range(len(self.options))]
+        for name, readers in self.graph.readers.items():
+            if name not in self.graph.writer:
+                continue
+            place, source = self.graph.writer[name], self.written(name)
+            if name in self.shared:
+                place, meeting = self.shared[name], self.layouts[self.shared[name] - len(self.options)]
+                made.append(Factor((self.graph.writer[name], place), self.between(name, source, meeting)))
+                source = list(meeting)
+            made += [Factor((place, reader), self.between(name, source, self.read(reader, name))) for reader in readers]
+        return made
+
+    def priced(self, place: int, price: float) -> Table:
+        """Cost of each candidate of an operator, with its memory at a price."""
+        key = ('priced', self.kind(self.graph.operators[place]), price)
+        if key not in self.made:
+            self.made[key] = self.own(place) + price * self.bytes(place)
+        return self.made[key]
+
+    def own(self, place: int) -> Table:
+        """The objective's cost of each candidate of an operator."""
+        operator = self.graph.operators[place]
+        key = ('own', self.kind(operator))
+        if key not in self.made:
+            costs = [
+                self.objective.operator(self.graph, operator, option, self.devices) for option in self.options[place]
+            ]
+            self.made[key] = np.array(costs)
+        return self.made[key]
+
+    def bytes(self, place: int) -> Table:
+        """Memory of each candidate of an operator."""
+        operator = self.graph.operators[place]
+        key = ('memory', self.kind(operator))
+        if key not in self.made:
+            costs = [self.memory.of(self.graph, operator, option) for option in self.options[place]]
+            self.made[key] = np.array(costs)
+        return self.made[key]
+
+    def between(self, name: str, source: Sequence[Bits], target: Sequence[Bits]) -> Table:
+        """Redistribution from every layout to every other; a table is made once for all tensors alike."""
+        shape, fed = self.graph.shapes[name], self.graph.operators[self.graph.writer[name]].primitive
+        key = (shape, fed == '_VirtualDataset', tuple(source), tuple(target))
+        if key not in self.made:
+            rows, columns = list(dict.fromkeys(source)), list(dict.fromkeys(target))
+            backward = fed != '_VirtualDataset'
+            costs = np.array(
+                [[self.objective.redistribution(a, b, shape, backward=backward) for b in columns] for a in rows]
+            )
+            at, to = {a: n for n, a in enumerate(rows)}, {b: n for n, b in enumerate(columns)}
+            self.made[key] = costs[np.ix_([at[a] for a in source], [to[b] for b in target])]
+        return self.made[key]
+
+    def choices(self, picks: Sequence[int]) -> dict[str, Choice]:
+        """The operators' choices among the variables' picks."""
+        names = self.graph.names
+        return {name: options[pick].choice for name, options, pick in zip(names, self.options, picks, strict=False)}
+
+    def memory_of(self, picks: Sequence[int]) -> float:
+        return float(sum(self.bytes(place)[picks[place]] for place in range(len(self.options))))
+
+    def best(self) -> Found:
+        """The optimum without a limit of memory."""
+        found = Elimination(self.sizes, self.factors(0.0))
+        picks = found.best()
+        return Found(self.choices(picks), found.least, self.memory_of(picks), found.least)
+
+    def within_memory(self) -> Found:
+        """The optimum within the memory: a price a byte that just suffices, then all that may still be better."""
+        price = self.price()
+        solver = Elimination(self.sizes, self.factors(price))
+        best: Found | None = None
+        bound = inf
+        for sum_, picks in solver.solutions(STEPS):
+            memory = self.memory_of(picks)
+            bound = sum_ - price * self.memory.limit
+            if best is not None and bound >= best.cost * (1 - 1e-12):
+                bound = best.cost
+                break
+            if memory <= self.memory.limit and (best is None or sum_ - price * memory < best.cost):
+                best = Found(self.choices(picks), sum_ - price * memory, memory, bound)
+        else:
+            bound = min(bound, best.cost) if best is not None and bound < inf else bound
+        if best is None:
+            raise self.too_small()
+        return Found(best.choices, best.cost, best.memory, min(bound, best.cost))
+
+    def price(self) -> float:
+        """The least price of a byte, to one part in 2³⁰, at which the optimum fits; 0 where it fits for nothing."""
+        if self.fits(0.0):
+            return 0.0
+        high = 1.0
+        while not self.fits(high):
+            high *= 16
+            if high > 1e12:
+                raise self.too_small()
+        low = high / 16 if high > 1 else 0.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.fits(middle) else (middle, high)
+        return high
+
+    def fits(self, price: float) -> bool:
+        return self.memory_of(Elimination(self.sizes, self.factors(price)).best()) <= self.memory.limit
+
+    def too_small(self) -> Infeasible:
+        least = sum(float(self.bytes(place).min()) for place in range(len(self.options)))
+        return Infeasible(
+            f'strategy search: no strategies on {self.devices} devices fit into {self.memory.limit:.4g} bytes a '
+            f'device; the least is {least:.4g}'
+        )

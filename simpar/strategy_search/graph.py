@@ -1,0 +1,199 @@
+"""Operator graph: the operators of a forward pass and the tensors between them, for the strategy searches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from simpar.errors import Problem, ScheduleError
+
+Shape = tuple[int, ...]
+Dataset = Literal['full_batch', 'data_parallel']
+
+ELEMENTWISE = frozenset(
+    ('ReLU', 'GeLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
+).union(('Equal', 'MaskedFill', 'Muls'))
+REDUCTIONS = frozenset(('ReduceMean', 'ReduceSum', 'ReduceMax', 'SumExt'))
+RESHAPES = frozenset(('Reshape', 'Flatten', 'ExpandDims', 'Squeeze'))
+PRIMITIVES = (
+    ELEMENTWISE
+    | REDUCTIONS
+    | RESHAPES
+    | {'MatMul', 'BatchMatMul', 'Transpose', 'Softmax', 'LayerNorm', 'BatchNorm', 'Gather', 'GatherD', 'Conv2D'}
+    | {'SparseSoftmaxCrossEntropyWithLogits', 'StridedSlice', '_VirtualDataset'}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of the forward pass.
+
+    Arguments:
+        name: unique in its graph.
+        primitive: the kind, in MindSpore's spelling (``MatMul``, ``ReLU``, …): see ``PRIMITIVES``.
+        reads, writes: names of tensors. Only a ``_VirtualDataset`` writes more than one.
+        transpose_a, transpose_b: of a MatMul or BatchMatMul: the last two dims of an operand are swapped.
+        permutation: of a Transpose.
+        axes: reduced (reductions, Softmax) or normalised dims, counted from the left.
+        keep_dims: whether a reduction keeps its axes with size 1.
+    """
+
+    name: str
+    primitive: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    transpose_a: bool = False
+    transpose_b: bool = False
+    permutation: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    keep_dims: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Operators in an order that they can run in, and their tensors.
+
+    Arguments:
+        operators: a tensor is written before it is read.
+        shapes: by tensor name, whole (global) shapes; parameters and inputs are those that no operator writes.
+        parameters: names of tensors whose gradients are summed over everyone who holds the same slice.
+        dataset: how the global batch comes in: whole on every device, or cut along dim 0.
+    """
+
+    operators: tuple[Operator, ...]
+    shapes: Mapping[str, Shape]
+    parameters: frozenset[str] = frozenset()
+    dataset: Dataset = 'full_batch'
+    writer: Mapping[str, int] = field(default_factory=dict, compare=False)
+    readers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    def operator(self, name: str) -> Operator:
+        """The operator of a name; a ScheduleError where there is none."""
+        for operator in self.operators:
+            if operator.name == name:
+                return operator
+        raise ScheduleError(Problem(name, 'no operator of this name', f'write one of {self.names}'))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the operators, in order."""
+        return tuple(operator.name for operator in self.operators)
+
+    def read_shapes(self, operator: Operator) -> tuple[Shape, ...]:
+        """Shapes of what an operator reads."""
+        return tuple(self.shapes[name] for name in operator.reads)
+
+    def output_shape(self, operator: Operator) -> Shape:
+        """Shape of the first tensor that an operator writes; () where it writes none."""
+        return self.shapes[operator.writes[0]] if operator.writes else ()
+
+
+def make_graph(
+    operators: tuple[Operator, ...],
+    shapes: Mapping[str, Shape],
+    parameters: frozenset[str],
+    dataset: Dataset = 'full_batch',
+) -> Graph:
+    """A graph with its index of writers and readers; raises ScheduleError where a tensor is read before it is written
+    or an operator is unknown.
+    """
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for place, operator in enumerate(operators):
+        if operator.primitive not in PRIMITIVES:
+            raise ScheduleError(Problem(operator.name, f'no rule for the operator {operator.primitive}'))
+        for name in operator.reads:
+            if name not in shapes:
+                raise ScheduleError(Problem(operator.name, f'reads {name}, which nothing has written'))
+            readers.setdefault(name, []).append(place)
+        writer.update(dict.fromkeys(operator.writes, place))
+    frozen = {name: tuple(places) for name, places in readers.items()}
+    return Graph(operators, shapes, parameters, dataset, writer, frozen)
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Collects operators; each method adds one and returns the name of the tensor that it writes."""
+
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    parameters: set[str] = field(default_factory=set)
+
+    def parameter(self, name: str, *shape: int) -> str:
+        """A trained tensor."""
+        self.parameters.add(name)
+        return self.constant(name, *shape)
+
+    def constant(self, name: str, *shape: int) -> str:
+        """A tensor that is neither trained nor fed."""
+        self.shapes[name] = shape
+        return name
+
+    def dataset(self, **inputs: Shape) -> tuple[str, ...]:
+        """What feeds the graph; returns the names of its tensors."""
+        self.shapes.update({f'{name}.fed': shape for name, shape in inputs.items()})
+        self.shapes.update(inputs)
+        fed = tuple(f'{name}.fed' for name in inputs)
+        self.operators.append(Operator(name='dataset', primitive='_VirtualDataset', reads=fed, writes=tuple(inputs)))
+        return tuple(inputs)
+
+    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, like: Operator | None = None) -> str:
+        """An operator that writes one tensor of this shape, named after the operator."""
+        plain = Operator(name=name, primitive=primitive, reads=reads, writes=(name,))
+        if like is not None:
+            plain = replace(like, name=name, primitive=primitive, reads=reads, writes=(name,))
+        self.operators.append(plain)
+        self.shapes[name] = shape
+        return name
+
+    def matmul(self, name: str, x: str, weight: str, *, transpose_b: bool = False) -> str:
+        """x · weight, or x · weightᵀ, over the last dim of x [rows, inputs]."""
+        columns = self.shapes[weight][0 if transpose_b else 1]
+        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
+        return self.add('MatMul', name, (x, weight), (*self.shapes[x][:-1], columns), like)
+
+    def batch_matmul(self, name: str, x: str, z: str, *, transpose_b: bool = False) -> str:
+        """A matrix product for each index of the leading dims."""
+        columns = self.shapes[z][-2 if transpose_b else -1]
+        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
+        return self.add('BatchMatMul', name, (x, z), (*self.shapes[x][:-1], columns), like)
+
+    def elementwise(self, primitive: str, name: str, *reads: str) -> str:
+        """An elementwise operator with broadcast."""
+        return self.add(primitive, name, reads, max((self.shapes[read] for read in reads), key=_breadth))
+
+    def reshape(self, name: str, x: str, *shape: int, primitive: str = 'Reshape') -> str:
+        """The same elements in another shape."""
+        return self.add(primitive, name, (x,), shape)
+
+    def transpose(self, name: str, x: str, *permutation: int) -> str:
+        """Dims in another order."""
+        shape = tuple(self.shapes[x][dim] for dim in permutation)
+        like = Operator(name='', primitive='', reads=(), writes=(), permutation=permutation)
+        return self.add('Transpose', name, (x,), shape, like)
+
+    def softmax(self, name: str, x: str) -> str:
+        """Softmax over the last dim."""
+        like = Operator(name='', primitive='', reads=(), writes=(), axes=(len(self.shapes[x]) - 1,))
+        return self.add('Softmax', name, (x,), self.shapes[x], like)
+
+    def layer_norm(self, name: str, x: str) -> str:
+        """LayerNorm over the last dim, with a gain and a bias."""
+        width = self.shapes[x][-1]
+        reads = (x, self.parameter(f'{name}.gain', width), self.parameter(f'{name}.bias', width))
+        return self.add('LayerNorm', name, reads, self.shapes[x])
+
+    def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
+        """A reduction over some dims."""
+        kept = [1 if dim in axes else size for dim, size in enumerate(self.shapes[x]) if keep_dims or dim not in axes]
+        like = Operator(name='', primitive='', reads=(), writes=(), axes=axes, keep_dims=keep_dims)
+        return self.add(primitive, name, (x,), tuple(kept), like)
+
+    def graph(self, dataset: Dataset = 'full_batch') -> Graph:
+        """What was collected."""
+        return make_graph(tuple(self.operators), self.shapes, frozenset(self.parameters), dataset)
+
+
+def _breadth(shape: Shape) -> tuple[int, Shape]:
+    return len(shape), shape

@@ -1,0 +1,129 @@
+"""Operator graphs of workloads: networks of dense layers, and transformer blocks in MindSpore's primitives."""
+
+from __future__ import annotations
+
+from math import prod
+
+from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
+from simpar.workload import Dense, Flatten, Network, Transformer, Workload
+
+MNIST_SAMPLE = (1, 28, 28)
+
+
+def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
+    """The forward operators of a workload.
+
+    A ``network:`` becomes its layers and the pieces of its loss; a ``transformer:`` its blocks with an embedding before
+    and norm, head and loss behind them. Not in the graph: dropout, and the position embedding's slice.
+    """
+    if isinstance(workload.model, Network):
+        return network_graph(workload.model, workload.batch, workload.loss, dataset)
+    return transformer_graph(workload.model, workload.batch, dataset)
+
+
+def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'full_batch') -> Graph:
+    """A network's layers, x · weightᵀ each, and its loss."""
+    build = GraphBuilder()
+    dense = [layer for layer in network.layers if isinstance(layer, Dense)]
+    whole = isinstance(network.layers[0], Flatten) and dense[0].inputs == prod(MNIST_SAMPLE)
+    sample = MNIST_SAMPLE if whole else (dense[0].inputs,)
+    columns = () if loss == 'cross-entropy' else (dense[-1].outputs,)
+    x, label = build.dataset(x=(batch, *sample), label=(batch, *columns))
+    for place, layer in enumerate(network.layers):
+        name = layer.name or f'{type(layer).__name__.lower()}{place}'
+        if isinstance(layer, Dense):
+            x = dense_layer(build, name, x, layer.outputs, bias=layer.bias)
+        elif isinstance(layer, Flatten):
+            x = build.reshape(name, x, batch, prod(build.shapes[x][1:]), primitive='Flatten')
+        else:
+            x = build.elementwise('ReLU', name, x)
+    LOSSES[loss](build, x, label)
+    return build.graph(dataset)
+
+
+def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:
+    """MatMul with a transposed weight, and BiasAdd."""
+    weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
+    y = build.matmul(name, x, weight, transpose_b=True)
+    if not bias:
+        return y
+    return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs))
+
+
+def mean_squared_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
+    """Sub, Square, ReduceMean; ``name`` goes before theirs."""
+    square = build.elementwise('Square', f'{name}loss.square', build.elementwise('Sub', f'{name}loss.sub', x, label))
+    return build.reduce('ReduceMean', f'{name}loss', square, tuple(range(len(build.shapes[square]))))
+
+
+def mean_absolute_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
+    """Sub, Abs, ReduceMean; ``name`` goes before theirs."""
+    absolute = build.elementwise('Abs', f'{name}loss.abs', build.elementwise('Sub', f'{name}loss.sub', x, label))
+    return build.reduce('ReduceMean', f'{name}loss', absolute, tuple(range(len(build.shapes[absolute]))))
+
+
+def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
+    """Cross-entropy of logits and classes as one operator."""
+    return build.add('SparseSoftmaxCrossEntropyWithLogits', f'{name}loss', (x, label), ())
+
+
+LOSSES = {'mse': mean_squared_error, 'mae': mean_absolute_error, 'cross-entropy': softmax_cross_entropy}
+
+
+def attention(build: GraphBuilder, name: str, x: str, batch: int, sequence: int, heads: int) -> str:
+    """Unfused attention of x [batch × sequence, hidden] up to its output projection."""
+    rows, hidden = build.shapes[x]
+    split = (batch, sequence, heads, hidden // heads)
+
+    def projected(which: str) -> str:
+        weight = build.parameter(f'{name}.{which}.weight', hidden, hidden)
+        y = build.matmul(f'{name}.{which}', x, weight)
+        y = build.reshape(f'{name}.{which}.reshape', y, *split)
+        return build.transpose(f'{name}.{which}.transpose', y, 0, 2, 1, 3)
+
+    q, k = projected('q'), projected('k')
+    scores = build.batch_matmul(f'{name}.scores', q, k, transpose_b=True)
+    scores = build.elementwise('Mul', f'{name}.scale', scores, build.constant(f'{name}.factor'))
+    probability = build.softmax(f'{name}.softmax', scores)
+    y = build.batch_matmul(f'{name}.values', probability, projected('v'))
+    y = build.reshape(f'{name}.reshape', build.transpose(f'{name}.transpose', y, 0, 2, 1, 3), rows, hidden)
+    return build.matmul(f'{name}.o', y, build.parameter(f'{name}.o.weight', hidden, hidden))
+
+
+def block(build: GraphBuilder, name: str, x: str, batch: int, sequence: int, heads: int, ffn: int) -> str:
+    """A pre-norm transformer block over x [batch × sequence, hidden], without biases."""
+    hidden = build.shapes[x][1]
+    y = attention(build, f'{name}.attention', build.layer_norm(f'{name}.norm1', x), batch, sequence, heads)
+    x = build.elementwise('Add', f'{name}.add1', x, y)
+    y = build.layer_norm(f'{name}.norm2', x)
+    y = build.matmul(f'{name}.up', y, build.parameter(f'{name}.up.weight', hidden, ffn))
+    y = build.elementwise('GeLU', f'{name}.gelu', y)
+    y = build.matmul(f'{name}.down', y, build.parameter(f'{name}.down.weight', ffn, hidden))
+    return build.elementwise('Add', f'{name}.add2', x, y)
+
+
+def transformer_blocks(
+    batch: int, sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, dataset: Dataset = 'full_batch'
+) -> Graph:
+    """Blocks and a mean squared error over [batch × sequence, hidden], without embedding or head."""
+    build = GraphBuilder()
+    x, label = build.dataset(x=(batch * sequence, hidden), label=(batch * sequence, hidden))
+    for layer in range(layers):
+        x = block(build, f'layer{layer}', x, batch, sequence, heads, ffn)
+    mean_squared_error(build, x, label)
+    return build.graph(dataset)
+
+
+def transformer_graph(model: Transformer, batch: int, dataset: Dataset = 'full_batch') -> Graph:
+    """Token embedding, blocks, final norm, head and cross-entropy."""
+    build = GraphBuilder()
+    tokens, label = build.dataset(tokens=(batch, model.sequence), label=(batch * model.sequence,))
+    table = build.parameter('embedding.weight', model.vocab, model.hidden)
+    x = build.add('Gather', 'embedding', (table, tokens), (batch, model.sequence, model.hidden))
+    x = build.reshape('embedding.reshape', x, batch * model.sequence, model.hidden)
+    for layer in range(model.layers):
+        x = block(build, f'layer{layer}', x, batch, model.sequence, model.heads, model.ffn_width)
+    x = build.layer_norm('norm', x)
+    weight = table if model.tied else build.parameter('head.weight', model.vocab, model.hidden)
+    softmax_cross_entropy(build, build.matmul('head', x, weight, transpose_b=True), label)
+    return build.graph(dataset)

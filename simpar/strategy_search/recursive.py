@@ -1,0 +1,214 @@
+"""Double recursive search: every loop halves the work of each main operator once, along the axis that costs least.
+
+The rules are those of MindSpore's ``recursive_programming`` (rec_core/rec_partition.cc, rec_cost.cc), told apart by
+version. Costs are counts of elements, not bytes or seconds. ``spread`` then gives the other operators what fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from simpar.strategy_search.bits import device_bits
+from simpar.strategy_search.graph import Graph, Operator, Shape
+from simpar.strategy_search.propagate import Compat
+from simpar.strategy_search.spread import Main, Spread
+from simpar.strategy_search.strategies import Choice
+
+REDISTRIBUTION = 16
+"""Cost of an element that changes its place, in the unit of the other costs."""
+BATCH_PARALLEL = frozenset(('_VirtualDataset', 'BatchNorm', 'SparseSoftmaxCrossEntropyWithLogits'))
+UNKNOWN = frozenset(('SumExt',))
+NEVER = float('inf')
+ROWS, COLUMNS = 2, 3
+"""Dims of a matrix in the search's view of every tensor: four dims, right-aligned."""
+I, J, K, NONE = range(4)
+CUTS_INPUT = {I: ROWS, K: COLUMNS}
+CUTS_OUTPUT = {I: ROWS, J: COLUMNS}
+
+
+def double_recursive(
+    graph: Graph, devices: int, compat: Compat = '2.10', *, optimizer_parallel: bool = False, stages: int = 1
+) -> dict[str, Choice]:
+    """Strategies of all operators, by name.
+
+    Arguments:
+        devices: of all stages together, a power of two.
+        compat: MindSpore's version; 2.10 prefers to cut rows, may leave devices unused, and beyond 32 devices scatters
+            a contracted product's sum over its rows (``out_strategy``).
+        optimizer_parallel: in 2.0 the first cut of a matrix product is then by rows.
+        stages: of the pipeline; the last log2(stages) cuts are taken back.
+    Does not model: BatchMatMul as an operator of its own (both versions spread it), more than one output, and the
+        order by cost that 2.10 takes beyond 32 devices with micro-batches of less than 8.
+    """
+    search = _Search(graph, compat, optimizer_parallel, stages)
+    loops = device_bits(devices)
+    for _ in range(loops):
+        search.loop()
+    kept = loops - device_bits(stages)
+    main = {name: node.main(kept) for name, node in search.nodes.items()}
+    return Spread(graph, main, devices // stages, devices, compat, search.order).strategies()
+
+
+def search_order(graph: Graph) -> list[int]:
+    """Places of operators as the compiler numbers them: from the last one, what it reads last comes first."""
+    order, seen, stack = [], set(), [len(graph.operators) - 1]
+    while stack:
+        place = stack.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        order.append(place)
+        reads = graph.operators[place].reads
+        stack.extend(graph.writer[name] for name in reads if name in graph.writer)
+    return order
+
+
+def is_main(operator: Operator, compat: Compat) -> bool:
+    """Whether the search cuts an operator itself; the others follow their neighbours."""
+    kinds = {'MatMul', 'Conv2D', *BATCH_PARALLEL, *UNKNOWN} | ({'LayerNorm'} if compat == '2.0' else set())
+    return operator.primitive in kinds
+
+
+def four_dims(shape: Shape) -> Shape:
+    """A shape right-aligned to four dims."""
+    return (*(1,) * (4 - len(shape)), *shape)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A main operator: its shapes now, and the axis of each cut so far (of four dims, or I, J, K of a product)."""
+
+    operator: Operator
+    shape: Shape
+    output: Shape
+    sizes: list[int]
+    cuts: list[int | None] = field(default_factory=list)
+
+    @property
+    def product(self) -> bool:
+        return self.operator.primitive == 'MatMul'
+
+    def cut(self, axis: int | None) -> None:
+        self.cuts.append(axis)
+        if axis is not None and not (self.product and axis == NONE):
+            self.sizes[axis] //= 2
+
+    def input_cut(self) -> int | None:
+        return self.dim(CUTS_INPUT)
+
+    def output_cut(self) -> int | None:
+        return self.dim(CUTS_OUTPUT)
+
+    def dim(self, of_product: Mapping[int, int]) -> int | None:
+        """The dim that the last cut went through; a product's axis is told by the table."""
+        last = self.cuts[-1]
+        return last if last is None or not self.product else of_product.get(last)
+
+    def main(self, kept: int) -> Main:
+        """What the first cuts make of input, weight and output, as pieces of four dims each."""
+        pieces = [[1] * 4 for _ in range(3)]
+        for axis in self.cuts[:kept]:
+            if axis is None:
+                continue
+            if not self.product:
+                for tensor in (0, 2):
+                    pieces[tensor][axis] *= 2
+            else:
+                for tensor, dim in {I: ((0, 2), (2, 2)), J: ((1, 3), (2, 3)), K: ((0, 3), (1, 2))}.get(axis, ()):
+                    pieces[tensor][dim] *= 2
+        return Main(*(tuple(tensor) for tensor in pieces))
+
+
+class _Search:
+    """The state of the partition: nodes by name, and who borders on whom when the others are left out."""
+
+    def __init__(self, graph: Graph, compat: Compat, optimizer_parallel: bool, stages: int) -> None:
+        self.graph, self.compat, self.optimizer_parallel = graph, compat, optimizer_parallel
+        self.order = search_order(graph)
+        self.nodes: dict[str, _Node] = {}
+        self.producers: dict[str, list[_Node]] = {}
+        self.consumers: dict[str, list[_Node]] = {}
+        main = [place for place in self.order if is_main(graph.operators[place], compat)]
+        self.visits = [graph.operators[place].name for place in (main if stages > 1 else reversed(main))]
+        self.borders()
+
+    def borders(self) -> None:
+        """Fills nodes, producers and consumers, the neighbours through operators that are not main."""
+        behind: dict[str, dict[str, None]] = {}
+        for operator in self.graph.operators:
+            before = {name: None for read in operator.reads for name in behind.get(read, ())}
+            if not is_main(operator, self.compat):
+                behind.update(dict.fromkeys(operator.writes, before))
+                continue
+            behind.update({name: {operator.name: None} for name in operator.writes})
+            node = self.nodes[operator.name] = self.node(operator)
+            self.producers[operator.name] = [self.nodes[name] for name in before]
+            for name in before:
+                self.consumers.setdefault(name, []).append(node)
+
+    def node(self, operator: Operator) -> _Node:
+        shape = four_dims(self.graph.read_shapes(operator)[0])
+        if operator.transpose_a:
+            shape = (*shape[:2], shape[3], shape[2])
+        output = four_dims(self.graph.output_shape(operator))
+        sizes = [shape[ROWS], output[COLUMNS], shape[COLUMNS]] if operator.primitive == 'MatMul' else list(shape)
+        return _Node(operator, shape, output, sizes)
+
+    def loop(self) -> None:
+        """Cuts every node once; sizes and neighbours' cuts are those of this loop."""
+        visited: set[str] = set()
+        for name in self.visits:
+            node = self.nodes[name]
+            node.cut(self.best_of_product(node, visited) if node.product else self.first_even(node))
+            visited.add(name)
+
+    def first_even(self, node: _Node) -> int | None:
+        """The first dim that can be halved; a convolution's is its batch, and what is unknown stays whole."""
+        if node.operator.primitive in UNKNOWN:
+            return None
+        dims = range(1) if node.operator.primitive == 'Conv2D' else range(4)
+        return next((dim for dim in dims if node.sizes[dim] >= 2 and node.sizes[dim] % 2 == 0), None)
+
+    def best_of_product(self, node: _Node, visited: set[str]) -> int | None:
+        """The cheapest axis; the first of equals, none where nothing can be cut."""
+        if self.compat == '2.0' and self.optimizer_parallel and I not in node.cuts:
+            return I
+        costs = [cost + self.redistribution(node, axis, visited) for axis, cost in enumerate(self.work(node))]
+        axis = costs.index(min(costs))
+        return None if costs[axis] == NEVER else axis
+
+    def work(self, node: _Node) -> list[float]:
+        """Costs of cutting rows, columns, the contracted axis, and nothing."""
+        i, j, k = node.sizes
+        costs = [k * j / 2 * (0.1 if self.compat == '2.10' else 1), i * k / 2, i * j / 2]
+        uncut = min(costs) ** 2 / 25 if self.compat == '2.10' else NEVER
+        for axis, size, rival in ((I, i, None), (J, j, K), (K, k, J)):
+            if size < 2 or size % 2 or rival in node.cuts:
+                costs[axis] = NEVER
+        return [*costs, uncut]
+
+    def redistribution(self, node: _Node, axis: int, visited: set[str]) -> float:
+        """Elements that would change their place towards the neighbours that this loop has visited."""
+        i, j, k = node.sizes
+        name = node.operator.name
+        before = sum(
+            CUTS_INPUT.get(axis) != other.output_cut()
+            for other in self.producers[name]
+            if other.operator.name in visited and self.adjacent(other.output, node.shape)
+        )
+        after = sum(CUTS_OUTPUT.get(axis) != other.input_cut() for other in self.after(node, visited))
+        return float(REDISTRIBUTION * (before * i * k + after * i * j))
+
+    def after(self, node: _Node, visited: set[str]) -> Iterator[_Node]:
+        for other in self.consumers.get(node.operator.name, ()):
+            if other.operator.name in visited:
+                # 2.0 compares the two outputs, not what passes between them.
+                shape = other.shape if self.compat == '2.10' else other.output
+                if self.adjacent(node.output, shape):
+                    yield other
+
+    def adjacent(self, written: Shape, read: Shape) -> bool:
+        """Whether two nodes pass one tensor on; 2.10 sees it through reshapes."""
+        return written == read if self.compat == '2.0' else prod(written) == prod(read)

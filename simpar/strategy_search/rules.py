@@ -1,0 +1,233 @@
+"""Rules: into which axes an operator's work can be cut, and what a strategy makes of its tensors' layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise, product
+from math import prod
+from operator import mul
+
+from simpar.errors import Problem, ScheduleError
+from simpar.strategy_search.bits import Bits, device_bits, twos
+from simpar.strategy_search.graph import ELEMENTWISE, REDUCTIONS, RESHAPES, Graph, Operator, Shape
+
+Strategy = tuple[tuple[int, ...], ...]
+AxisMap = tuple[tuple[int, ...], ...]
+"""By tensor dim, the axes that it is made of, the outermost first."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The axes of an operator's work, in the order of MindSpore's device matrix.
+
+    Arguments:
+        sizes: extent of each axis.
+        cuttable: whether an axis may be cut.
+        reads, output: the axes of each tensor's dims. A dim of several axes (Reshape) is cut from the outermost on, and
+            an inner axis only where the outer ones are cut to the last element.
+    """
+
+    sizes: tuple[int, ...]
+    cuttable: tuple[bool, ...]
+    reads: tuple[AxisMap, ...]
+    output: AxisMap
+
+    @cached_property
+    def contracted(self) -> tuple[int, ...]:
+        """Axes that the output has not: where they are cut, the output is a partial sum."""
+        kept = {axis for dim in self.output for axis in dim}
+        return tuple(axis for axis in range(len(self.sizes)) if axis not in kept)
+
+    def cut(self, exponents: tuple[int, ...]) -> Cut:
+        """What cutting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
+        ends = list(accumulate(exponents, initial=0))
+        return self.cut_by(tuple(tuple(range(start, end)) for start, end in pairwise(ends)))
+
+    def cut_by(self, bits: tuple[tuple[int, ...], ...]) -> Cut:
+        """What cutting each axis by these bits makes of the layouts."""
+
+        def layout(axes: AxisMap) -> Bits:
+            return tuple(tuple(bit for axis in dim for bit in bits[axis]) for dim in axes)
+
+        partial = tuple(bit for axis in self.contracted for bit in bits[axis])
+        inputs = tuple(layout(read) for read in self.reads)
+        strategy = tuple(tuple(1 << len(dim) for dim in read) for read in inputs)
+        return Cut(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))
+
+    def copy(self, axes: AxisMap, layout: Bits) -> Cut | None:
+        """The cut that gives one of the tensors this very layout and cuts no other axis; None where there is none."""
+        bits: list[tuple[int, ...]] = [()] * len(self.sizes)
+        for dim, dim_bits in zip(axes, layout, strict=True):
+            if dim_bits and (len(dim) != 1 or not self.cuttable[dim[0]]):
+                return None
+            if dim_bits:
+                bits[dim[0]] = dim_bits
+        fits = all(size % (1 << len(axis)) == 0 for size, axis in zip(self.sizes, bits, strict=True))
+        return self.cut_by(tuple(bits)) if fits else None
+
+    def cuts(self, devices: int) -> list[Cut]:
+        """Every cut by powers of two into at most ``devices`` pieces, those with few cuts of the first axes first."""
+        bits = device_bits(devices)
+        limits = [min(twos(size), bits) if can else 0 for size, can in zip(self.sizes, self.cuttable, strict=True)]
+        choices = product(*(range(limit + 1) for limit in limits))
+        return [self.cut(choice) for choice in choices if sum(choice) <= bits and self.allowed(choice)]
+
+    def allowed(self, exponents: tuple[int, ...]) -> bool:
+        """Whether dims made of several axes are cut from the outermost on."""
+        dims = {dim for read in (*self.reads, self.output) for dim in read if len(dim) > 1}
+        return all(
+            not exponents[inner] or 1 << exponents[outer] == self.sizes[outer]
+            for dim in dims
+            for place, inner in enumerate(dim)
+            for outer in dim[:place]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way to cut an operator.
+
+    Arguments:
+        strategy: pieces of each dim of each tensor that it reads.
+        inputs, output: layouts.
+        partial: bits over which the output is a sum still to be made.
+        used: number of bits that cut anything; the others repeat the work.
+    """
+
+    strategy: Strategy
+    inputs: tuple[Bits, ...]
+    output: Bits
+    partial: tuple[int, ...]
+    used: int
+
+
+def rule(graph: Graph, operator: Operator) -> Rule:
+    """The rule of an operator in a graph; raises ScheduleError where its shapes do not fit its kind."""
+    shapes, output = graph.read_shapes(operator), graph.output_shape(operator)
+    if operator.primitive == '_VirtualDataset':
+        return _dataset(shapes)
+    if operator.primitive in ('MatMul', 'BatchMatMul'):
+        return _matmul(operator, shapes)
+    if operator.primitive in RESHAPES:
+        return _reshape(operator, shapes[0], output)
+    return _dimwise(operator, shapes, output)
+
+
+def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+    """Rules of operators whose axes are dims of what they read or write."""
+    primitive = operator.primitive
+    if primitive in ELEMENTWISE or primitive == 'GatherD':
+        uncut = {len(output) - 1} if primitive == 'GatherD' else set()
+        return _plain(output, tuple(_broadcast(shape, output) for shape in shapes), uncut)
+    if primitive in REDUCTIONS:
+        return _reduce(operator, shapes[0])
+    if primitive == 'Transpose':
+        dims = tuple((dim,) for dim in range(len(shapes[0])))
+        return Rule(shapes[0], (True,) * len(dims), (dims,), tuple(dims[dim] for dim in operator.permutation))
+    if primitive in ('Softmax', 'StridedSlice'):
+        sliced = {dim for dim, (whole, left) in enumerate(zip(shapes[0], output, strict=True)) if whole != left}
+        return _plain(shapes[0], (_dims(shapes[0]),), {*operator.axes, *sliced})
+    if primitive == 'LayerNorm':
+        last = len(output) - 1
+        return _plain(output, (_dims(output), ((last,),), ((last,),)), {last})
+    if primitive == 'BatchNorm':
+        reads = (_dims(output), *(((1,),) for _ in shapes[1:]))
+        return _plain(output, reads, {1, 2, 3})
+    if primitive == 'Conv2D':
+        return Rule(output, (True, False, False, False), (((0,), (), (), ()), ((1,), (), (), ())), _dims(output))
+    if primitive == 'Gather':
+        return _gather(shapes)
+    return _plain(shapes[0], (_dims(shapes[0]), ((0,),)), {1}, output=())
+
+
+def _plain(sizes: Shape, reads: tuple[AxisMap, ...], uncut: set[int], output: AxisMap | None = None) -> Rule:
+    cuttable = tuple(axis not in uncut for axis in range(len(sizes)))
+    return Rule(sizes, cuttable, reads, _dims(sizes) if output is None else output)
+
+
+def _dims(shape: Shape) -> AxisMap:
+    return tuple((dim,) for dim in range(len(shape)))
+
+
+def _broadcast(shape: Shape, output: Shape) -> AxisMap:
+    """Right-aligned dims; one that is spread over the output's is not cut."""
+    first = len(output) - len(shape)
+    return tuple((first + dim,) if size == output[first + dim] else () for dim, size in enumerate(shape))
+
+
+def _dataset(shapes: tuple[Shape, ...]) -> Rule:
+    """Every input by the same cut of dim 0; the search fixes which."""
+    reads = tuple(((0,), *(() for _ in shape[1:])) if shape else () for shape in shapes)
+    return Rule((shapes[0][0],), (True,), reads, reads[0])
+
+
+def _matmul(operator: Operator, shapes: tuple[Shape, ...]) -> Rule:
+    """Axes: leading dims, i (rows), k (contracted), j (columns)."""
+    a, b = shapes
+    leading = len(a) - 2
+    i, k, j = leading, leading + 1, leading + 2
+    rows, inner = (a[-1], a[-2]) if operator.transpose_a else (a[-2], a[-1])
+    columns = b[-2] if operator.transpose_b else b[-1]
+    if inner != (b[-1] if operator.transpose_b else b[-2]):
+        raise ScheduleError(Problem(operator.name, f'cannot multiply {list(a)} by {list(b)}'))
+    lead = tuple((axis,) for axis in range(leading))
+    first = (*lead, (k,), (i,)) if operator.transpose_a else (*lead, (i,), (k,))
+    second = (*lead, (j,), (k,)) if operator.transpose_b else (*lead, (k,), (j,))
+    sizes = (*a[:-2], rows, inner, columns)
+    return Rule(sizes, (True,) * len(sizes), (first, second), (*lead, (i,), (j,)))
+
+
+def _reduce(operator: Operator, shape: Shape) -> Rule:
+    axes = set(operator.axes)
+    output = tuple(() if dim in axes else (dim,) for dim in range(len(shape)) if operator.keep_dims or dim not in axes)
+    return Rule(shape, (True,) * len(shape), (_dims(shape),), output)
+
+
+def _gather(shapes: tuple[Shape, ...]) -> Rule:
+    """An embedding: axes: indices' dims, vocabulary (a cut leaves zeros to be summed), columns."""
+    table, indices = shapes
+    rows = tuple((axis,) for axis in range(len(indices)))
+    vocabulary, columns = len(indices), len(indices) + 1
+    sizes = (*indices, *table)
+    return Rule(sizes, (True,) * len(sizes), (((vocabulary,), (columns,)), rows), (*rows, (columns,)))
+
+
+def _reshape(operator: Operator, shape: Shape, output: Shape) -> Rule:
+    """Axes: the common factors of both shapes; where a dim is no whole product of them, nothing is cut."""
+    if prod(shape) != prod(output):
+        raise ScheduleError(Problem(operator.name, f'{list(shape)} cannot be reshaped to {list(output)}'))
+    edges = sorted({*accumulate(shape, mul, initial=1), *accumulate(output, mul, initial=1)})
+    if any(inner % outer for outer, inner in pairwise(edges)):
+        return Rule((), (), (tuple(() for _ in shape),), tuple(() for _ in output))
+    sizes = tuple(inner // outer for outer, inner in pairwise(edges))
+    return Rule(sizes, (True,) * len(sizes), (_factors(shape, edges),), _factors(output, edges))
+
+
+def _factors(shape: Shape, edges: list[int]) -> AxisMap:
+    """The axes of each dim; edges are the products of the leading dims of both shapes."""
+    ends = pairwise(accumulate(shape, mul, initial=1))
+    return tuple(tuple(range(edges.index(start), edges.index(end))) for start, end in ends)
+
+
+def cut_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -> Cut:
+    """The cut that a strategy means; raises ScheduleError naming the nearest valid ones where there is none."""
+    cuts = rule(graph, operator).cuts(devices)
+    for cut in cuts:
+        if cut.strategy == strategy:
+            return cut
+    near = sorted(cuts, key=lambda cut: _distance(cut.strategy, strategy))[:3]
+    shapes = ', '.join(str(list(shape)) for shape in graph.read_shapes(operator))
+    raise ScheduleError(
+        Problem(
+            operator.name,
+            f'{operator.primitive} of {shapes} cannot be cut as {strategy} on {devices} devices',
+            f'the nearest that can: {", ".join(str(cut.strategy) for cut in near)}',
+        )
+    )
+
+
+def _distance(one: Strategy, other: Strategy) -> int:
+    if [len(dims) for dims in one] != [len(dims) for dims in other]:
+        return 1 << 30
+    return sum(abs(a - b) for dims, others in zip(one, other, strict=True) for a, b in zip(dims, others, strict=True))

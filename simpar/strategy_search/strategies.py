@@ -1,0 +1,20 @@
+"""Choice: how one operator is cut, as a search decides it and a plan writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.strategy_search.rules import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an operator is cut.
+
+    Arguments:
+        strategy: pieces of each dim of each tensor that it reads, as in ``ops.MatMul().shard(((2, 4), (4, 1)))``.
+        out_strategy: pieces of its output's dims where its sum is scattered; none: the sum is everywhere.
+    """
+
+    strategy: Strategy
+    out_strategy: tuple[int, ...] | None = None

@@ -1,0 +1,81 @@
+"""SweepAnswer: the outcomes of all rows side by side, with the gain of each and the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.sweep.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One row.
+
+    Arguments: ``settings``, dotted keys and what it sets them to; ``batch``, samples of a step; ``baseline``, seconds
+    of the step that its gain is measured from; ``gain``; both None where there is no such step; ``is_baseline``,
+    whether it is itself that step; ``why_no_gain``, where a baseline was asked for and cannot be.
+    """
+
+    settings: Mapping[str, Any]
+    batch: int
+    outcome: Outcome
+    baseline: float | None = None
+    gain: float | None = None
+    is_baseline: bool = False
+    why_no_gain: str = ''
+
+    @property
+    def step(self) -> float | None:
+        """Seconds of a step; None where the row is infeasible."""
+        return self.outcome.figures.step if self.outcome.figures and self.outcome.feasible else None
+
+    @property
+    def sample(self) -> float:
+        """Seconds that the step takes for each of its samples; infinite where the row is infeasible."""
+        return float('inf') if self.step is None else self.step / self.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer:
+    """All rows in the order given.
+
+    Arguments: ``keys``, dotted; ``against``, the differences of every row's own baseline, empty where gain is measured
+    from the first feasible row; ``changed_links``, whether a row has links that are not the profile's.
+    """
+
+    keys: tuple[str, ...]
+    results: tuple[Result, ...]
+    against: Mapping[str, Any]
+    changed_links: bool = False
+
+    @property
+    def best(self) -> int | None:
+        """The row that takes least time a sample, the first of equal ones; None where no row is feasible."""
+        rows = range(len(self.results))
+        place = min(rows, key=lambda row: self.results[row].sample)
+        return None if self.results[place].step is None else place
+
+    @property
+    def first(self) -> int | None:
+        """The first feasible row."""
+        return next((row for row, result in enumerate(self.results) if result.step is not None), None)
+
+    @property
+    def varying(self) -> frozenset[str]:
+        """The keys that rows set to different values, or that some rows leave."""
+        settings = [result.settings for result in self.results]
+        return frozenset(key for key in self.keys if any(one.get(key) != settings[0].get(key) for one in settings))
+
+    @property
+    def batches_differ(self) -> bool:
+        """Whether steps have different numbers of samples, so that samples a second are what compares."""
+        return len({result.batch for result in self.results}) > 1
+
+
+def gain_over(baseline: tuple[float, int], step: tuple[float, int]) -> float:
+    """baseline / step − 1, for the same number of samples; arguments: seconds and samples of each."""
+    ratio = baseline[0] / step[0]
+    # Only where they differ, so that the gain is that of `simpar run` to the bit.
+    return (ratio if baseline[1] == step[1] else ratio * step[1] / baseline[1]) - 1

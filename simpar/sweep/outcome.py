@@ -1,0 +1,127 @@
+"""Outcome: what comes of one row, its figures or why it cannot be; rows are predicted here or in processes apart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+
+from simpar.case import case_of, check_memory
+from simpar.errors import RunFailed, ScheduleError, SimparError
+from simpar.metrics import is_pipeline
+from simpar.predict import Prediction
+from simpar.schedule import Schedule
+from simpar.units import format_size
+
+Progress = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A step in seconds, means over the ranks as of ``StepMetrics``; ``bubble`` of pipelines only.
+
+    Arguments: ``grades``, share of the isolated seconds by grade; ``notes``, as of the prediction.
+    """
+
+    step: float
+    compute: float
+    exposed: float
+    idle: float
+    bubble: float | None
+    grades: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What comes of a schedule.
+
+    Arguments: ``figures``, None where there is no program; ``peak``, bytes that its fullest device holds, ``device``,
+    bytes of a device, both 0 where there is no program; ``reason``, in a few words why it cannot be, empty where it
+    can; ``detail``, the same in full.
+    """
+
+    figures: Figures | None = None
+    peak: int = 0
+    device: float = 0.0
+    reason: str = ''
+    detail: str = field(default='', repr=False)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it can be on this cluster."""
+        return not self.reason
+
+
+def predicted(schedule: Schedule) -> Outcome:
+    """Predict a schedule, without a baseline; one that cannot be is an outcome too."""
+    outcome = Outcome()
+    try:
+        case = case_of(replace(schedule, against={}))
+        prediction = case.predict()
+        outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
+        check_memory(case, prediction)
+    except SimparError as error:
+        return infeasible(error, outcome)
+    return outcome
+
+
+def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
+    """The outcome of what an error refuses; ``outcome``, what is known of it all the same."""
+    return replace(outcome, reason=_few_words(error, outcome), detail=str(error))
+
+
+def predict_all(schedules: Sequence[Schedule], jobs: int = 1, progress: Progress | None = None) -> list[Outcome]:
+    """Predict schedules in their order.
+
+    Arguments: ``jobs``, processes at once; the outcomes are the same whatever their number.
+    Raises ``RunFailed`` where such a process dies.
+    """
+    outcomes = []
+    for outcome in _each(schedules, min(jobs, len(schedules))):
+        outcomes.append(outcome)
+        if progress:
+            progress(len(outcomes), len(schedules))
+    return outcomes
+
+
+def _each(schedules: Sequence[Schedule], jobs: int) -> Iterator[Outcome]:
+    if jobs < 2:
+        yield from map(predicted, schedules)
+        return
+    try:
+        # Spawned, not forked: the caller may have threads.
+        with ProcessPoolExecutor(jobs, mp_context=get_context('spawn'), initializer=_leave_interrupts) as pool:
+            yield from pool.map(predicted, schedules)
+    except BrokenProcessPool:
+        raise RunFailed(f'one of {jobs} processes that predict rows died; try fewer --jobs') from None
+
+
+def _leave_interrupts() -> None:
+    """An interrupt is for the process that asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _figures(prediction: Prediction) -> Figures:
+    steady = prediction.metrics.steady
+    return Figures(
+        step=prediction.step,
+        compute=steady.compute,
+        exposed=steady.exposed,
+        idle=steady.idle,
+        bubble=steady.bubble if is_pipeline(prediction.program) else None,
+        grades=prediction.grades,
+        notes=prediction.notes,
+    )
+
+
+def _few_words(error: SimparError, outcome: Outcome) -> str:
+    if outcome.peak > outcome.device:
+        return f'does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}'
+    if isinstance(error, ScheduleError):
+        more = len(error.problems) - 1
+        return f'{error.problems[0].what}{f" (and {more} more)" if more else ""}'
+    return str(error).partition('\n')[0].rstrip(':')

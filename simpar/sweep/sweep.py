@@ -1,0 +1,139 @@
+"""Sweep: the rows of a schedule file, which become an answer when they are predicted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simpar.case import cluster_of
+from simpar.document import one_screen
+from simpar.errors import Problem, ScheduleError
+from simpar.schedule import Row, Schedule, load_rows, written
+from simpar.sweep.answer import Result, SweepAnswer, gain_over
+from simpar.sweep.outcome import Outcome, Progress, infeasible, predict_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What is to be predicted: rows of well-formed values; ``keys``, all that any row sets, in the order given."""
+
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def against(self) -> Mapping[str, Any]:
+        """The differences of every row's own baseline; empty where none is given."""
+        return self.rows[0].schedule.against or {}
+
+    def predict(self, jobs: int = 1, progress: Progress | None = None) -> SweepAnswer:
+        """Predict every row, and every row's baseline, each of them once.
+
+        Arguments: ``jobs``, processes at once, which change no figure. Raises ``ScheduleError`` where no row has the
+        baseline that ``against`` asks for, ``RunFailed`` where a process dies.
+        """
+        baselines = self._baselines()
+        schedules = {
+            _identity(schedule): schedule
+            for schedule in (*self._fitting(), *(other for other in baselines if isinstance(other, Schedule)))
+        }
+        done = dict(zip(schedules, predict_all(list(schedules.values()), jobs, progress), strict=True))
+        results = [self._result(row, done) for row in self.rows]
+        if self.against:
+            results = [_measured(*pair, done) for pair in zip(results, baselines, strict=True)]
+        answer = SweepAnswer(
+            keys=self.keys,
+            results=tuple(results),
+            against=self.against,
+            changed_links=any(set(row.schedule.cluster.links.values()) - {1} for row in self.rows),
+        )
+        return answer if self.against else _from_first(answer)
+
+    def _fitting(self) -> list[Schedule]:
+        return [row.schedule for row in self.rows if not row.problems]
+
+    def _baselines(self) -> list[Schedule | ScheduleError | None]:
+        """Of each row: its baseline, why that is no schedule, or None where the row is its own or needs none."""
+        asked = [bool(self.against) and not row.problems for row in self.rows]
+        found = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, asked, strict=True)]
+        refused = [one for one in found if isinstance(one, ScheduleError)]
+        if refused and len(refused) == sum(asked):
+            raise ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
+        return found
+
+    def _result(self, row: Row, done: Mapping[str, Outcome]) -> Result:
+        refused = infeasible(ScheduleError(list(row.problems))) if row.problems else None
+        outcome = refused or done[_identity(row.schedule)]
+        return Result(settings=row.settings, batch=row.schedule.workload.batch, outcome=outcome)
+
+
+def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
+    """Read the sweep of a schedule file.
+
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, which take the
+    place of the file's. Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
+    """
+    rows = load_rows(path, overrides, sweeps)
+    _check_clusters(rows)
+    return Sweep(keys=tuple(dict.fromkeys(key for row in rows for key in row.settings)), rows=rows)
+
+
+def _check_clusters(rows: Sequence[Row]) -> None:
+    """Profiles and links that do not exist are wrong, not infeasible."""
+    problems: list[Problem] = []
+    seen: list[tuple[str, Mapping[str, float]]] = []
+    for row in rows:
+        cluster = row.schedule.cluster
+        if (cluster.profile, cluster.links) in seen:
+            continue
+        seen.append((cluster.profile, cluster.links))
+        try:
+            cluster_of(replace(row.schedule, cluster=replace(cluster, nodes=1, devices=0, slow={})))
+        except ScheduleError as wrong:
+            problems += wrong.problems
+    if problems:
+        raise ScheduleError(one_screen(problems))
+
+
+def _baseline(schedule: Schedule) -> Schedule | ScheduleError | None:
+    try:
+        return schedule.baseline()
+    except ScheduleError as wrong:
+        return wrong
+
+
+def _identity(schedule: Schedule) -> str:
+    """Equal for schedules of which the same prediction comes."""
+    return json.dumps({**written(schedule), 'against': None, 'sweep': None})
+
+
+def _measured(result: Result, baseline: Schedule | ScheduleError | None, done: Mapping[str, Outcome]) -> Result:
+    """A row with its gain over a baseline of its own, as `simpar run` has it."""
+    if result.step is None:
+        return result
+    if baseline is None:
+        return replace(result, baseline=result.step, gain=0.0, is_baseline=True)
+    if isinstance(baseline, ScheduleError):
+        return replace(result, why_no_gain=infeasible(baseline).reason)
+    outcome = done[_identity(baseline)]
+    if outcome.figures is None:
+        return replace(result, why_no_gain=f'against: {outcome.reason}')
+    step = outcome.figures.step
+    return replace(result, baseline=step, gain=step / result.step - 1)
+
+
+def _from_first(answer: SweepAnswer) -> SweepAnswer:
+    """The answer with gains over the first feasible row."""
+    if answer.first is None:
+        return answer
+    first = answer.results[answer.first]
+    return replace(answer, results=tuple(_over(first, result) for result in answer.results))
+
+
+def _over(first: Result, result: Result) -> Result:
+    if first.step is None or result.step is None:
+        return result
+    gain = gain_over((first.step, first.batch), (result.step, result.batch))
+    return replace(result, baseline=first.step, gain=gain, is_baseline=result is first)

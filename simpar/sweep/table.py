@@ -1,0 +1,262 @@
+"""A sweep's answer as a person and as programs read it: one table, one JSON object, CSV; see docs/sweep.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from simpar.plot import headline
+from simpar.report import rendered
+from simpar.sweep.answer import Result, SweepAnswer
+from simpar.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+FORMAT: Final = 'simpar sweep 1'
+WIDTH: Final = 120
+_FIGURES: Final = ('step', 'compute', 'exposed', 'idle', 'bubble')
+_GAP: Final = '  '
+_REASONS: Final = 8
+"""Reasons too long for their row that are told below the table."""
+_LEAST: Final = 6
+"""Letters that the values of a key have room for at least."""
+_VALUE: Final = 28
+"""Letters that a value has at most."""
+
+
+def screen(answer: SweepAnswer, *, colour: bool | None = None) -> str:
+    """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.screen``."""
+    lines = _lines(answer)
+    notes = [*_in_full(answer, lines), *_notes(answer)]
+    for line in lines:
+        line.truncate(WIDTH, overflow='ellipsis')
+    parts: list[Any] = [best_words(answer), '', *lines, *(['', *notes] if notes else [])]
+    return rendered(parts, colour=colour, width=WIDTH)
+
+
+def best_words(answer: SweepAnswer, *, brief: bool = False) -> str:
+    """The fastest row in a sentence, over what its gain is measured from; ``brief`` leaves that out."""
+    rows = f'{len(answer.results)} rows'
+    if answer.best is None:
+        return f'none of {rows} is feasible'
+    best = answer.results[answer.best]
+    name, (reference, seconds) = name_of(answer, best), _reference(answer, best)
+    lead = f'fastest of {rows}: ' if len(answer.results) > 1 else ''
+    if not answer.batches_differ:
+        step = best.step or 0.0
+        return lead + headline((name, step), None if brief or seconds is None else (reference, seconds))
+    words = f'{lead}{name}: {_rate(best)}'
+    return (
+        words
+        if brief or best.is_baseline or best.gain is None
+        else f'{words}, {best.gain * 100:+.1f} % over {reference}'
+    )
+
+
+def _reference(answer: SweepAnswer, result: Result) -> tuple[str, float | None]:
+    """Name and seconds of the step that a row's gain is measured from; no seconds where it is its own."""
+    first = answer.results[answer.first or 0]
+    name = _named(answer.keys, answer.against) if answer.against else name_of(answer, first)
+    return name, None if result.is_baseline else result.baseline
+
+
+def name_of(answer: SweepAnswer, result: Result) -> str:
+    """A row as one says it, e.g. ``copies 2, tensor 4``: by the keys that tell rows apart."""
+    told = {key: value for key, value in result.settings.items() if key in answer.varying}
+    return _named(answer.keys, told or result.settings)
+
+
+def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
+    shorts = short_keys([*keys, *(key for key in settings if key not in keys)])
+    return ', '.join(f'{shorts[key]} {shown(value)}' for key, value in settings.items())
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Keys without their first part, where that leaves them different."""
+    tails = {key: key.partition('.')[2] or key for key in keys}
+    alike = [tail for tail in tails.values() if list(tails.values()).count(tail) > 1]
+    return {key: (key if tail in alike else tail).replace('_', ' ') for key, tail in tails.items()}
+
+
+def shown(value: Any) -> str:
+    """A value in as few letters as tell it."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', '')
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= _VALUE else f'{text[: _VALUE - 1]}…'
+
+
+def _lines(answer: SweepAnswer) -> list[Text]:
+    """Heads and rows; what stands for the figures of an infeasible row runs over their columns."""
+    from rich.text import Text
+
+    shorts = short_keys(answer.keys)
+    keys = [['', *(shorts[key] for key in answer.keys)]]
+    keys += [['*' if row == answer.best else '', *_values(answer, r)] for row, r in enumerate(answer.results)]
+    heads = ['step', *(['samples/s'] if answer.batches_differ else []), 'gain', 'exposed comm.']
+    heads += ['bubble'] if _has_bubbles(answer) else []
+    figures = [[*heads, 'memory at the peak'], *(_cells(answer, result) for result in answer.results)]
+    width = _width_of_figures(figures)
+    keys = _narrowed(keys, WIDTH - width - len(_GAP))
+    lines = []
+    for row, (left, right) in enumerate(zip(_aligned(keys, left=True), _columns(figures), strict=True)):
+        result = answer.results[row - 1] if row else None
+        tail = right if result is None or result.step is not None else result.outcome.reason
+        style = 'bold' if not row or row - 1 == answer.best else 'dim' if result and result.step is None else ''
+        lines.append(Text(f'{left}{_GAP}{tail}', style=style))
+    return lines
+
+
+def _in_full(answer: SweepAnswer, lines: list[Text]) -> list[str]:
+    """The reasons that are too long for their rows, each once."""
+    long: dict[str, int] = {}
+    for row, (line, result) in enumerate(zip(lines[1:], answer.results, strict=True), 1):
+        if line.cell_len > WIDTH and result.step is None:
+            long.setdefault(result.outcome.reason, row)
+    told = [f'Row {row}: {reason}' for reason, row in list(long.items())[:_REASONS]]
+    return told + ([f'Of {len(long) - _REASONS} more reasons see --json.'] if len(long) > _REASONS else [])
+
+
+def _values(answer: SweepAnswer, result: Result) -> list[str]:
+    return [shown(result.settings[key]) if key in result.settings else '-' for key in answer.keys]
+
+
+def _has_bubbles(answer: SweepAnswer) -> bool:
+    return any(r.outcome.figures and r.outcome.figures.bubble is not None for r in answer.results)
+
+
+def _cells(answer: SweepAnswer, result: Result) -> list[str]:
+    """The figures of a row; none where it is infeasible."""
+    figures, outcome = result.outcome.figures, result.outcome
+    if figures is None or result.step is None:
+        return []
+    cells = [format_time(figures.step)]
+    cells += [_rate(result).removesuffix(' samples/s')] if answer.batches_differ else []
+    cells += [_gain(result), _of(figures.exposed, figures.step)]
+    if _has_bubbles(answer):
+        cells.append('' if figures.bubble is None else _of(figures.bubble, figures.step))
+    return [*cells, f'{format_size(outcome.peak)} {outcome.peak / outcome.device * 100:3.0f} %']
+
+
+def _gain(result: Result) -> str:
+    if result.is_baseline:
+        return 'baseline'
+    return '?' if result.gain is None else f'{result.gain * 100:+.1f} %'
+
+
+def _rate(result: Result) -> str:
+    return f'{1 / result.sample:.4g} samples/s'
+
+
+def _of(seconds: float, whole: float) -> str:
+    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+
+
+def _columns(figures: list[list[str]]) -> list[str]:
+    """The heads and the rows that have figures, aligned; nothing for the others."""
+    aligned = iter(_aligned([cells for cells in figures if cells], left=False))
+    return [next(aligned) if cells else '' for cells in figures]
+
+
+def _width_of_figures(figures: list[list[str]]) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(line) for line in _columns(figures))
+
+
+def _aligned(rows: list[list[str]], *, left: bool) -> list[str]:
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        blanks = [' ' * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [f'{cell}{blank}' if left else f'{blank}{cell}' for cell, blank in zip(row, blanks, strict=True)]
+        lines.append(_GAP.join(cells))
+    return lines
+
+
+def _narrowed(rows: list[list[str]], room: int) -> list[list[str]]:
+    """The widest columns cut until all have room, none below a few letters."""
+    from rich.cells import cell_len, set_cell_size
+
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > room and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
+    return [
+        [
+            cell if cell_len(cell) <= width else f'{set_cell_size(cell, width - 1)}…'
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+def _notes(answer: SweepAnswer) -> Iterator[str]:
+    """What the signs of the table mean."""
+    if answer.against and answer.best is not None:
+        yield f'Gain: over the same row with {_named(answer.keys, answer.against)}.'
+    if any(key not in result.settings for result in answer.results for key in answer.keys):
+        yield '- as a setting: as in the file.'
+    if answer.batches_differ:
+        yield 'Gain and fastest: by samples a second, for the batches differ.'
+    without = {result.why_no_gain for result in answer.results if result.why_no_gain}
+    for reason in sorted(without)[:3]:
+        yield f'Note: no gain (?) where the baseline cannot be: {reason}'
+    if answer.changed_links:
+        yield 'Note: links are not as in the profile (cluster.links); what rests on their bandwidth is an estimate.'
+
+
+def as_json(answer: SweepAnswer) -> dict[str, Any]:
+    """The answer as one object; seconds, bytes, and shares from 0 to 1."""
+    from simpar import __version__
+
+    return {
+        'format': FORMAT,
+        'simpar': __version__,
+        'keys': list(answer.keys),
+        'against': dict(answer.against) or None,
+        'best': answer.best,
+        'rows': [_row(result) for result in answer.results],
+        'notes': list(_notes(answer)),
+    }
+
+
+def _row(result: Result) -> dict[str, Any]:
+    outcome, figures = result.outcome, result.outcome.figures if result.outcome.feasible else None
+    return {
+        'settings': dict(result.settings),
+        'feasible': outcome.feasible,
+        'reason': outcome.reason,
+        'detail': outcome.detail,
+        'batch': result.batch,
+        **{name: getattr(figures, name) if figures else None for name in _FIGURES},
+        'gain': result.gain,
+        'baseline': result.baseline,
+        'memory': {'peak': outcome.peak, 'device': outcome.device} if outcome.device else None,
+        'grades': dict(figures.grades) if figures else None,
+        'notes': [*(figures.notes if figures else ()), *([result.why_no_gain] if result.why_no_gain else [])],
+    }
+
+
+def as_csv(answer: SweepAnswer) -> str:
+    """A line of heads and one for each row, seconds and bytes; empty where there is no figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow([*answer.keys, 'feasible', 'batch', *_FIGURES, 'gain', 'memory', 'device_memory', 'reason'])
+    for result in answer.results:
+        row = _row(result)
+        memory = row['memory'] or {'peak': None, 'device': None}
+        values = [_cell(result.settings.get(key, '')) for key in answer.keys]
+        figures = [row[name] for name in _FIGURES]
+        marks = ['yes' if row['feasible'] else 'no', row['batch']]
+        writer.writerow([*values, *marks, *figures, row['gain'], memory['peak'], memory['device'], row['reason']])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A scalar as it is, anything else as JSON."""
+    return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value)

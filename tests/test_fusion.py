@@ -1,0 +1,137 @@
+"""Fusion: which gradients and weights travel as one message, and when."""
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.lower.fusion import fuse
+from simpar.plan import Plan
+from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+
+WIDTH = 8
+SIZE = WIDTH * WIDTH * 4
+"""Bytes of a layer's weight in fp32."""
+FUSIONS = ['layer', 'none', 'all', 'auto', 1.0, 2.5 * SIZE, 4.0 * SIZE, (1,), (2, 5), 'ids']
+parameters = st.lists(st.tuples(st.sampled_from('abcd'), st.integers(1, 5000)), min_size=1, max_size=12).map(
+    lambda drawn: {f'{layer}.w{place}': float(size) for place, (layer, size) in enumerate(drawn)}
+)
+
+
+def chain(marks=(None,) * 4, bias=False) -> Workload:
+    layers = [Dense(inputs=WIDTH, outputs=WIDTH, bias=bias, comm_fusion=mark) for mark in marks]
+    return Workload(model=Network(layers=tuple(layers)), batch=8, loss='mse', optimizer=Adam())
+
+
+def messages(program, operator='all_reduce') -> list[tuple[str, ...]]:
+    """What each message of gradients or weights takes, in issue order, by the numbers of layers."""
+    (role,) = program.roles
+    ops = [program.op(role, slot) for slot in range(len(role))]
+    return [''.join(name.partition('dense')[2][0] for name in op.reads) for op in ops if op.operator == operator]
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=parameters, fusion=st.sampled_from([fusion for fusion in FUSIONS if fusion != 'ids']))
+def test_every_parameter_is_in_one_bucket_and_buckets_are_neighbours(sizes, fusion):
+    buckets = fuse(list(sizes), sizes, Plan(fusion=fusion), {})
+    assert sorted(name for members in buckets.values() for name in members) == sorted(sizes)
+    if fusion not in ('layer', 'none'):
+        order = [bucket for name in sizes for bucket, members in buckets.items() if name in members]
+        assert len(list(groupby(order))) == len(buckets)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=parameters, limit=st.integers(1, 20000))
+def test_a_bucket_stays_below_its_size_and_could_take_no_more(sizes, limit):
+    buckets = list(fuse(list(sizes), sizes, Plan(fusion=float(limit)), {}).values())
+    held = [sum(sizes[name] for name in members) for members in buckets]
+    assert all(size < limit or len(members) == 1 for size, members in zip(held, buckets, strict=True))
+    heads = [sizes[members[0]] for members in buckets]
+    assert all(size + head >= limit for size, head in zip(held, heads[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ('plan', 'expected'),
+    [
+        (Plan(), ['3', '2', '1', '0']),
+        (Plan(fusion='none'), ['3', '2', '1', '0']),
+        (Plan(fusion='all'), ['0123']),
+        (Plan(fusion='auto'), ['0123']),
+        (Plan(fusion=2.5 * SIZE), ['23', '01']),
+        (Plan(fusion=2.0 * SIZE), ['3', '2', '1', '0']),
+        (Plan(fusion=4.0 * SIZE), ['3', '012']),
+        (Plan(fusion=(1,)), ['3', '012']),
+        (Plan(fusion=(1, 3)), ['3', '12', '0']),
+        (Plan(fusion='ids'), ['0123']),
+        (Plan(fusion='ids', fusion_ids=(1, 2, 2, 1)), ['12', '03']),
+        (Plan(fusion='ids', fusion_ids=(0, 7, 7, 0)), ['3', '12', '0']),
+    ],
+    ids=str,
+)
+def test_sums_of_gradients_in_the_order_of_the_backward(plan, expected):
+    """Split points count from the gradient that is ready first; a message goes when its last member is ready."""
+    plan = Plan(data=2, fusion=plan.fusion, fusion_ids=plan.fusion_ids)
+    assert messages(lower(chain(), plan, 2)) == expected
+
+
+def test_marks_of_a_network():
+    """The optimizer-parallel tutorial's layers: ids 0, 1 and 2; without a mark MindSpore's 1."""
+    assert messages(lower(chain((0, 1, 2, 2)), Plan(data=2, fusion='ids'), 2)) == ['23', '1', '0']
+    assert messages(lower(chain((None, 1, 2, None)), Plan(data=2, fusion='ids'), 2)) == ['2', '013']
+
+
+def test_a_layer_that_is_not_fused_sends_its_tensors_apart():
+    assert messages(lower(chain((0, 1), bias=True), Plan(data=2, fusion='ids'), 2)) == ['11', '0', '0']
+    assert messages(lower(chain((0, 1), bias=True), Plan(data=2, fusion='none'), 2)) == ['1', '1', '0', '0']
+
+
+def test_gathers_are_fused_alike_before_the_first_that_uses_them():
+    plan = Plan(data=2, zero=3, fusion=2.5 * SIZE)
+    program = lower(chain(), plan, 2)
+    assert messages(program, 'all_gather') == ['01', '23', '23', '1']
+    assert messages(program, 'reduce_scatter') == ['23', '01']
+    assert messages(lower(chain(), Plan(data=2, zero=1, fusion=2.5 * SIZE), 2), 'all_gather') == ['01', '23']
+
+
+def test_levels_of_mindspore_count_pieces():
+    plan = Plan(data=4, hsdp='level1', shard_threshold=0.0, fusion=1.0 * SIZE)
+    assert messages(lower(chain(), plan, 4), 'reduce_scatter') == ['3', '012']
+
+
+def test_bytes_of_a_message_are_those_of_all_its_tensors():
+    for operator, stage in (('all_reduce', 0), ('reduce_scatter', 2)):
+        program = lower(chain(), Plan(data=2, zero=stage, fusion='all'), 2)
+        (op,) = [op for op in program.op_classes if op.operator == operator]
+        assert op.bytes == 4 * SIZE
+        assert sum(program.local_bytes(program.tensor[name]) for name in op.reads) == 4 * SIZE
+
+
+def test_with_one_message_for_everything_nothing_overlaps():
+    """MindSpore's default: it goes when the backward is through."""
+    (role,) = (program := lower(chain(), Plan(data=2, fusion='all'), 2)).roles
+    names = [program.op(role, slot).name for slot in range(len(role))]
+    at = names.index('bucket0.gradients.data.all_reduce.W')
+    assert all(name.endswith('.U') for name in names[at + 1 :])
+
+
+def test_messages_stay_in_a_pipeline_rank():
+    model = Transformer(layers=4, hidden=8, heads=2, vocab=12, sequence=4, tied=True)
+    workload = Workload(model=model, batch=8)
+    program = lower(workload, Plan(data=2, pipeline=2, micro_batches=2, fusion='all'), 4)
+    sums = [op for op in program.op_classes if op.operator == 'all_reduce']
+    assert [op.name.partition('.gradients')[0] for op in sums] == ['pipeline0.bucket0', 'pipeline1.bucket0']
+    assert all('d:embedding.weight' in op.reads for op in sums)
+
+
+def test_ids_that_are_not_as_many_as_the_layers_are_refused():
+    model = Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4)
+    with pytest.raises(Infeasible, match=r'lists 2 ids, but 6 layers .*embedding, position, layer0'):
+        lower(Workload(model=model, batch=4), Plan(data=2, fusion='ids', fusion_ids=(1, 2)), 2)
+
+
+def test_relu_has_no_parameters_and_no_id():
+    model = Network(layers=(Dense(inputs=4, outputs=4), Relu(), Dense(inputs=4, outputs=4)))
+    lower(Workload(model=model, batch=4, loss='mse'), Plan(data=2, fusion='ids', fusion_ids=(1, 2)), 2)

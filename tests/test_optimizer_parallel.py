@@ -1,0 +1,311 @@
+"""Optimizer parallelism: what is cut, what a rank holds of it, where gathers and reductions stand."""
+
+import numpy as np
+import pytest
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine import simulate
+from simpar.errors import Infeasible, ScheduleError
+from simpar.lower import lower
+from simpar.lower.optimizer_parallel import LEVELS, STAGES, choice_of
+from simpar.memory import memory, sequential
+from simpar.plan import Plan
+from simpar.schedule import load_schedule
+from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+
+WIDTH, LAYERS, RANKS = 16, 6, 4
+P = WIDTH * WIDTH
+"""Elements of a layer's weight."""
+B = 2
+"""Bytes of a weight or gradient in fp16; a state has 4."""
+
+
+def chain(layers=LAYERS, optimizer=None) -> Workload:
+    dense = [Dense(inputs=WIDTH, outputs=WIDTH, bias=False) for _ in range(layers)]
+    model = Network(layers=tuple(layer for one in dense for layer in (one, Relu())))
+    return Workload(model=model, batch=16, precision='fp16', loss='mse', optimizer=optimizer or Adam())
+
+
+def most(program, rank=0) -> dict[str, int]:
+    """The most bytes of each kind that a rank holds, one op after the other."""
+    line = memory(sequential(program)).rank(rank).by_kind()
+    return dict(zip(line.names, line.bytes.max(axis=0).tolist(), strict=True))
+
+
+def slots(program, role=0):
+    of = program.roles[role]
+    return [program.op(of, slot).name for slot in range(len(of))]
+
+
+# memory: the closed forms of references to ZeRO (Rajbhandari et al. 2020, table 1) and MindSpore's levels
+
+
+N = RANKS
+WHOLE = LAYERS * P * B
+STATES = 2 * LAYERS * P * 4
+CLOSED = {
+    'off': (Plan(data=N), WHOLE, WHOLE, STATES, 0),
+    'zero 1': (Plan(data=N, zero=1), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
+    'zero 2': (Plan(data=N, zero=2), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
+    'zero 3': (Plan(data=N, zero=3), WHOLE / N, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, P * B),
+    'zero 3, prefetch 2': (
+        Plan(data=N, zero=3, prefetch=2),
+        WHOLE / N,
+        WHOLE / N / LAYERS * (LAYERS + N),
+        STATES / N,
+        3 * P * B,
+    ),
+    'level 1': (
+        Plan(data=N, hsdp='level1', shard_threshold=0.0),
+        WHOLE / N,
+        WHOLE / N / LAYERS * (LAYERS + N),
+        STATES / N,
+        WHOLE - P * B,
+    ),
+    'zero 1, 2 micro-batches': (Plan(data=N, zero=1, micro_batches=2), WHOLE, WHOLE + P * B / N, STATES / N, 0),
+    'zero 2, 2 micro-batches': (
+        Plan(data=N, zero=2, micro_batches=2), WHOLE, WHOLE / N + P * B, STATES / N, 0,
+    ),
+    'zero 3 of groups of 2': (Plan(data=N, zero=3, shard_group=2), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B),
+    'two thirds whole': (
+        Plan(data=N, zero=3, unsharded=('dense[0-3].*',)),
+        P * B * (4 + 2 / N),
+        P * B * (4 + 2 / N),
+        P * 2 * 4 * (4 + 2 / N),
+        P * B,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', CLOSED)
+def test_bytes_of_weights_gradients_states_and_gathered_weights(name):
+    """Gradients: pieces of all layers and the whole of the one that is reduced, without micro-batches at every level.
+
+    The first layer's weight is free behind the forward: no gradient of the input is made of it.
+    """
+    plan, weights, gradients, states, gathered = CLOSED[name]
+    held = most(lower(chain(), plan, N))
+    assert held['parameter'] == weights
+    assert held['gradient'] == gradients
+    assert held['state'] == states
+    assert held['gathered'] == gathered
+
+
+@pytest.mark.parametrize('ahead', range(6))
+def test_no_more_weights_are_gathered_than_one_and_those_ahead(ahead):
+    """Whatever the times: a gather waits for the free of the weights before."""
+    program = lower(chain(), Plan(data=N, zero=3, prefetch=ahead, micro_batches=2), N)
+    for seed in range(4):
+        line = memory(simulate(program, random_costs(program, seed))).rank(0).by_kind()
+        at_most = line.bytes[:, line.names.index('gathered')].max()
+        assert at_most <= (ahead + 1) * P * B
+
+
+def random_costs(program, seed) -> Costs:
+    draw = np.random.default_rng(seed)
+    ops = program.op_classes
+    return Costs(
+        compute=draw.integers(1, 64, len(ops)) / 64,
+        host=np.zeros(len(ops)),
+        beside_communication=np.ones(len(ops)),
+        beside_compute=np.ones(len(ops)),
+        communication={
+            index: (Communication(1 / 64, float(draw.integers(1, 64)) / 64),)
+            * len(program.partitions[op.partition].groups_GP)
+            for index, op in enumerate(ops)
+            if op.kind != 'compute'
+        },
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+def even_costs(program) -> Costs:
+    """Compute takes a second, communication half of one; updates and what launches nothing take none."""
+    ops = program.op_classes
+    computes = np.array([float(op.phase in 'FIW' and op.operator not in ('reshard', 'relu', 'mse')) for op in ops])
+    messages = {index: (Communication(0.0, 0.5),) for index, op in enumerate(ops) if op.kind != 'compute'}
+    ones = np.ones(len(ops))
+    return Costs(
+        compute=computes, host=0 * ones, beside_communication=ones, beside_compute=ones, communication=messages,
+        links=(), rank_speed=np.ones(program.world),
+    )  # fmt: skip
+
+
+# where messages stand
+
+
+def step_of(**choices) -> float:
+    program = lower(chain(optimizer=Sgd()), Plan(data=2, **choices), 2)
+    return simulate(program, even_costs(program), steps=3).step
+
+
+def test_steps_by_hand():
+    """6 layers of F, I, W of a second each, the first without I: 17 s of computing; messages of half a second."""
+    computing = 3 * LAYERS - 1
+    assert step_of() == computing + 0.5  # all but the first layer's sum is hidden
+    assert step_of(reduce_gradients='end') == computing + 0.5 * LAYERS
+    assert step_of(zero=1) == computing + 0.5 + 0.5  # and the first layer's gather, the others under the forward
+    assert step_of(zero=1, reduce_gradients='end') == computing + 0.5 * LAYERS + 0.5
+    gathers = 2 * LAYERS - 1
+    # Every gather waits and is waited for; in the backward it also stands behind the sum of the layer behind.
+    assert step_of(zero=3) == computing + 0.5 * gathers + 0.5 * (LAYERS - 2) + 0.5
+    assert step_of(zero=3, fusion='all') == computing + 3 * 0.5
+    assert step_of(zero=3, streams='single') == computing + 0.5 * (gathers + LAYERS)
+
+
+def test_prefetched_gathers_hide_under_the_layer_before():
+    """But the step's first, and the last layer's for its backward, which waits until its forward is free."""
+    assert step_of(zero=3, prefetch=1) == 3 * LAYERS - 1 + 0.5 + 0.5 + 0.5
+
+
+def test_gathers_on_use_twice_and_frees_around_each_use():
+    program = lower(chain(2, Sgd()), Plan(data=2, zero=3), 2)
+    names = slots(program)
+    assert [name for name in names if 'relu' not in name] == [
+        'dense0.weights.data.all_gather.F', 'dense0.F', 'dense0.weights.reshard.F',
+        'dense1.weights.data.all_gather.F', 'dense1.F', 'dense1.weights.reshard.F',
+        'loss.F', 'loss.I',
+        'dense1.weights.data.all_gather.I', 'dense1.I', 'dense1.weights.reshard.I',
+        'dense1.W', 'dense1.gradients.data.reduce_scatter.W',
+        'dense0.W', 'dense0.gradients.data.reduce_scatter.W', 'dense1.update.U', 'dense0.update.U',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(('choices', 'gathers'), [({'hsdp': 'level2'}, 1), ({'zero': 3}, 2 * 4)])
+def test_gathers_on_use_are_one_a_step_and_on_use_twice_two_a_micro_batch(choices, gathers):
+    plan = Plan(data=2, tensor=2, copies=2, micro_batches=4, shard_threshold=0.0, **choices)
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8)
+    names = slots(lower(Workload(model=model, batch=16), plan, 4))
+    assert sum(name.startswith('layer0.weights.data.all_gather') for name in names) == gathers
+
+
+def test_a_gather_serves_all_copies():
+    plan = Plan(data=2, tensor=2, copies=4, zero=3)
+    model = Transformer(layers=3, hidden=16, heads=4, vocab=32, sequence=8)
+    program = lower(Workload(model=model, batch=16), plan, 4)
+    names = slots(program)
+    assert names.count('layer0.weights.data.all_gather.F') == 1
+    begin, end = (names.index(f'layer0.weights.{what}.F') for what in ('data.all_gather', 'reshard'))
+    readers = [at for at, name in enumerate(names) if name == 'layer0.fc1.F']
+    assert len(readers) == 4
+    assert begin < readers[0] < readers[-1] < end
+
+
+def test_sharded_accumulation_reduces_every_micro_batch_and_full_once():
+    for accumulate, count in (('sharded', 4), ('full', 1)):
+        plan = Plan(data=2, zero=1, accumulate=accumulate, micro_batches=4)
+        assert slots(lower(chain(), plan, 2)).count('dense0.gradients.data.reduce_scatter.W') == count
+    default = [choice_of(Plan(zero=stage)).sharded for stage in range(4)]
+    assert default == [False, False, True, True]
+
+
+def test_groups_of_neighbours_and_what_repeats_them():
+    program = lower(chain(), Plan(data=4, tensor=2, pipeline=1, zero=3, shard_group=2), 8)
+    assert program.partitions['shard'].groups_GP.tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert program.partitions['replica'].groups_GP.tolist() == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    names = slots(program)
+    scatter = names.index('dense0.gradients.shard.reduce_scatter.W')
+    assert names[scatter + 1] == 'dense0.gradients.replica.all_reduce.W'
+
+
+def test_a_partial_gradient_is_summed_over_tensor_ranks_first():
+    model = Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8)
+    plan = Plan(data=2, tensor=2, sequence_parallel=True, zero=2)
+    names = slots(lower(Workload(model=model, batch=4), plan, 4))
+    first = names.index('layer0.gradients.tensor.all_reduce.W')
+    assert names[first + 1] == 'layer0.gradients.data.reduce_scatter.W'
+
+
+# what stays whole
+
+
+def test_what_does_not_divide_stays_whole_with_a_note():
+    layers = (Dense(inputs=8, outputs=8), Dense(inputs=8, outputs=6, bias=False))
+    program = lower(Workload(model=Network(layers=layers), batch=8, loss='mse'), Plan(data=4, zero=3), 4)
+    assert program.notes == (
+        'dense1.weight stays whole on every data rank: 6 rows are not divisible by a shard group of 4',
+    )
+    assert not program.tensor['dense1.weight'].cuts
+    assert 'dense1.gradients.data.all_reduce.W' in slots(program)
+
+
+def test_layers_that_are_alike_have_one_note():
+    model = Transformer(layers=3, hidden=9, heads=3, vocab=32, sequence=8, ffn=16)
+    program = lower(Workload(model=model, batch=8), Plan(data=4, zero=3, unsharded=('*weight',)), 4)
+    assert sum('layer*.qkv.bias (3 of them) stay whole on every data rank' in note for note in program.notes) == 1
+
+
+def test_a_weight_of_heads_is_cut_along_a_dim_that_divides():
+    """2 groups of heads over 4 ranks: its inputs are cut; the message says so for each of its tensors."""
+    model = Transformer(layers=1, hidden=16, heads=2, vocab=32, sequence=8)
+    program = lower(Workload(model=model, batch=8), Plan(data=4, zero=3, unsharded=('*.bias', '*norm*')), 4)
+    assert [(cut.dim, cut.partition) for cut in program.tensor['layer0.qkv.weight'].cuts] == [(2, 'data')]
+    gather = next(op for op in program.op_classes if op.name == 'layer0.weights.data.all_gather.F')
+    assert gather.reads[0] == 'layer0.qkv.weight'
+    assert str(gather.attributes['dim']).split() == ['2', '0', '0', '0']
+
+
+def test_small_and_named_parameters_stay_whole():
+    def cut(**choices):
+        program = lower(chain(), Plan(data=2, **choices), 2)
+        return {tensor.name for tensor in program.tensors if tensor.kind == 'parameter' and tensor.cuts}
+
+    everything = {f'dense{layer}.weight' for layer in range(LAYERS)}
+    assert cut(zero=3) == cut(zero=3, shard_threshold=P * B) == everything
+    assert cut(zero=3, shard_threshold=P * B + 1.0) == cut(hsdp='level1') == set()
+    assert cut(hsdp='level1', shard_threshold=0.0) == everything
+    assert cut(zero=3, unsharded=('dense[01].*',)) == everything - {'dense0.weight', 'dense1.weight'}
+
+
+# presets and conflicts
+
+
+@pytest.mark.parametrize(('key', 'table'), [('hsdp', LEVELS), ('zero', STAGES)])
+def test_presets_are_keys(key, table):
+    for level, (parts, gather) in table.items():
+        preset = lower(chain(), Plan(data=2, shard_threshold=0.0, **{key: level}), 2)
+        assert preset.hash == lower(chain(), Plan(data=2, shard=parts, gather=gather), 2).hash
+
+
+@pytest.mark.parametrize(
+    ('text', 'where', 'what'),
+    [
+        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 cuts otherwise than hsdp level1'),
+        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 cuts state, gradients'),
+        ('hsdp: level1, gather: on-use-twice', 'plan.gather', 'hsdp level1 gathers on-use'),
+        ('shard: [weights]', 'plan.shard', 'weights cut, but no state'),
+        ('shard: [state], gather: on-use', 'plan.gather', 'weights stay whole, which cannot be gathered on-use'),
+        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are cut'),
+        ('data: 8, zero: 3, shard_group: 3', 'plan.shard_group', '3 does not divide data 8'),
+        ('fusion_ids: [1]', 'plan.fusion_ids', 'ids are not asked for'),
+        ('fusion: ids, fusion_ids: [1, 2, 3]', 'plan.fusion_ids', 'lists 3 ids, but 2 layers have parameters'),
+        ('fusion: 0 MB', 'plan.fusion', 'a message of nothing'),
+        ('fusion: 25', 'plan.fusion', 'unknown value'),
+        ('shard_threshold: 64', 'plan.shard_threshold', 'not a quantity of size'),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_its_key(tmp_path, text, where, what):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(
+        'simpar: 1\ncluster: h100-sxm-8\n'
+        'workload: {network: [dense: {in: 8, out: 8}, dense: {in: 8, out: 8}], batch: 8}\n'
+        f'plan: {{{text}}}\n'
+    )
+    with pytest.raises(ScheduleError) as caught:
+        load_schedule(path)
+    assert f'{where}: {what}' in str(caught.value)
+
+
+def test_equal_presets_and_keys_may_stand_together():
+    plan = Plan(data=2, hsdp='level3', zero=3, shard=('weights', 'gradients', 'state'), gather='on-use-twice')
+    assert lower(chain(), plan, 2).hash == lower(chain(), Plan(data=2, hsdp='level3'), 2).hash
+
+
+def test_a_group_that_does_not_divide_the_ranks_is_infeasible():
+    with pytest.raises(Infeasible, match='4 does not divide the 6 data ranks'):
+        lower(Workload(model=chain().model, batch=12, loss='mse'), Plan(zero=3, shard_group=4), 6)
+
+
+def test_nothing_is_cut_on_one_data_rank():
+    assert lower(chain(), Plan(zero=3), 1).hash == lower(chain(), Plan(), 1).hash

@@ -1,0 +1,136 @@
+"""One sharded MatMul as MindSpore's compiler recorded it: strategy, slices, collectives, their ranks and shapes."""
+
+import json
+import os
+from itertools import accumulate
+from math import prod
+from operator import mul
+from pathlib import Path
+
+import pytest
+
+from simpar.layout import operators
+from simpar.layout.axis import group_of
+from simpar.lower.strategy import lower_strategies
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Workload
+
+SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
+FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
+KINDS = {
+    'AllReduce': 'all_reduce',
+    'AllGather': 'all_gather',
+    'ReduceScatter': 'reduce_scatter',
+    'AlltoAll': 'all_to_all',
+}
+
+
+def cases(folder):
+    """Recorded cases by version and name."""
+    found = (json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.rglob('matmul8/*.json')))
+    return {f'{case["mindspore"]}-{case["case"]["name"]}': case for case in found if case.get('final_comm')}
+
+
+class Recorded:
+    """What a case says, and what we make of it."""
+
+    def __init__(self, case):
+        self.case = case
+        self.world, self.rank = case['case']['device_num'], case['case'].get('rank') or 0
+        context = case['case']['ctx']
+        self.batch, self.inputs = case['case']['inputs'][0][0]
+        self.outputs = case['case']['net_args']['n']
+        self.strategy = tuple(map(tuple, case['case']['net_args']['s1']))
+        self.plan = Plan(
+            dataset=context['dataset_strategy'].replace('_', '-'),
+            redistribution=f'mindspore-{case["mindspore"].removesuffix(".0")}',
+            all_to_all=context.get('enable_alltoall', False),
+        )
+        product = Dense(inputs=self.inputs, outputs=self.outputs, bias=False, name='mm', strategy=self.strategy)
+        self.workload = Workload(model=Network(layers=(product,)), batch=self.batch, loss='mse')
+        self.program = lower_strategies(self.workload, self.plan, self.world)
+
+    def collectives(self):
+        """Kind, ranks and the larger of both shapes, in order; the loss's sum for display is not part of a program."""
+        ops = [op for op in self.case['final_comm'] if op['op'] in KINDS and op['in_shapes'] != [[]]]
+        return [(KINDS[op['op']], self.ranks(op['ranks']), self.slice(op)) for op in ops]
+
+    def ranks(self, recorded):
+        return tuple(range(self.world)) if recorded == 'world' else tuple(recorded)
+
+    @staticmethod
+    def slice(op):
+        """The slice that a rank has before a gather and behind a scatter."""
+        return tuple(op['out_shapes' if op['op'] == 'ReduceScatter' else 'in_shapes'][0])
+
+    def ours(self):
+        role, program = self.program.role(self.rank), self.program
+        ops = [program.op(role, slot) for slot in range(len(role))]
+        return [
+            (
+                op.operator,
+                program.partitions[op.partition].members(self.rank),
+                program.local_shape(program.tensor[(op.writes if op.operator == 'reduce_scatter' else op.reads)[0]]),
+            )
+            for op in ops
+            if op.kind == 'collective'
+        ]
+
+
+def is_view_of(shape, other):
+    """Whether one shape is the other with dims parted, or with its two dims transposed."""
+    ends = set(accumulate(bare(shape), mul))
+    return prod(shape) == prod(other) and any(set(accumulate(bare(way), mul)) <= ends for way in (other, other[::-1]))
+
+
+def bare(shape):
+    return [length for length in shape if length > 1]
+
+
+CASES = cases(FOLDER)
+
+
+def test_there_are_cases():
+    assert CASES, f'no recorded matmul in {FOLDER}'
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_collectives_of_a_training_step(name):
+    recorded = Recorded(CASES[name])
+    ours, theirs = recorded.ours(), recorded.collectives()
+    assert [one[:2] for one in ours] == [one[:2] for one in theirs]
+    for (*_, shape), (*_, wanted) in zip(ours, theirs, strict=True):
+        assert is_view_of(wanted, shape), (shape, wanted)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_strategy_and_slices(name):
+    recorded = Recorded(CASES[name])
+    sharded = operators.matmul(
+        'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
+    ).sharded(recorded.strategy, recorded.world)  # fmt: skip
+    for entry in recorded.case['strategies']:
+        if entry['op'] == 'MatMul':
+            assert tuple(map(tuple, entry['in_strategy'])) == sharded.strategy
+    slices = dict(recorded.case['parameters_after'])
+    weight = recorded.program.tensor['mm.weight']
+    assert recorded.program.local_shape(weight) == sharded.slice_shape(1)[::-1]
+    if 'w' in slices:
+        assert tuple(map(int, slices['w'].split(','))) == sharded.slice_shape(1)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_the_mirror_is_over_all_ranks_with_the_same_slice(name):
+    recorded = Recorded(CASES[name])
+    mirrors = [op for op in recorded.case['final_comm'] if (op.get('instance') or '').startswith('grad_mirror')]
+    sharded = operators.matmul(
+        'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
+    ).sharded(recorded.strategy, recorded.world)  # fmt: skip
+    group = group_of(recorded.rank, sharded.mirror(1))
+    assert [recorded.ranks(op['ranks']) for op in mirrors] == ([group] if len(group) > 1 else [])
+
+
+def test_another_rank_is_noticed():
+    recorded = Recorded(cases(SHIPPED)['2.10.0-mm8_2_2_1'])
+    recorded.rank ^= 2
+    assert [one[:2] for one in recorded.ours()] != [one[:2] for one in recorded.collectives()]

@@ -1,0 +1,83 @@
+"""Networks with strategies compute what autograd computes on the unsharded model, to 1e-10 in norm in fp64."""
+
+from dataclasses import replace
+
+import pytest
+from strategy_cases import random_case
+
+from simpar.errors import NumericsWrong
+from simpar.lower.strategy import lower_strategies
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Relu, Sgd, Workload
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from strategy_kernels import strategy_kernels  # noqa: F401
+
+from executor.inprocess import InProcess
+from executor.numerics import check
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('strategy_kernels')]
+CASES = 120
+
+
+@pytest.mark.parametrize('seed', range(CASES))
+def test_random_strategies_compute_what_autograd_computes(seed):
+    workload, plan, world = random_case(seed)
+    program = lower_strategies(workload, plan, world)
+    report = check(program, workload, plan, steps=2, seed=seed)
+    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
+    assert len(report.deviations) == 2 * (1 + 2 * parameters)
+
+
+def test_the_cases_use_every_collective_and_every_local_step():
+    operators = {
+        (op.operator, op.phase) for seed in range(CASES) for op in lower_strategies(*random_case(seed)).op_classes
+    }
+    forward_and_backward = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
+    assert {(operator, phase) for operator in forward_and_backward for phase in 'FI'} <= operators
+    assert {('slice', 'F'), ('pad', 'I'), ('bias', 'F'), ('all_reduce', 'W')} <= operators
+
+
+def tutorial(batch=16):
+    """The quick-start tutorial's network, all operators sharded."""
+    layers = (
+        Dense(inputs=32, outputs=16, bias=False, name='matmul', strategy=((2, 4), (4, 1))),
+        Relu(strategy=((2, 4),)),
+        Dense(inputs=16, outputs=16, bias=False, name='matmul2', strategy=((2, 4), (4, 1))),
+    )
+    model = Network(layers=layers, weight_deviation=0.3)
+    return Workload(model=model, batch=batch, loss='mse', optimizer=Sgd(learning_rate=0.5))
+
+
+@pytest.mark.parametrize('dataset', ['full-batch', 'data-parallel'])
+def test_the_tutorials_network_learns(dataset):
+    plan = Plan(dataset=dataset)
+    program = lower_strategies(tutorial(), plan, 8)
+    check(program, tutorial(), plan, steps=4)
+    losses = InProcess(program, 0, torch.float64).run(20).losses
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def other_axis(program, op):
+    """An op that goes by another axis of the same size, or takes the maximum; None where there is no such axis."""
+    if op.kind == 'collective':
+        return replace(op, reduce='max')
+    size = program.partitions[op.attributes['partition']].size
+    others = [name for name, of in program.partitions.items() if of.size == size and name != op.attributes['partition']]
+    return replace(op, attributes={**op.attributes, 'partition': others[0]}) if others else None
+
+
+@pytest.mark.parametrize('kind', [('pad', 'I'), ('slice', 'F'), ('reduce_scatter', 'I'), ('all_reduce', 'W')])
+def test_a_step_along_another_axis_is_found_out(kind):
+    for seed in range(CASES):
+        workload, plan, world = random_case(seed)
+        program = lower_strategies(workload, plan, world)
+        for op in program.op_classes:
+            wrong = other_axis(program, op) if (op.operator, op.phase) == kind else None
+            if wrong is not None:
+                ops = tuple(wrong if other is op else other for other in program.op_classes)
+                with pytest.raises(NumericsWrong):
+                    check(program.replace(op_classes=ops), workload, plan)
+                return
+    raise AssertionError(f'no case has {kind}')

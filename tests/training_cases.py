@@ -1,0 +1,226 @@
+"""Random training plans over everything that a plan can choose: optimizer, cuts, fusion, recomputation, pipeline."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import NamedTuple
+
+from pipeline_cases import any_case, named_case
+from test_numerics_fuzz import random_case
+
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.lower.optimizer_parallel import choice_of
+from simpar.pipeline import ORDERS
+from simpar.pipeline.order import Order
+from simpar.plan import Plan
+from simpar.workload import Adam, AdamW, Momentum, Network, Relu, Sgd, Transformer, Workload
+
+RANKS = 8
+MOST_OPS = 150
+"""Bound on the ops of a pipeline, so that hundreds of cases stay a matter of seconds."""
+OPTIMIZERS = (
+    Sgd(learning_rate=0.1),
+    Sgd(learning_rate=0.1, master_weights=True),
+    Momentum(learning_rate=0.1),
+    Momentum(learning_rate=0.1, momentum=0.8, nesterov=True, weight_decay=0.1),
+    Adam(learning_rate=0.01),
+    Adam(learning_rate=0.01, master_weights=True),
+    AdamW(learning_rate=0.01, weight_decay=0.3),
+    AdamW(learning_rate=0.01, master_weights=True),
+)
+STATE, GRADIENTS, WEIGHTS = 'state', 'gradients', 'weights'
+CUTS = (
+    {},
+    {'zero': 1},
+    {'zero': 2},
+    {'zero': 3},
+    {'hsdp': 'level1', 'shard_threshold': 0.0},
+    {'hsdp': 'level2', 'shard_threshold': 0.0},
+    {'hsdp': 'level3', 'shard_threshold': 200.0},
+    {'shard': (STATE,), 'gather': 'after-update'},
+    {'shard': (STATE, WEIGHTS), 'gather': 'on-use-twice'},
+    {'shard': (STATE, GRADIENTS, WEIGHTS), 'gather': 'on-use'},
+)
+FUSIONS = ('layer', 'none', 'all', 'auto', 'ids', 300.0, 1000.0, (2,), (1, 4))
+PATTERNS = (('layer*.gelu',), ('layer*.norm?', 'norm'), ('*.attention*', '*.qkv'), ('*',), ('*residual*', '*proj'))
+
+
+class Case(NamedTuple):
+    """A workload, its plan, the number of ranks, and the order of a pipeline that no name has."""
+
+    workload: Workload
+    plan: Plan
+    world: int
+    order: Order | None
+
+    def program(self):
+        return lower(*self)
+
+    @property
+    def data(self):
+        return self.world // self.plan.tensor // self.plan.pipeline
+
+
+def training_case(seed: int) -> Case:
+    """The case of a seed."""
+    draw = random.Random(seed)
+    while True:
+        case = _with_choices(draw, _skeleton(draw))
+        try:
+            case.program()
+        except Infeasible:
+            continue
+        return case
+
+
+def _skeleton(draw: random.Random) -> Case:
+    """Model, degrees, copies and order; mostly with several data ranks."""
+    while True:
+        seed, kind = draw.randrange(10**6), draw.random()
+        if kind < 0.25:
+            case = Case(*random_case(seed), None)
+        elif kind < 0.8:
+            case = Case(*named_case(seed, draw.choice(list(ORDERS)), RANKS, MOST_OPS), None)
+        else:
+            case = Case(*any_case(seed, RANKS, MOST_OPS))
+        if case.data > 1 or draw.random() < 0.2:
+            return case
+
+
+def _with_choices(draw: random.Random, case: Case) -> Case:
+    workload, plan = case.workload, case.plan
+    if plan.pipeline == 1 and case.order is None and draw.random() < 0.6:
+        plan = replace(plan, micro_batches=draw.choice([1, 2, 3]))
+        batch = case.data * plan.copies * plan.micro_batches * draw.choice([1, 2])
+        workload = replace(workload, batch=batch)
+    loss = draw.choice(['cross-entropy', 'mse', 'mae']) if isinstance(workload.model, Network) else workload.loss
+    workload = replace(
+        workload,
+        model=_model(draw, workload.model),
+        loss=loss,
+        optimizer=draw.choice(OPTIMIZERS),
+        clip_norm=draw.choice([0.0, 0.05, 1e3]),
+        loss_scale=draw.choice([1.0, 3.0, 1024.0]),
+    )
+    groups = [group for group in (2, 3) if case.data % group == 0 and case.data > group]
+    plan = replace(
+        plan,
+        **draw.choice(CUTS),
+        shard_group=draw.choice([0, *groups, *groups]),
+        unsharded=draw.choice([(), (), ('*.bias',)]),
+        fusion=draw.choice(FUSIONS),
+        prefetch=draw.choice([0, 1, 2, 100]),
+        accumulate=draw.choice(['', 'full', 'sharded']),
+        reduce_gradients=draw.choice(['overlapped', 'end']),
+        **_recompute(draw, workload.model, case.order.stages if case.order else plan.pipeline),
+    )
+    return Case(workload, plan, case.world, case.order)
+
+
+def _model(draw: random.Random, model: Network | Transformer) -> Network | Transformer:
+    if isinstance(model, Transformer):
+        return replace(model, dropout=draw.choice([0.0, 0.3]), attention=draw.choice(['flash', 'unfused']))
+    marked = draw.random() < 0.5
+    return replace(
+        model,
+        layers=tuple(
+            replace(layer, recompute=marked and draw.random() < 0.7) if hasattr(layer, 'recompute') else layer
+            for layer in model.layers
+        ),
+    )
+
+
+def _recompute(draw: random.Random, model: Network | Transformer, stages: int) -> dict[str, object]:
+    some = tuple(stage for stage in range(stages) if draw.random() < 0.6) if draw.random() < 0.3 else ()
+    if isinstance(model, Network):
+        has_relu = any(isinstance(layer, Relu) for layer in model.layers)
+        how = draw.choice(['none', ('dense*',), ('relu*',) if has_relu else ('*',)])
+    else:
+        how = draw.choice(['none', 'full', 'selective', draw.choice(PATTERNS)])
+    return {'recompute': how, 'recompute_stages': some, 'recompute_communication': draw.random() < 0.6}
+
+
+# What cases cover
+
+
+def features(case: Case) -> dict[str, str]:
+    """What a case has of each axis."""
+    workload, plan, model = case.workload, case.plan, case.workload.model
+    gpt = isinstance(model, Transformer)
+    marked = not gpt and any(getattr(layer, 'recompute', False) for layer in model.layers)
+    choice, optimizer = choice_of(plan), workload.optimizer
+    cut = '+'.join(part for part in (STATE, GRADIENTS, WEIGHTS) if part in choice.parts)
+    return {
+        'model': 'network' if not gpt else 'tied gpt' if model.tied else 'gpt',
+        'dropout': 'yes' if gpt and model.dropout else 'no',
+        'optimizer': type(optimizer).__name__.lower(),
+        'master weights': _yes(optimizer.master_weights),
+        'cut': f'{cut} {choice.gather}' if cut else 'nothing',
+        'group': 'all' if plan.shard_group in (0, case.data) else 'some',
+        'fusion': plan.fusion if isinstance(plan.fusion, str) else 'size' if isinstance(plan.fusion, float) else 'index',
+        'prefetch': str(plan.prefetch),
+        'micro-batches': 'several' if plan.micro_batches > 1 else 'one',
+        'accumulate': 'sharded' if choice.sharded else 'full',
+        'reduce gradients': plan.reduce_gradients,
+        'recompute': plan.recompute if plan.recompute in ('full', 'selective') else _named(plan, marked),
+        'recompute communication': _yes(plan.recompute_communication),
+        'clip': 'off' if not workload.clip_norm else 'bites' if workload.clip_norm < 1 else 'bites not',
+        'loss scale': _yes(workload.loss_scale != 1),
+        'pipeline': _pipeline(case),
+        'copies': str(min(plan.copies, 3)),
+        'tensor': str(min(plan.tensor, 3)),
+        'sequence parallel': _yes(plan.sequence_parallel and gpt and plan.tensor > 1),
+        'reduce': plan.reduce,
+        'data': str(min(case.data, 4)),
+        'streams': plan.streams,
+        'exchange': plan.exchange,
+        'receive': plan.receive,
+    }
+
+
+def _yes(truth: bool) -> str:
+    return 'yes' if truth else 'no'
+
+
+def _named(plan: Plan, marked: bool) -> str:
+    return 'names' if plan.recompute != 'none' or marked else 'none'
+
+
+def _pipeline(case: Case) -> str:
+    """None; whole or split backwards, in one stage a rank or several; overlapped; or an order that nobody would write."""
+    if case.order is not None:
+        return 'any order'
+    if case.plan.pipeline == 1 and case.plan.chunks <= 1:
+        return 'none'
+    name = case.plan.order
+    if 'zb' in name or 'zero' in name or 'dualpipe' in name:
+        return 'split backward'
+    return 'chunks' if case.plan.chunks > 1 or 'interleaved' in name or 'looped' in name else 'whole backward'
+
+
+class Coverage:
+    """Which values of axes occur in some cases, and which pairs of values."""
+
+    def __init__(self, cases: Iterable[Case]) -> None:
+        found = [features(case) for case in cases]
+        self.values = {axis: Counter(case[axis] for case in found) for axis in found[0]}
+        self.pairs = Counter(pair for case in found for pair in combinations(case.items(), 2))
+
+    def missing(self) -> list[tuple[tuple[str, str], ...]]:
+        """Pairs of values that do not occur together."""
+        every = [
+            pair
+            for (one, ours), (other, theirs) in combinations(self.values.items(), 2)
+            for pair in product(((one, value) for value in ours), ((other, value) for value in theirs))
+        ]
+        return [pair for pair in every if not self.pairs[pair]]
+
+    def __str__(self) -> str:
+        lines = [
+            f'{axis}: {", ".join(f"{value} {count}" for value, count in counts.most_common())}'
+            for axis, counts in self.values.items()
+        ]
+        return '\n'.join([*lines, f'{len(self.pairs)} pairs occur, {len(self.missing())} do not'])
