@@ -1,4 +1,4 @@
-"""Collectives built from point-to-point messages: rings, and a plain exchange where messages are small.
+"""Collectives built from point-to-point messages: rings, pairs, and a plain exchange where messages are small.
 
 gloo's own reduce-scatter costs a whole all-reduce and its all-gather is bimodal. In a pair of ranks, bulk data in one
 direction delays what goes in the other on the same connection, so each direction has a process group of its own, and
@@ -188,6 +188,22 @@ def all_gather(channel: Channel, own: torch.Tensor, pace: Pace | None = None, du
     gathered[channel.position] = own
     _ring_gather(channel, list(gathered), channel.position, pace, due)
     return gathered
+
+
+def all_to_all(
+    channel: Channel, chunks: Sequence[torch.Tensor], pace: Pace | None = None, due: float | None = None
+) -> list[torch.Tensor]:
+    """The chunks that all ranks have for this one, by position: w − 1 rounds, each to and from another peer.
+
+    Arguments: ``chunks``, flat, one for each position, as long as the other ranks' for it.
+    """
+    size, position = channel.size, channel.position
+    received = [torch.empty_like(chunks[position]) for _ in chunks]
+    received[position].copy_(chunks[position])
+    for distance in range(1, size):
+        ahead, behind = (position + distance) % size, (position - distance) % size
+        due = channel.exchange([(chunks[ahead], ahead)], [(received[behind], behind)], pace, due)
+    return received
 
 
 def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:

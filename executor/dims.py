@@ -1,4 +1,4 @@
-"""Along which dim a collective cuts each of its tensors."""
+"""Along which dims a collective cuts and joins its tensors."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ def dims_of(op: OpClass) -> tuple[int, ...]:
     if len(found) != len(op.reads):
         raise ValueError(f'{op.name}: {len(found)} dims for {len(op.reads)} tensors')
     return found
+
+
+def exchange_of(op: OpClass) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Of an all-to-all ``joins``, ``cuts`` and ``sizes``, each a text with a number for each axis of its group.
+
+    A position is counted by ``sizes``, the first most; slices for the positions are cut along ``cuts``, those that come
+    are joined along ``joins``. Raises ``ValueError`` where a text is missing, holds something else or is of another
+    length.
+    """
+    texts = (str(op.attributes.get(key, '')) for key in ('joins', 'cuts', 'sizes'))
+    joins, cuts, sizes = (tuple(int(part) for part in text.split()) for text in texts)
+    if not sizes or not len(joins) == len(cuts) == len(sizes):
+        raise ValueError(f'{op.name}: joins {joins}, cuts {cuts} and sizes {sizes} are not one for each axis')
+    return joins, cuts, sizes

@@ -115,6 +115,8 @@ def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> N
         collectives.all_gather(channel, _bytes(size // width), pace, due)
     elif op.operator == 'reduce_scatter':
         collectives.reduce_scatter(channel, list(_bytes(size).tensor_split(width)), '', pace, due)
+    elif op.operator == 'all_to_all':
+        collectives.all_to_all(channel, _bytes(size).tensor_split(width), pace, due)
     else:
         peer = (channel.position + op.peer) % width
         message = [(_bytes(size), peer)]

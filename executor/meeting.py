@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from executor.dims import dims_of
-from executor.tensors import all_gather, all_reduce, reduce_scatter
+from executor.dims import dims_of, exchange_of
+from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition
 from simpar.program.op import COLLECTIVES
@@ -47,6 +47,8 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
             )
     if op.operator == 'all_reduce':
         return all_reduce(messages, op.reduce)
+    if op.operator == 'all_to_all':
+        return _by_seat([all_to_all(tensors, *exchange_of(op)) for tensors in zip(*messages, strict=True)])
     several = list(zip(zip(*messages, strict=True), dims_of(op), strict=True))
     if op.operator == 'all_gather':
         return _by_seat([all_gather(pieces, dim) for pieces, dim in several])
@@ -62,4 +64,5 @@ def _by_seat(results: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 
 def _form(op: OpClass, message: list[torch.Tensor]) -> tuple[object, ...]:
     """What all participants must agree on."""
-    return (op.operator, op.reduce, op.attributes.get('dim'), *(tuple(tensor.shape) for tensor in message))
+    along = tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
+    return (op.operator, op.reduce, along, *(tuple(tensor.shape) for tensor in message))

@@ -9,13 +9,13 @@ import torch
 from executor import collectives
 from executor.clock import Clock
 from executor.collectives import Channel, Pace
-from executor.dims import dims_of
+from executor.dims import dims_of, exchange_of
 from executor.kernels import LOSSES, context, kernel
 from executor.kernels.bound import Bound, bind
 from executor.machine import Work
 from executor.memory import Memory
 from executor.net import Link
-from executor.tensors import inputs, torch_dtype
+from executor.tensors import inputs, joined, slices_of, torch_dtype
 from simpar.program import OpClass, Program
 
 Part = tuple[str, int, int]
@@ -139,7 +139,20 @@ class RealMachine:
             chunks = [torch.cat([piece.flatten() for piece in pieces]) for pieces in zip(*cut, strict=True)]
             own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
             return _apart(own, [pieces[0] for pieces in cut])
+        if op.operator == 'all_to_all':
+            return self._exchange(op, channel, reads)
         return self._pass(work, channel, reads)
+
+    def _exchange(self, op: OpClass, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """An all-to-all."""
+        joins, cuts, sizes = exchange_of(op)
+        slices = [slices_of(tensor, cuts, sizes) for tensor in reads]
+        like = [pieces[0] for pieces in slices]
+        chunks = [_together(list(pieces)) for pieces in zip(*slices, strict=True)]
+        of_ranks = zip(
+            *(_apart(flat, like) for flat in collectives.all_to_all(channel, chunks, self._pace)), strict=True
+        )
+        return [joined(pieces, joins, sizes) for pieces in of_ranks]
 
     def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """A send or a receive, of one tensor."""

@@ -168,6 +168,29 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum
     return [piece.clone(memory_format=torch.contiguous_format) for piece in total.chunk(len(tensors), dim)]
 
 
+def all_to_all(
+    tensors: Sequence[torch.Tensor], joins: Sequence[int], cuts: Sequence[int], sizes: Sequence[int]
+) -> list[torch.Tensor]:
+    """Position i gets the i-th slice of every tensor, joined by position; see ``executor.dims.exchange_of``."""
+    slices = [slices_of(tensor, cuts, sizes) for tensor in tensors]
+    return [joined(pieces, joins, sizes) for pieces in zip(*slices, strict=True)]
+
+
+def slices_of(tensor: torch.Tensor, cuts: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Equal slices by position, cut along one dim for each of ``sizes``, the first of which counts most."""
+    pieces = [tensor]
+    for dim, size in zip(cuts, sizes, strict=True):
+        pieces = [part for piece in pieces for part in piece.chunk(size, dim)]
+    return pieces
+
+
+def joined(pieces: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The pieces of all positions in one tensor of its own, along one dim for each of ``sizes``."""
+    for dim, size in zip(reversed(joins), reversed(sizes), strict=True):
+        pieces = [torch.cat(list(pieces[first : first + size]), dim) for first in range(0, len(pieces), size)]
+    return pieces[0]
+
+
 def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
     """Summed by position, so that the result does not depend on who came first."""
     total = tensors[0].clone()

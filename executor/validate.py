@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
-from executor.dims import dims_of
+from executor.dims import dims_of, exchange_of
 from executor.dry_run import stuck
 from executor.hazards import hazards
 from executor.watchdog import STREAMS
@@ -82,8 +83,12 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
         return
     try:
         dims = dims_of(op)
+        along = exchange_of(op) if op.operator == 'all_to_all' else None
     except ValueError as wrong:
         yield str(wrong)
+        return
+    if along is not None:
+        yield from _exchange(program, op, *along)
         return
     size = program.partitions[op.partition].size
     for source, target, dim in zip(op.reads, given, dims, strict=True):
@@ -93,6 +98,28 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
             piece = [*piece[:dim], piece[dim] * size, *piece[dim + 1 :]]
         if whole != piece:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
+
+
+def _exchange(
+    program: Program, op: OpClass, joins: tuple[int, ...], cuts: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[str]:
+    """What an all-to-all gives is what it takes, shorter along ``cuts`` and longer along ``joins``."""
+    ranks = program.partitions[op.partition].size
+    if prod(sizes) != ranks:
+        yield f'{op.name}: {" × ".join(map(str, sizes))} positions, but {ranks} ranks in a group of {op.partition}'
+        return
+    for source, target in zip(op.reads, op.writes + op.accumulates, strict=True):
+        taken, made = (program.local_shape(program.tensor[name]) for name in (source, target))
+        wanted = list(taken)
+        if max(*joins, *cuts) >= len(taken):
+            yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *cuts)}'
+            continue
+        for join, cut, size in zip(joins, cuts, sizes, strict=True):
+            wanted[join] *= size
+            wanted[cut] //= size
+        pieces = [prod(size for cut, size in zip(cuts, sizes, strict=True) if cut == dim) for dim in range(len(taken))]
+        if tuple(wanted) != made or any(length % piece for length, piece in zip(taken, pieces, strict=True)):
+            yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, cut along {cuts} and joined along {joins}'
 
 
 def _role(program: Program, role: Role) -> Iterator[str]:
@@ -174,7 +201,8 @@ def _same_as(program: Program, event: Event) -> tuple[object, ...]:
     """What must be equal on all ranks of a group."""
     action, op, micro_batch, copy = event
     sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
-    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, op.attributes.get('dim'))
+    along = tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
+    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, along)
     return (action, micro_batch, copy, *message)
 
 

@@ -61,7 +61,8 @@ class Plan:
         fusion: which gradients and weights travel as one message: those of a ``layer``; ``none``; ``all``
             (MindSpore's default, so that nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
-            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone.
+            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
+            one of these, chosen by resolving.
     """
 
     data: Annotated[
@@ -179,10 +180,10 @@ class Plan:
         Field(description='sums of gradients under the backward, or behind it'),
     ] = 'overlapped'
     fusion: Annotated[
-        Literal['layer', 'none', 'all', 'auto', 'ids'] | Bytes | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Literal['layer', 'none', 'all', 'auto', 'ids', 'predicted'] | Bytes | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
         Field(
             description='gradients and weights in one message: of a layer, none, all, auto (64 MiB), a size, '
-            'a list of split points, or ids'
+            'a list of split points, ids, or predicted: as is fastest'
         ),
     ] = 'layer'
     fusion_ids: Annotated[

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.strategy_search import (
     Bytes,
     Choice,
@@ -26,6 +27,7 @@ from simpar.strategy_search import (
 from simpar.strategy_search.candidates import candidates
 from simpar.strategy_search.elimination import Elimination, Factor
 from simpar.strategy_search.graph import ELEMENTWISE
+from simpar.strategy_search.redistribution import redistribution_bytes
 from simpar.strategy_search.rules import cut_of, rule
 from simpar.strategy_search.traffic import Block, best_degrees, laid_out, plain_bytes, table, traffic
 from simpar.workload import Dense, Flatten, Network, Relu, Transformer, Workload
@@ -367,3 +369,35 @@ def test_a_hundred_layers_are_searched_in_time():
     few = [exact(transformer_blocks(64, 512, 2048, 16, 8192, layers=layers), 8).cost for layers in (3, 4)]
     # Behind the first layers, every layer costs the same.
     assert hundred.cost == pytest.approx(few[0] + 97 * (few[1] - few[0]), rel=1e-9)
+
+
+# --- redistribution --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw):
+    """Two layouts of one tensor over up to 64 devices."""
+    bits, dims = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+
+    def layout():
+        order = draw(st.permutations(range(bits)))
+        placed = [[] for _ in range(dims)]
+        for bit in order[: draw(st.integers(0, bits))]:
+            placed[draw(st.integers(0, dims - 1))].append(bit)
+        return tuple(map(tuple, placed))
+
+    return bits, layout(), layout()
+
+
+@settings(max_examples=300, deadline=None)
+@given(layouts())
+def test_redistribution_moves_what_the_cheapest_sequence_moves(pair):
+    """Bits stand apart in the other's ranks, so that it does not take two for one axis."""
+    bits, source, target = pair
+    ends = [
+        TensorLayout(4**bits, tuple(tuple(Axis(2, 4 ** (bits - 1 - bit)) for bit in dim) for dim in layout))
+        for layout in (source, target)
+    ]
+    shape = (64,) * len(source)
+    theirs = redistribute(shape, *ends).elements
+    assert redistribution_bytes(source, target, shape, itemsize=1) == pytest.approx(float(theirs), rel=1e-12)

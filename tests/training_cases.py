@@ -16,16 +16,16 @@ from simpar.lower.optimizer_parallel import choice_of
 from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Momentum, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Relu, Sgd, Transformer, Workload
 
 RANKS = 8
-MOST_OPS = 150
+MOST_OPS = 120
 """Bound on the ops of a pipeline, so that hundreds of cases stay a matter of seconds."""
 OPTIMIZERS = (
     Sgd(learning_rate=0.1),
     Sgd(learning_rate=0.1, master_weights=True),
     Momentum(learning_rate=0.1),
-    Momentum(learning_rate=0.1, momentum=0.8, nesterov=True, weight_decay=0.1),
+    Momentum(learning_rate=0.1, momentum=0.8, nesterov=True, weight_decay=0.1, master_weights=True),
     Adam(learning_rate=0.01),
     Adam(learning_rate=0.01, master_weights=True),
     AdamW(learning_rate=0.01, weight_decay=0.3),
@@ -45,6 +45,8 @@ CUTS = (
     {'shard': (STATE, GRADIENTS, WEIGHTS), 'gather': 'on-use'},
 )
 FUSIONS = ('layer', 'none', 'all', 'auto', 'ids', 300.0, 1000.0, (2,), (1, 4))
+KEPT = {1: 0.2, 2: 0.6, 3: 0.8}
+"""Share of the cases with so many data ranks that are kept."""
 PATTERNS = (('layer*.gelu',), ('layer*.norm?', 'norm'), ('*.attention*', '*.qkv'), ('*',), ('*residual*', '*proj'))
 
 
@@ -81,21 +83,25 @@ def _skeleton(draw: random.Random) -> Case:
     while True:
         seed, kind = draw.randrange(10**6), draw.random()
         if kind < 0.25:
-            case = Case(*random_case(seed), None)
+            case = _accumulating(draw, Case(*random_case(seed), None))
         elif kind < 0.8:
-            case = Case(*named_case(seed, draw.choice(list(ORDERS)), RANKS, MOST_OPS), None)
+            name = draw.choice([draw.choice(['gpipe', '1f1b', 'mindspore-2.10/1f1b']), *draw.sample(list(ORDERS), 2)])
+            case = Case(*named_case(seed, name, RANKS, MOST_OPS), None)
         else:
             case = Case(*any_case(seed, RANKS, MOST_OPS))
-        if case.data > 1 or draw.random() < 0.2:
+        if draw.random() < KEPT.get(case.data, 1.0):
             return case
+
+
+def _accumulating(draw: random.Random, case: Case) -> Case:
+    """The case with some micro-batches."""
+    plan = replace(case.plan, micro_batches=draw.choice([1, 1, 2, 3]))
+    batch = case.data * plan.copies * plan.micro_batches * draw.choice([1, 2])
+    return case._replace(workload=replace(case.workload, batch=batch), plan=plan)
 
 
 def _with_choices(draw: random.Random, case: Case) -> Case:
     workload, plan = case.workload, case.plan
-    if plan.pipeline == 1 and case.order is None and draw.random() < 0.6:
-        plan = replace(plan, micro_batches=draw.choice([1, 2, 3]))
-        batch = case.data * plan.copies * plan.micro_batches * draw.choice([1, 2])
-        workload = replace(workload, batch=batch)
     loss = draw.choice(['cross-entropy', 'mse', 'mae']) if isinstance(workload.model, Network) else workload.loss
     workload = replace(
         workload,
@@ -111,7 +117,7 @@ def _with_choices(draw: random.Random, case: Case) -> Case:
         **draw.choice(CUTS),
         shard_group=draw.choice([0, *groups, *groups]),
         unsharded=draw.choice([(), (), ('*.bias',)]),
-        fusion=draw.choice(FUSIONS),
+        **_fusion(draw, workload.model),
         prefetch=draw.choice([0, 1, 2, 100]),
         accumulate=draw.choice(['', 'full', 'sharded']),
         reduce_gradients=draw.choice(['overlapped', 'end']),
@@ -120,17 +126,26 @@ def _with_choices(draw: random.Random, case: Case) -> Case:
     return Case(workload, plan, case.world, case.order)
 
 
+def _fusion(draw: random.Random, model: Network | Transformer) -> dict[str, object]:
+    fusion = draw.choice(FUSIONS)
+    if fusion != 'ids' or isinstance(model, Network):
+        return {'fusion': fusion}
+    layers = model.layers + 3 + (not model.tied)
+    return {'fusion': fusion, 'fusion_ids': tuple(draw.choice([0, 1, 2]) for _ in range(layers))}
+
+
 def _model(draw: random.Random, model: Network | Transformer) -> Network | Transformer:
     if isinstance(model, Transformer):
         return replace(model, dropout=draw.choice([0.0, 0.3]), attention=draw.choice(['flash', 'unfused']))
     marked = draw.random() < 0.5
-    return replace(
-        model,
-        layers=tuple(
-            replace(layer, recompute=marked and draw.random() < 0.7) if hasattr(layer, 'recompute') else layer
-            for layer in model.layers
-        ),
-    )
+    layers = []
+    for layer in model.layers:
+        if not isinstance(layer, Flatten):
+            layer = replace(layer, recompute=marked and draw.random() < 0.7)
+        if isinstance(layer, Dense):
+            layer = replace(layer, comm_fusion=draw.choice([None, 0, 1, 2]))
+        layers.append(layer)
+    return replace(model, layers=tuple(layers))
 
 
 def _recompute(draw: random.Random, model: Network | Transformer, stages: int) -> dict[str, object]:
@@ -160,7 +175,11 @@ def features(case: Case) -> dict[str, str]:
         'master weights': _yes(optimizer.master_weights),
         'cut': f'{cut} {choice.gather}' if cut else 'nothing',
         'group': 'all' if plan.shard_group in (0, case.data) else 'some',
-        'fusion': plan.fusion if isinstance(plan.fusion, str) else 'size' if isinstance(plan.fusion, float) else 'index',
+        'fusion': plan.fusion
+        if isinstance(plan.fusion, str)
+        else 'size'
+        if isinstance(plan.fusion, float)
+        else 'index',
         'prefetch': str(plan.prefetch),
         'micro-batches': 'several' if plan.micro_batches > 1 else 'one',
         'accumulate': 'sharded' if choice.sharded else 'full',

@@ -70,6 +70,16 @@ def cut(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
     return [tensors[0].narrow(dim, position(op, where) * length, length).clone(memory_format=torch.contiguous_format)]
 
 
+def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """slice → x, with zeros wherever along ``dim`` other positions of ``partition`` have theirs."""
+    dim, piece = int(op.attributes['dim']), tensors[0]
+    length, shape = piece.shape[dim], list(piece.shape)
+    shape[dim] *= where.size[str(op.attributes['partition'])]
+    whole = piece.new_zeros(shape)
+    whole.narrow(dim, position(op, where) * length, length).copy_(piece)
+    return [whole]
+
+
 KERNELS = {
     ('gelu', 'F'): gelu_forward,
     ('gelu', 'I'): gelu_dx,
@@ -85,4 +95,6 @@ KERNELS = {
     ('scale', 'I'): scale,
     ('slice', 'F'): cut,
     ('slice', 'I'): cut,
+    ('pad', 'F'): pad,
+    ('pad', 'I'): pad,
 }

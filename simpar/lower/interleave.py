@@ -8,26 +8,32 @@ the forward alike (``micro_interleaved_order_control``) and leaves the backward 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
+from simpar.lower.pieces import layer_of
 from simpar.program import OpClass
 
 Item = TypeVar('Item')
 
 
-def segments(ops: Sequence[OpClass]) -> list[list[OpClass]]:
+def segments(ops: Sequence[OpClass], gathered: Collection[str] = ()) -> list[list[OpClass]]:
     """Cut one thread's ops where computation waits for communication, and let W fill.
 
-    Arguments: ``ops`` in order, without gradient reductions and updates.
+    Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
+    and that are soon freed again: a segment reads those of one layer.
     """
     cut: list[list[OpClass]] = [[]]
     arriving: set[str] = set()
+    layer = ''
     for op in ops:
-        if op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads):
+        used = next((layer_of(name) for name in op.reads if name in gathered), layer)
+        waits = op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads)
+        if waits or (used != layer and layer):
             cut.append([])
             arriving = set()
+        layer = used
         cut[-1].append(op)
         if op.kind != 'compute':
             arriving.update(op.writes)

@@ -48,6 +48,8 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
         return lower_strategies(workload, plan, world)
     for key, what, instead in conflicts(plan):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
+    if plan.fusion == 'predicted':
+        raise Infeasible('plan.fusion: predicted is still to be resolved (simpar resolve)')
     given = plan.stages
     if isinstance(given, str):
         raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')

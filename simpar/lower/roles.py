@@ -27,11 +27,13 @@ TRANSFERS = {'SEND_F': ('send', 'F'), 'RECV_F': ('recv', 'F'), 'SEND_B': ('send'
 class StageOps:
     """The ops of one stage for one copy of a micro-batch, by what an action of the pipeline does.
 
-    Arguments: ``parts``: F, B, I, W → ops in order; ``transfers``: (send or recv, phase) → op.
+    Arguments: ``parts``: F, B, I, W → ops in order; ``transfers``: (send or recv, phase) → op; ``gathered``, weights
+    that several copies share and that are soon freed again.
     """
 
     parts: dict[str, tuple[OpClass, ...]]
     transfers: dict[tuple[str, str], OpClass]
+    gathered: frozenset[str] = frozenset()
 
 
 def stages_of(tape: Tape, order: Order, recompute: Recompute | None = None) -> list[StageOps]:
@@ -62,7 +64,8 @@ def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, 
     transfers: dict[tuple[str, str], OpClass] = {(op.kind, op.phase): op for op in ops if _transfers(op)}
     inputs = [op for op in backward if op.phase != 'W']
     weights = [op for op in backward if op.phase == 'W']
-    filled = [op for part in segments(backward) for op in part]
+    gathered = _gathered(tape)
+    filled = [op for part in segments(backward, gathered) for op in part]
     b = _freeing(tape, elsewhere, forward, transfers, filled) if whole or not split else {}
     i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
     b = b or i
@@ -76,7 +79,14 @@ def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, 
             'W': tuple(apart[op.name] for op in weights),
         },
         transfers={key: b[op.name] for key, op in transfers.items()},
+        gathered=gathered,
     )
+
+
+def _gathered(tape: Tape) -> frozenset[str]:
+    if tape.mesh.copies == 1:
+        return frozenset()
+    return frozenset(tensor.name for tensor in tape.tensors.values() if tensor.kind == 'gathered')
 
 
 def _transfers(op: OpClass) -> bool:
@@ -95,7 +105,7 @@ def _freeing(
     def transfer(kind: str, phase: str) -> list[OpClass]:
         return [transfers[kind, phase]] if (kind, phase) in transfers else []
 
-    filled = [op for part in segments(forward) for op in part]
+    filled = [op for part in segments(forward, _gathered(tape)) for op in part]
     ordered = [*transfer('recv', 'F'), *filled, *transfer('send', 'F')]
     ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I')]
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
@@ -147,7 +157,8 @@ def _threads(
     for parts in [(part,) for part in together[0].parts] if together[0].sub_actions else [together]:
         kinds = tuple((part.stage, part.kind) for part in parts)
         if kinds not in cut:
-            cut[kinds] = segments([op for stage, kind in kinds for op in stages[stage].parts[kind]])
+            ops = [op for stage, kind in kinds for op in stages[stage].parts[kind]]
+            cut[kinds] = segments(ops, frozenset().union(*(stages[stage].gathered for stage, _ in kinds)))
         micro_batch = parts[0].micro_batch or 0
         for copy in range(copies):
             yield [[Issue(op, micro_batch, copy) for op in segment] for segment in cut[kinds]]

@@ -9,7 +9,7 @@ OpKind = Literal['compute', 'collective', 'send', 'recv']
 Phase = Literal['F', 'I', 'W', 'U']
 OP_KINDS: Final[tuple[OpKind, ...]] = ('compute', 'collective', 'send', 'recv')
 PHASES: Final[tuple[Phase, ...]] = ('F', 'I', 'W', 'U')
-COLLECTIVES: Final = ('all_reduce', 'all_gather', 'reduce_scatter')
+COLLECTIVES: Final = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all')
 Attribute = int | float | str | bool
 
 
@@ -25,7 +25,7 @@ class OpClass:
         dims: the local dims that cost tables are keyed by (m, n, k; batch, sequence, heads, ...), on one rank for one
         copy. flops: floating-point operations on one rank. bytes: compute: bytes moved to and from device memory on
         one rank. Communication: the full vector, i.e. the
-            input of an all-reduce or reduce-scatter, the output of an all-gather, the message of a send.
+            input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather, the message of a send.
         dtype: of the computation or the message.
         partition: the partition whose groups communicate; for compute, empty.
         peer: send and recv: offset of the peer's position in the group.

@@ -1,23 +1,21 @@
-"""resolve: fills in what a plan leaves open: balanced stages, and the order of a zero-bubble pipeline."""
+"""resolve: fills in what a plan leaves open: balanced stages, the order of a zero-bubble pipeline, fusion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from simpar.cost.price import price
-from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.lower import lower
 from simpar.lower.stages import stage_of_layer
-from simpar.memory import memory
 from simpar.pipeline.automatic import AUTOMATIC, automatic_order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import rows_of
 from simpar.plan import Plan
 from simpar.resolve.balance import balanced
+from simpar.resolve.buckets import fused
 from simpar.resolve.times import LayerTimes, layer_times, layers_of
+from simpar.resolve.trial import tried
 from simpar.workload import Workload
 
 
@@ -25,34 +23,20 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
     Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
-    is taken, of those that fit into memory. Raises ``Infeasible`` where degrees and ranks do not fit.
+    is taken, of those that fit into memory. Fusion comes last. Raises ``Infeasible`` where degrees and ranks do not fit.
     """
+    if plan.fusion == 'predicted':
+        return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster), cluster)
     if plan.rows or not (isinstance(plan.stages, str) or plan.order in AUTOMATIC):
         return plan
     times = layer_times(workload, plan, cluster)
     if not isinstance(plan.stages, str):
         return _ordered(workload, plan, times, plan.stages)
     trials = [
-        _try(workload, _ordered(workload, plan, times, counts), cluster)
+        tried(workload, _ordered(workload, plan, times, counts), cluster)
         for counts in dict.fromkeys(_cuts(workload, plan, times))
     ]
-    return min(trials, key=lambda trial: (trial.too_much, trial.step)).plan
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
-
-    plan: Plan
-    step: float
-    too_much: float
-
-
-def _try(workload: Workload, plan: Plan, cluster: Cluster) -> _Trial:
-    program = lower(workload, plan, cluster.world)
-    trace = simulate(program, price(program, cluster))
-    too_much = memory(trace).peak - cluster.profile.device.memory.size.value
-    return _Trial(plan, trace.step, max(0.0, too_much))
+    return min(trials, key=lambda trial: trial.rank).plan
 
 
 def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[int, ...]) -> Plan:

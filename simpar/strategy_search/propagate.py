@@ -28,7 +28,7 @@ EQUAL, SLICES, COMMUNICATES = range(3)
 def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: Compat = '2.10') -> dict[str, Choice]:
     """Strategies of all operators, by name, from those that the user fixed.
 
-    Arguments: ``fixed``, what the user chose, by operator name; ``devices``, a power of two; ``compat``, MindSpore's version.
+    Arguments: ``fixed``, what the user chose, by operator name; ``devices``, a power of two; ``compat``, the version.
     Raises ScheduleError where nothing is fixed, or where a fixed strategy cannot be. Redistribution between two fixed
     operators that do not fit is left to whoever lowers the strategies.
     """

@@ -1,54 +1,88 @@
-"""What it moves to get a tensor from one layout to another: the seam to ``simpar.layout``."""
+"""What it moves to get a tensor from one layout to another: a quick count of what ``simpar.layout``'s cheapest sequence
+moves, without the sequence; exact search asks for ten thousands of pairs."""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
-from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.strategy_search.bits import Bits
 from simpar.strategy_search.graph import Shape
+
+Place = tuple[int, int]
+"""A dim and how deep in it a bit cuts: 0 cuts it in halves, 1 the halves."""
+State = tuple[Place | None, ...]
+"""Where each bit stands; None: nowhere, it cuts nothing."""
 
 
 def redistribution_bytes(source: Bits, target: Bits, shape: Shape, itemsize: int = 4) -> float:
     """Bytes that a device receives while a tensor goes from one layout to another, by the cheapest sequence.
 
-    The backward moves as much: an all-gather's is a reduce-scatter, and a slice's moves nothing, where gradients stay
-    partial sums. Does not model: latency.
+    A slice moves nothing, an all-gather what it adds, an all-to-all over g devices (g − 1) / g of a slice. The backward
+    moves as much: an all-gather's is a reduce-scatter, and a slice's moves nothing, where gradients stay partial sums.
+    Does not model: latency, permutations of devices.
     """
-    return 0.0 if source == target else _share(source, target) * prod(shape) * itemsize
+    return 0.0 if source == target else _share(*_renamed(source, target)) * prod(shape) * itemsize
+
+
+def _renamed(source: Bits, target: Bits) -> tuple[Bits, Bits]:
+    """The same pair with bits named in the order in which they come up: pairs alike are counted once."""
+    names: dict[int, int] = {}
+    for dim in (*source, *target):
+        for bit in dim:
+            names.setdefault(bit, len(names))
+    first, second = (tuple(tuple(names[bit] for bit in dim) for dim in layout) for layout in (source, target))
+    return first, second
 
 
 @lru_cache(maxsize=1 << 18)
 def _share(source: Bits, target: Bits) -> float:
-    """Received, as a share of the whole tensor; layouts that differ by names of bits alone are asked for once."""
-    dims, common = [], 0
-    for now, then in zip(source, target, strict=True):
-        kept = 0
-        while kept < min(len(now), len(then)) and now[kept] == then[kept]:
-            kept += 1
-        common += kept
-        dims.append((now[kept:], then[kept:]))
-    names: dict[int, int] = {}
-    for now, then in sorted(dims, key=_form):
-        for bit in (*now, *then):
-            names.setdefault(bit, len(names))
-    renamed = sorted((tuple(map(names.__getitem__, now)), tuple(map(names.__getitem__, then))) for now, then in dims)
-    kinds = tuple(dim for dim in renamed if dim != ((), ()))
-    return 0.5**common * _asked(kinds, len(names))
+    """Received, as a share of the whole tensor: the shortest path over where bits stand (Dijkstra 1959)."""
+    begin, end = _places(source), _places(target)
+    moving = [bit for bit in {**begin, **end} if begin.get(bit) != end.get(bit)]
+    goal: State = tuple(end.get(bit) for bit in moving)
+    start = _sliced(tuple(begin.get(bit) for bit in moving), goal)
+    best, heap, count = {start: 0.0}, [(0.0, 0, start)], 0
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state == goal:
+            return cost * 0.5 ** (len(begin) - sum(bit in begin for bit in moving))
+        if cost > best[state]:
+            continue
+        local = 0.5 ** sum(place is not None for place in state)
+        for moved, after in _steps(state, goal):
+            if cost + local * moved < best.get(after, inf):
+                best[after], count = cost + local * moved, count + 1
+                heapq.heappush(heap, (best[after], count, after))
+    return inf
 
 
-def _form(dim: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, int]:
-    return len(dim[0]), len(dim[1])
+def _places(layout: Bits) -> dict[int, Place]:
+    return {bit: (dim, depth) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}
 
 
-@lru_cache(maxsize=1 << 16)
-def _asked(dims: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], bits: int) -> float:
-    # A free digit between any two bits keeps neighbours from being taken for one axis, which would have to move as one.
-    devices = 4**bits
-    source, target = (
-        TensorLayout(devices, tuple(tuple(Axis(2, devices // 4 ** (bit + 1)) for bit in dim[side]) for dim in dims))
-        for side in (0, 1)
+def _steps(state: State, goal: State) -> Iterator[tuple[float, State]]:
+    """What each next step moves, as a share of a slice, and where bits stand behind it.
+
+    An all-to-all takes all bits along that can move: together they move less than apart, and no bit comes to stand
+    where another wants to be.
+    """
+    taken = {place for place in state if place is not None}
+    wrong = [bit for bit, place in enumerate(state) if place is not None and place != goal[bit]]
+    for bit in wrong:
+        yield 1.0, _sliced((*state[:bit], None, *state[bit + 1 :]), goal)
+    free = {bit for bit in wrong if goal[bit] is not None and goal[bit] not in taken}
+    if free:
+        moved = tuple(goal[bit] if bit in free else place for bit, place in enumerate(state))
+        yield 1 - 0.5 ** len(free), _sliced(moved, goal)
+
+
+def _sliced(state: State, goal: State) -> State:
+    """Slicing moves nothing and makes all that follows smaller: it is done at once."""
+    taken = {place for place in state if place is not None}
+    return tuple(
+        wanted if place is None and wanted is not None and wanted not in taken else place
+        for place, wanted in zip(state, goal, strict=True)
     )
-    shape = (1 << bits,) * len(dims)
-    return float(redistribute(shape, source, target).elements / prod(shape))

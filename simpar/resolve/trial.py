@@ -1,0 +1,35 @@
+"""Trial: what a plan that leaves nothing open comes to, so that resolving may choose among several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.hardware import Cluster
+from simpar.lower import lower
+from simpar.memory import memory
+from simpar.plan import Plan
+from simpar.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
+
+    plan: Plan
+    step: float
+    too_much: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What is smaller is better: that it fits, then that it is fast."""
+        return self.too_much, self.step
+
+
+def tried(workload: Workload, plan: Plan, cluster: Cluster) -> Trial:
+    """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
+    program = lower(workload, plan, cluster.world)
+    trace = simulate(program, price(program, cluster))
+    too_much = memory(trace).peak - cluster.profile.device.memory.size.value
+    return Trial(plan, trace.step, max(0.0, too_much))
