@@ -149,9 +149,8 @@ class RealMachine:
         slices = [slices_of(tensor, cuts, sizes) for tensor in reads]
         like = [pieces[0] for pieces in slices]
         chunks = [_together(list(pieces)) for pieces in zip(*slices, strict=True)]
-        of_ranks = zip(
-            *(_apart(flat, like) for flat in collectives.all_to_all(channel, chunks, self._pace)), strict=True
-        )
+        received = collectives.all_to_all(channel, chunks, self._pace)
+        of_ranks = zip(*(_apart(flat, like) for flat in received), strict=True)
         return [joined(pieces, joins, sizes) for pieces in of_ranks]
 
     def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -117,9 +117,9 @@ def _exchange(
         for join, cut, size in zip(joins, cuts, sizes, strict=True):
             wanted[join] *= size
             wanted[cut] //= size
-        pieces = [prod(size for cut, size in zip(cuts, sizes, strict=True) if cut == dim) for dim in range(len(taken))]
-        if tuple(wanted) != made or any(length % piece for length, piece in zip(taken, pieces, strict=True)):
-            yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, cut along {cuts} and joined along {joins}'
+        if tuple(wanted) != made or prod(wanted) != prod(taken):
+            how = f'cut along {cuts} and joined along {joins}'
+            yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, {how}'
 
 
 def _role(program: Program, role: Role) -> Iterator[str]:

@@ -16,24 +16,31 @@ from simpar.plan import Plan
 from simpar.predict import Prediction, predict
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
-from simpar.resolve import resolve
+from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
+from simpar.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
     """A schedule, its cluster and its program.
 
-    Arguments: ``plan``, the schedule's with every choice made; ``baseline``, the case that gain is measured from,
-    without a baseline of its own.
+    Arguments: ``plan``, the schedule's with every choice made; ``strategies``, with the workload that they are in;
+    ``baseline``, the case that gain is measured from, without a baseline of its own.
     """
 
     schedule: Schedule
     plan: Plan
     cluster: Cluster
     program: Program
+    strategies: Strategies
     baseline: Case | None = None
+
+    @property
+    def workload(self) -> Workload:
+        """The schedule's workload with a strategy for every layer that a search gave one."""
+        return self.strategies.workload
 
     @property
     def names(self) -> tuple[str, str]:
@@ -93,10 +100,16 @@ def case_of(schedule: Schedule) -> Case:
 
 def _one(schedule: Schedule) -> Case:
     hardware = cluster_of(schedule)
+    found, plan = choices(schedule, hardware)
+    program = lower(found.workload, plan, hardware.world)
+    return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
+
+
+def choices(schedule: Schedule, hardware: Cluster) -> tuple[Strategies, Plan]:
+    """The strategies, with the workload that they are in, and the plan, both with every choice made."""
     fitted = check_against_cluster(with_order(schedule), hardware.world)
-    plan = resolve(fitted.workload, fitted.plan, hardware)
-    program = lower(fitted.workload, plan, hardware.world)
-    return Case(schedule=schedule, plan=plan, cluster=hardware, program=program)
+    found = find_strategies(fitted.workload, fitted.plan, hardware)
+    return found, resolve(found.workload, found.plan, hardware)
 
 
 def with_order(schedule: Schedule) -> Schedule:

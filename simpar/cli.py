@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         '--numerics', action='store_true', help='train one step in process; compare with the unsharded model'
     )
     check.add_argument('--program', type=Path, metavar='FILE', help='write the program in its text form')
+    check.add_argument('--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read")
 
     _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
 
@@ -74,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
         '--sweep', action='append', default=[], metavar='a.b=v,w', help="in place of the file's sweep; may be repeated"
     )
     sweep.add_argument('--csv', type=Path, metavar='PATH', help='write the table as CSV')
+    sweep.add_argument('--markdown', action='store_true', help='print the table as Markdown and nothing else')
+    sweep.add_argument('--across', metavar='a.b', help="with --markdown: a column for each of this key's values")
     sweep.add_argument('--plot', type=Path, metavar='PNG', help='draw the rows as bars')
     sweep.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
 

@@ -37,6 +37,9 @@ class Plan:
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
             as MindSpore's compiler of a version does; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
+        search: who gives strategies to a network's layers that have none: ``none``, nobody (they are cut by batch);
+            MindSpore's ``sharding-propagation`` from the layers that have one, or ``double-recursive`` search, as
+            ``compat``, its version, does; ``exact``, least ``objective``: bytes that a rank sends, or predicted step.
         recompute: what the backward makes again instead of keeping it: ``none``; ``full``: a transformer's layers, each
             keeping its input; ``selective``: the scores, softmax, dropout and values of attention (Korthikanti et al.
             2022), or flash attention; or patterns of operator names, e.g. ``layer*.gelu``, whose results are dropped.
@@ -125,6 +128,16 @@ class Plan:
         Field(description='with strategies, from layout to layout: by the fewest bytes, or as the compiler does'),
     ] = 'cheapest'
     all_to_all: Annotated[bool, Field(description='redistribution may use all-to-all')] = False
+    search: Annotated[
+        Literal['none', 'sharding-propagation', 'double-recursive', 'exact'],
+        Field(description="finds strategies for layers that have none: as MindSpore's searches do, or the best"),
+    ] = 'none'
+    compat: Annotated[
+        Literal['2.0', '2.10'], Field(description="whose search it is: MindSpore's version, in quotes")
+    ] = '2.10'
+    objective: Annotated[
+        Literal['bytes', 'time'], Field(description='of an exact search: bytes that a rank sends, or predicted step')
+    ] = 'bytes'
     recompute: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | Literal['none', 'full', 'selective'],
         Field(
@@ -180,7 +193,9 @@ class Plan:
         Field(description='sums of gradients under the backward, or behind it'),
     ] = 'overlapped'
     fusion: Annotated[
-        Literal['layer', 'none', 'all', 'auto', 'ids', 'predicted'] | Bytes | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Literal['layer', 'none', 'all', 'auto', 'ids', 'predicted']
+        | Bytes
+        | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
         Field(
             description='gradients and weights in one message: of a layer, none, all, auto (64 MiB), a size, '
             'a list of split points, ids, or predicted: as is fastest'

@@ -29,7 +29,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 _WORDS: Final = frozenset({'operator', 'phase'})
 _KNOWN: Final = {
     'phase': ('F', 'I', 'W', 'U'),
-    'collective': ('all_reduce', 'all_gather', 'reduce_scatter'),
+    'collective': ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all'),
 }
 Row = tuple[Any, ...]
 

@@ -18,9 +18,9 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
-    'check': ['--json', '--numerics', '--program', '--set', 'file'],
+    'check': ['--ir', '--json', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--set', 'file'],
-    'sweep': ['--csv', '--jobs', '--json', '--plot', '--set', '--sweep', 'file'],
+    'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
     'measure': [
         '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from simpar.layout import operators
 from simpar.layout.axis import group_of
-from simpar.lower.strategy import lower_strategies
+from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Dense, Network, Workload
 
@@ -48,7 +48,7 @@ class Recorded:
         )
         product = Dense(inputs=self.inputs, outputs=self.outputs, bias=False, name='mm', strategy=self.strategy)
         self.workload = Workload(model=Network(layers=(product,)), batch=self.batch, loss='mse')
-        self.program = lower_strategies(self.workload, self.plan, self.world)
+        self.program = lower(self.workload, self.plan, self.world)
 
     def collectives(self):
         """Kind, ranks and the larger of both shapes, in order; the loss's sum for display is not part of a program."""

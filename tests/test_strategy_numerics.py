@@ -6,25 +6,23 @@ import pytest
 from strategy_cases import random_case
 
 from simpar.errors import NumericsWrong
-from simpar.lower.strategy import lower_strategies
+from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Dense, Network, Relu, Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from strategy_kernels import strategy_kernels  # noqa: F401
 
 from executor.inprocess import InProcess
 from executor.numerics import check
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('strategy_kernels')]
 CASES = 120
 
 
 @pytest.mark.parametrize('seed', range(CASES))
 def test_random_strategies_compute_what_autograd_computes(seed):
     workload, plan, world = random_case(seed)
-    program = lower_strategies(workload, plan, world)
+    program = lower(workload, plan, world)
     report = check(program, workload, plan, steps=2, seed=seed)
     parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
     assert len(report.deviations) == 2 * (1 + 2 * parameters)
@@ -32,7 +30,7 @@ def test_random_strategies_compute_what_autograd_computes(seed):
 
 def test_the_cases_use_every_collective_and_every_local_step():
     operators = {
-        (op.operator, op.phase) for seed in range(CASES) for op in lower_strategies(*random_case(seed)).op_classes
+        (op.operator, op.phase) for seed in range(CASES) for op in lower(*random_case(seed)).op_classes
     }
     forward_and_backward = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
     assert {(operator, phase) for operator in forward_and_backward for phase in 'FI'} <= operators
@@ -53,7 +51,7 @@ def tutorial(batch=16):
 @pytest.mark.parametrize('dataset', ['full-batch', 'data-parallel'])
 def test_the_tutorials_network_learns(dataset):
     plan = Plan(dataset=dataset)
-    program = lower_strategies(tutorial(), plan, 8)
+    program = lower(tutorial(), plan, 8)
     check(program, tutorial(), plan, steps=4)
     losses = InProcess(program, 0, torch.float64).run(20).losses
     assert sum(losses[-5:]) < sum(losses[:5])
@@ -72,7 +70,7 @@ def other_axis(program, op):
 def test_a_step_along_another_axis_is_found_out(kind):
     for seed in range(CASES):
         workload, plan, world = random_case(seed)
-        program = lower_strategies(workload, plan, world)
+        program = lower(workload, plan, world)
         for op in program.op_classes:
             wrong = other_axis(program, op) if (op.operator, op.phase) == kind else None
             if wrong is not None:

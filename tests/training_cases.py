@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations, product
 from typing import NamedTuple
@@ -16,11 +16,9 @@ from simpar.lower.optimizer_parallel import choice_of
 from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Flatten, Layer, Momentum, Network, Relu, Sgd, Transformer, Workload
 
-RANKS = 8
-MOST_OPS = 120
-"""Bound on the ops of a pipeline, so that hundreds of cases stay a matter of seconds."""
+RANKS, MOST_OPS = 8, 120
 OPTIMIZERS = (
     Sgd(learning_rate=0.1),
     Sgd(learning_rate=0.1, master_weights=True),
@@ -66,11 +64,11 @@ class Case(NamedTuple):
         return self.world // self.plan.tensor // self.plan.pipeline
 
 
-def training_case(seed: int) -> Case:
-    """The case of a seed."""
+def training_case(seed: int, ranks: int = RANKS, most: int = MOST_OPS) -> Case:
+    """The case of a seed; ``most`` bounds the ops of a pipeline, so that hundreds of cases stay a matter of seconds."""
     draw = random.Random(seed)
     while True:
-        case = _with_choices(draw, _skeleton(draw))
+        case = _with_choices(draw, _skeleton(draw, ranks, most))
         try:
             case.program()
         except Infeasible:
@@ -78,7 +76,7 @@ def training_case(seed: int) -> Case:
         return case
 
 
-def _skeleton(draw: random.Random) -> Case:
+def _skeleton(draw: random.Random, ranks: int, most: int) -> Case:
     """Model, degrees, copies and order; mostly with several data ranks."""
     while True:
         seed, kind = draw.randrange(10**6), draw.random()
@@ -86,10 +84,10 @@ def _skeleton(draw: random.Random) -> Case:
             case = _accumulating(draw, Case(*random_case(seed), None))
         elif kind < 0.8:
             name = draw.choice([draw.choice(['gpipe', '1f1b', 'mindspore-2.10/1f1b']), *draw.sample(list(ORDERS), 2)])
-            case = Case(*named_case(seed, name, RANKS, MOST_OPS), None)
+            case = Case(*named_case(seed, name, ranks, most), None)
         else:
-            case = Case(*any_case(seed, RANKS, MOST_OPS))
-        if draw.random() < KEPT.get(case.data, 1.0):
+            case = Case(*any_case(seed, ranks, most))
+        if case.world <= ranks and draw.random() < KEPT.get(case.data, 1.0):
             return case
 
 
@@ -102,11 +100,9 @@ def _accumulating(draw: random.Random, case: Case) -> Case:
 
 def _with_choices(draw: random.Random, case: Case) -> Case:
     workload, plan = case.workload, case.plan
-    loss = draw.choice(['cross-entropy', 'mse', 'mae']) if isinstance(workload.model, Network) else workload.loss
     workload = replace(
         workload,
         model=_model(draw, workload.model),
-        loss=loss,
         optimizer=draw.choice(OPTIMIZERS),
         clip_norm=draw.choice([0.0, 0.05, 1e3]),
         loss_scale=draw.choice([1.0, 3.0, 1024.0]),
@@ -138,14 +134,17 @@ def _model(draw: random.Random, model: Network | Transformer) -> Network | Trans
     if isinstance(model, Transformer):
         return replace(model, dropout=draw.choice([0.0, 0.3]), attention=draw.choice(['flash', 'unfused']))
     marked = draw.random() < 0.5
-    layers = []
-    for layer in model.layers:
-        if not isinstance(layer, Flatten):
-            layer = replace(layer, recompute=marked and draw.random() < 0.7)
-        if isinstance(layer, Dense):
-            layer = replace(layer, comm_fusion=draw.choice([None, 0, 1, 2]))
-        layers.append(layer)
+    layers = [_layer(draw, layer, marked=marked) for layer in model.layers]
     return replace(model, layers=tuple(layers))
+
+
+def _layer(draw: random.Random, layer: Layer, *, marked: bool) -> Layer:
+    if isinstance(layer, Flatten):
+        return layer
+    recompute = marked and draw.random() < 0.7
+    if isinstance(layer, Relu):
+        return replace(layer, recompute=recompute)
+    return replace(layer, recompute=recompute, comm_fusion=draw.choice([None, 0, 1, 2]))
 
 
 def _recompute(draw: random.Random, model: Network | Transformer, stages: int) -> dict[str, object]:
@@ -209,7 +208,7 @@ def _named(plan: Plan, marked: bool) -> str:
 
 
 def _pipeline(case: Case) -> str:
-    """None; whole or split backwards, in one stage a rank or several; overlapped; or an order that nobody would write."""
+    """None; whole or split backwards, or several chunks; or an order that nobody would write."""
     if case.order is not None:
         return 'any order'
     if case.plan.pipeline == 1 and case.plan.chunks <= 1:

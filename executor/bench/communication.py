@@ -10,10 +10,11 @@ from executor.bench.sizes import Sizes
 from executor.collectives import SMALL
 from executor.net import Net
 from simpar.program import OpClass, Program, Tensor
-from simpar.program.op import COLLECTIVES
 
 WIDTH = 4
 """Bytes of a number."""
+RINGS = ('all_reduce', 'all_gather', 'reduce_scatter')
+"""What is measured whether a program has it or not; an all-to-all, only where one does."""
 
 
 def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
@@ -22,7 +23,7 @@ def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
     return [
         collective(operator, members, size)
         for members in group_sizes(world)
-        for operator in COLLECTIVES
+        for operator in RINGS
         for size in sizes.messages
         if size == min(sizes.messages) or size <= largest
     ]
@@ -75,6 +76,6 @@ def _item(op: OpClass, members: int, tensors: tuple[Tensor, ...]) -> Item:
         'ranks': members,
         'nodes': 1,
         'bytes': int(op.bytes),
-        'algorithm': 'exchange' if exchanged else 'ring',
+        'algorithm': 'exchange' if exchanged else 'pairwise' if op.operator == 'all_to_all' else 'ring',
     }
     return Item('collective', key, (op,), tensors)

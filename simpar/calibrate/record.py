@@ -77,11 +77,11 @@ class OperatorRow(Row):
 class CollectiveRow(Row):
     """A collective of ``bytes`` among ``ranks`` in ``nodes``."""
 
-    operator: Literal['all_reduce', 'all_gather', 'reduce_scatter']
+    operator: Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all']
     ranks: Annotated[int, Field(ge=2)]
     nodes: Count
     bytes: Count
-    algorithm: Literal['ring', 'exchange']
+    algorithm: Literal['ring', 'exchange', 'pairwise']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case, load_case
+from simpar.commands.check_strategies import strategy_facts, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
 from simpar.units import format_size
 
@@ -36,6 +37,10 @@ def command(options: argparse.Namespace) -> int:
 
         write_whole(options.program, format_program(case.program))
         facts['written'] = [str(options.program)]
+    if options.ir:
+        from simpar.commands.ir import write_ir
+
+        facts['written'] = [*facts.get('written', ()), *map(str, write_ir(options.ir, case))]
     if options.json and not options.numerics:
         print(json.dumps(facts, ensure_ascii=False))
         return 0
@@ -63,6 +68,7 @@ def facts_of(case: Case) -> dict[str, Any]:
         'partitions': {name: part.groups_GP.tolist() for name, part in program.partitions.items()},
         'actions': [[str(action) for action in row] for row in order.actions] if order else None,
         'collectives': _most(communication(program, role, 'collective') for role in program.roles),
+        'strategies': strategy_facts(case),
         'messages': _most(communication(program, role, 'send') for role in program.roles),
         'parameters': parameter_bytes(program),
         'notes': list(program.notes),
@@ -193,6 +199,7 @@ def screen(facts: dict[str, Any]) -> str:
         *(line for role in facts['roles'] for line in _role_lines(role)),
         *_partition_lines(facts['partitions']),
         *_grid_lines(facts['actions']),
+        *strategy_lines(facts['strategies']),
         *_communication_lines(facts),
     ]
     size = facts['parameters']

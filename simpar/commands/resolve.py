@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import yaml
 
-from simpar.case import load_case
-from simpar.schedule import written
+from simpar.case import choices, cluster_of
+from simpar.schedule import load_schedule, written
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the schedule; relative paths in it are from the current folder."""
-    case = load_case(options.file, options.set)
-    tree = written(replace(case.schedule, plan=case.plan))
+    schedule = load_schedule(options.file, options.set)
+    found, plan = choices(schedule, cluster_of(schedule))
+    tree = written(replace(schedule, workload=found.workload, plan=plan))
     if options.json:
         print(json.dumps(tree, ensure_ascii=False))
     else:

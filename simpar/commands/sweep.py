@@ -16,6 +16,7 @@ from simpar.sweep import SweepAnswer, load_sweep
 
 def command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
+    _check_forms(options)
     sweep = load_sweep(options.file, options.set, options.sweep)
     _check_outputs(options)
     with _Progress() as progress:
@@ -25,6 +26,10 @@ def command(options: argparse.Namespace) -> int:
         from simpar.sweep.table import as_json
 
         print(json.dumps({**as_json(answer), 'written': written}, ensure_ascii=False, allow_nan=False))
+    elif options.markdown:
+        from simpar.sweep.markdown import as_markdown, side_by_side
+
+        sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
     else:
         from simpar.sweep.table import screen
 
@@ -35,6 +40,14 @@ def command(options: argparse.Namespace) -> int:
     if answer.best is None:
         raise Infeasible(f'no row of {len(answer.results)} is feasible; --json has the reasons in full')
     return 0
+
+
+def _check_forms(options: argparse.Namespace) -> None:
+    """One form of answer at a time."""
+    if options.json and options.markdown:
+        raise ScheduleError(Problem('--markdown', 'and --json at once', 'write one of both'))
+    if options.across and not options.markdown:
+        raise ScheduleError(Problem('--across', 'is for tables in Markdown', 'write --markdown too'))
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
 """Collectives by their algorithm: steps, bytes over a channel, and the seconds of a group that spans several levels.
 
 Steps and bytes are those of HCCL's "Collective Communication Algorithms" (CANN 9.0, also for NCCL's and our own rings):
-D = α + n·β + n·γ with n the bytes of the full vector.
+D = α + n·β + n·γ with n the bytes of the full vector. An all-to-all is pairwise: in each of p − 1 steps a p-th goes to
+another peer, whatever the algorithm of the link's other collectives; on a mesh all go at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import OpClass
 
 SEND = 'send'
-_PASSES = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1}
+PAIRWISE = 'all_to_all'
+_PASSES = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1, PAIRWISE: 1}
 
 
 def steps(algorithm: str, operator: str, members: int) -> int:
@@ -27,7 +29,8 @@ def steps(algorithm: str, operator: str, members: int) -> int:
         return 1
     if algorithm == 'mesh' or (algorithm == 'nvls' and passes == 2):
         return passes
-    if algorithm == 'nhr' or (algorithm == 'halving_doubling' and members & (members - 1) == 0):
+    halves = algorithm == 'nhr' or (algorithm == 'halving_doubling' and members & (members - 1) == 0)
+    if halves and operator != PAIRWISE:
         return passes * math.ceil(math.log2(members))
     return passes * (members - 1)
 
@@ -69,6 +72,8 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
     if len(crossed) == 1:
         return _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
+    if op.operator == PAIRWISE:
+        return _pairwise(op, shape, topology, library)
     if library.across == 'phases':
         return _phases(op, shape, topology, library, _plan(op.operator, shape, crossed))
     return _flat(op, shape, topology, library)
@@ -131,6 +136,28 @@ def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     slowest = max(loads, key=lambda part: part[0])
     text = f'{op.operator} by one ring of {ranks} over {crossed}'
     return _terms(op, shape, library, latencies, [slowest], [load for load, _ in loads], text)
+
+
+def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
+    """A p-th of the vector to every peer, one after the other, over the link that parts it from this rank.
+
+    Does not model: steps in which some ranks have near peers and others far ones.
+    """
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    transfers: list[Part] = []
+    loads = []
+    inside = 1
+    for link, members in zip(topology.links, shape.members, strict=True):
+        peers = min(inside * members, shape.ranks) - inside
+        at_once = members - 1 if link.algorithm_for(members) == 'mesh' and members > 1 else 1
+        load = op.bytes * peers / at_once / shape.ranks * _sharers(link, shape) / link.rate
+        latencies.append((peers / at_once * link.latency.value, (link.latency,)))
+        transfers.append((load, (link.bandwidth, link.share)))
+        loads.append(load)
+        inside += peers
+    crossed = ' and '.join(link.name for link, load in zip(topology.links, loads, strict=True) if load)
+    text = f'{op.operator} by pairs of {shape.ranks} over {crossed}'
+    return _terms(op, shape, library, latencies, transfers, loads, text)
 
 
 def _terms(

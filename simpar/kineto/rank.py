@@ -157,8 +157,11 @@ class Drawing:
 
 
 def _kernel(op: OpClass, library: str) -> str:
-    """A communication kernel's name, e.g. ``ncclDevKernel_AllReduce``; NCCL has one for sends and receives."""
-    if library == 'nccl' and is_transfer(op):
+    """A communication kernel's name, e.g. ``ncclDevKernel_AllReduce``; NCCL has one for sends and receives.
+
+    An all-to-all is NCCL's sends and receives, and one of a name to HCCL.
+    """
+    if library == 'nccl' and (is_transfer(op) or op.operator == 'all_to_all'):
         return f'{KERNEL_NAMES[library]}SendRecv'
     return KERNEL_NAMES[library] + ''.join(word.capitalize() for word in op.operator.split('_'))
 

@@ -20,6 +20,8 @@ from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Phase
 
+_Key = tuple[str, str]
+"""A bucket, and the partition that its members are cut over."""
 Label = tuple[int, int, Phase]
 """Stage, micro-batch, and F or I: forward or backward."""
 
@@ -30,6 +32,7 @@ class _Use(NamedTuple):
     first: int
     last: int
     bucket: str
+    partition: str
     members: frozenset[str]
     label: Label
     until: Label
@@ -52,17 +55,15 @@ class Gathers:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
             return list(order)
-        uses = sorted(
-            use for bucket, members in self._buckets(order).items() for use in self._uses(order, bucket, members)
-        )
+        uses = sorted(use for key, members in self._buckets(order).items() for use in self._uses(order, key, members))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
-        last_of: dict[str, int] = {}
+        last_of: dict[_Key, int] = {}
         for index, use in enumerate(uses):
-            at = max(self._issued(uses, index), last_of.get(use.bucket, 0))
+            at = max(self._issued(uses, index), last_of.get((use.bucket, use.partition), 0))
             before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
             behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
-            last_of[use.bucket] = use.last + 1
+            last_of[use.bucket, use.partition] = use.last + 1
         found: list[Issue] = []
         for index in range(len(order) + 1):
             found += behind.get(index, []) + before.get(index, []) + list(order[index : index + 1])
@@ -81,8 +82,9 @@ class Gathers:
         free = uses[index - ahead - 1].last + 1
         return free if free <= uses[index].first else uses[index - ahead].first
 
-    def _buckets(self, order: Sequence[Issue]) -> dict[str, list[str]]:
-        """Gathered together: what is first used in the same stage, as far as the plan fuses it."""
+    def _buckets(self, order: Sequence[Issue]) -> dict[_Key, list[str]]:
+        """Gathered together: what is first used in the same stage and cut over the same groups, as far as the plan
+        fuses it."""
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
         for issue in order:
@@ -91,16 +93,20 @@ class Gathers:
                     seen.add(name)
                     stages.setdefault(issue.op.stage, {})[self._gathered[name]] = None
         several = self._tape.mesh.stages > 1
-        found: dict[str, list[str]] = {}
+        found: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
             found |= self._fused(list(names), f'stage{stage}.' if several else '')
         return found
 
-    def _fused(self, parameters: Sequence[str], scope: str) -> dict[str, list[str]]:
+    def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
         size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
-        return fuse(parameters, size, self._plan, self._ids, scope)
+        return {
+            (bucket, partition): members
+            for partition, mine in self._shards.by_partition(parameters).items()
+            for bucket, members in fuse(mine, size, self._plan, self._ids, scope).items()
+        }
 
-    def _uses(self, order: Sequence[Issue], bucket: str, members: Sequence[str]) -> list[_Use]:
+    def _uses(self, order: Sequence[Issue], key: _Key, members: Sequence[str]) -> list[_Use]:
         """The uses of a bucket in order; those that run into one another are one."""
         gathered = {self._shards.of[name].gathered for name in members}
         spans: dict[Label | None, _Use] = {}
@@ -108,10 +114,10 @@ class Gathers:
             read = gathered.intersection(issue.op.reads)
             if read:
                 label = _label(issue)
-                key = label if self._shards.choice.gather == 'on-use-twice' else None
+                span = label if self._shards.choice.gather == 'on-use-twice' else None
                 names = frozenset(self._gathered[name] for name in read)
-                use = _Use(index, index, bucket, names, label, label)
-                spans[key] = _joined(spans[key], use) if key in spans else use
+                use = _Use(index, index, *key, names, label, label)
+                spans[span] = _joined(spans[span], use) if span in spans else use
         found: list[_Use] = []
         for use in sorted(spans.values()):
             if found and use.first <= found[-1].last:
@@ -131,13 +137,13 @@ class Gathers:
         stage: int,
     ) -> OpClass:  # fmt: skip
         return OpClass(
-            name=self._unique(f'{bucket}.weights.{self._shards.partition}.all_gather.{phase}', pieces),
+            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', pieces),
             kind='collective',
             operator='all_gather',
             phase=phase,
             bytes=size_of(self._tape, wholes),
             dtype=wholes[0].dtype,
-            partition=self._shards.partition,
+            partition=shards[0].partition,
             reads=pieces,
             writes=tuple(whole.name for whole in wholes),
             frees=pieces if phase == 'U' else (),
@@ -179,11 +185,12 @@ class Gathers:
         for issue in order:
             mine = [views[name] for name in issue.op.writes if name in views]
             if mine:
-                found.append(Issue(self._piece(mine, issue.op.stage)))
+                apart = self._shards.by_partition(mine).values()
+                found += [Issue(self._piece(names, issue.op.stage)) for names in apart]
                 updated |= dict.fromkeys(mine, issue.op.stage)
             found.append(issue)
         parameters = [name for name in self._shards.of if name in updated]
-        for bucket, members in self._fused(parameters, scope).items():
+        for (bucket, _), members in self._fused(parameters, scope).items():
             shards = [self._shards.of[name] for name in members]
             wholes = [self._whole(shard) for shard in shards]
             pieces = tuple(shard.weight.name for shard in shards)
@@ -194,14 +201,14 @@ class Gathers:
         """This rank's pieces of whole weights: views, which cost nothing."""
         shards = [self._shards.of[name] for name in parameters]
         return OpClass(
-            name=f'{layer_of(parameters[0])}.piece.U',
+            name=self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)),
             kind='compute',
             operator='piece',
             phase='U',
             dtype=self._tape.dtype,
             reads=tuple(parameters),
             writes=tuple(shard.weight.name for shard in shards),
-            attributes={**cut_dims(shards), 'partition': self._shards.partition},
+            attributes={**cut_dims(shards), 'partition': shards[0].partition},
             stage=stage,
         )
 

@@ -53,7 +53,7 @@ class Reductions:
         """All-reduces of what stays whole."""
         over: dict[str, list[str]] = {}
         for parameter in self._parameters(lambda name: name not in self._shards.of):
-            partition = self._tape.mesh.summing(over_tensor=parameter in self._tape.partial_gradients)
+            partition = self._tape.summing(parameter)
             if partition:
                 over.setdefault(partition, []).append(parameter)
         for partition, parameters in over.items():
@@ -68,7 +68,8 @@ class Reductions:
         stages = sorted({op.stage for op in self._mine}) if sliced else [-1]
         for stage in stages:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
-            for bucket, members in self._buckets(parameters, stage).items():
+            apart = self._shards.by_partition(parameters).values()
+            for bucket, members in (pair for mine in apart for pair in self._buckets(mine, stage).items()):
                 shards = [self._shards.of[name] for name in members]
                 partial = [shard.whole for shard in shards if shard.parameter in self._tape.partial_gradients]
                 ops = (self._all_reduce(bucket, TENSOR, partial),) if partial and self._tape.mesh.tensor > 1 else ()
@@ -77,11 +78,11 @@ class Reductions:
 
     def _repeats(self) -> Iterator[Reduction]:
         """All-reduces of pieces over the shard groups."""
-        if self._shards.replica:
-            parameters = self._parameters(lambda name: name in self._shards.of)
-            for bucket, members in self._buckets(parameters).items():
+        parameters = self._parameters(lambda name: name in self._shards.of and bool(self._shards.of[name].replica))
+        for mine in self._shards.by_partition(parameters).values():
+            for bucket, members in self._buckets(mine).items():
                 pieces = [self._shards.of[name].gradient for name in members]
-                op = self._all_reduce(bucket, self._shards.replica, pieces)
+                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, pieces)
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
@@ -118,13 +119,13 @@ class Reductions:
         names = tuple(tensor.name for tensor in wholes)
         pieces = tuple(shard.gradient.name for shard in shards)
         return OpClass(
-            name=f'{bucket}.gradients.{self._shards.partition}.reduce_scatter.W',
+            name=f'{bucket}.gradients.{shards[0].partition}.reduce_scatter.W',
             kind='collective',
             operator='reduce_scatter',
             phase='W',
             bytes=size_of(self._tape, wholes),
             dtype=wholes[0].dtype,
-            partition=self._shards.partition,
+            partition=shards[0].partition,
             reduce='sum',
             reads=names,
             writes=() if sliced else pieces,

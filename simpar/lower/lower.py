@@ -18,7 +18,7 @@ from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.roles import issues, stages_of
 from simpar.lower.stages import marked_stages, stage_of_layer
-from simpar.lower.strategy import has_strategies, lower_strategies
+from simpar.lower.strategy import has_strategies, lay_out
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
@@ -44,18 +44,18 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
     loading.
     """
-    if has_strategies(workload):
-        return lower_strategies(workload, plan, world)
-    for key, what, instead in conflicts(plan):
-        raise Infeasible(f'plan.{key}: {what}; {instead}')
     if plan.fusion == 'predicted':
         raise Infeasible('plan.fusion: predicted is still to be resolved (simpar resolve)')
+    for key, what, instead in conflicts(plan):
+        raise Infeasible(f'plan.{key}: {what}; {instead}')
     given = plan.stages
     if isinstance(given, str):
         raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')
     order = order_of(plan) if order is None else _fitting(order, plan)
     if not order.communicates:
         order = with_communication(order, plan.receive)
+    if has_strategies(workload):
+        return _Assembly(lay_out(workload, plan, world, order.placement), plan, workload).program(order)
     mesh = mesh_of(plan, world, workload.batch, order.placement)
     tape = Tape(mesh, workload.precision, late=plan.reduce == 'late', gradients=workload.gradients or '')
     summed = plan.copies_loss == 'sum'
@@ -107,7 +107,6 @@ class _Assembly:
         self.updates = updates(tape, workload, own)
         self.ids = fusion_ids(workload, plan, [piece.parameter for piece in own])
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
-        self.builder = ProgramBuilder(self.mesh.world, tape.partitions.values())
         self.added: dict[str, OpClass] = {}
 
     @property
@@ -117,14 +116,19 @@ class _Assembly:
 
     def program(self, order: Order) -> Program:
         stages = stages_of(self.tape, order, self.recompute)
+        finished = [
+            self._finish(issues(stages, row, self.mesh.copies, late=self._late), place)
+            for place, row in enumerate(order.actions)
+        ]
+        # Behind all that registers tensors and partitions.
+        builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         for tensor in self.tape.tensors.values():
-            self.builder.add_tensor(tensor)
+            builder.add_tensor(tensor)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
-        for place_in_pipeline, row in enumerate(order.actions):
-            found = issues(stages, row, self.mesh.copies, late=self._late)
-            self._role(place_in_pipeline, self._finish(found, place_in_pipeline), ranks[place_in_pipeline].tolist())
+        for place_in_pipeline, found in enumerate(finished):
+            self._role(builder, place_in_pipeline, found, ranks[place_in_pipeline].tolist())
         notes = tuple(dict.fromkeys(self.tape.notes))
-        return self.builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
+        return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
 
     def _finish(self, found: list[Issue], place: int) -> list[Issue]:
         """Weights gathered where they are used; sums of gradients behind the last that adds to them; what is held twice
@@ -135,10 +139,12 @@ class _Assembly:
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         return order + self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope)
 
-    def _role(self, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]) -> None:
+    def _role(
+        self, builder: ProgramBuilder, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]
+    ) -> None:
         for issue in order:
             if issue.op.name not in self.added:
-                self.added[issue.op.name] = self.builder.add_op_class(issue.op)
+                self.added[issue.op.name] = builder.add_op_class(issue.op)
         streams = dict.fromkeys([COMPUTE])
         slots = []
         computed: tuple[int, ...] = ()
@@ -154,7 +160,7 @@ class _Assembly:
             elif transfers and self.plan.exchange == 'fused':
                 exchanged = (*exchanged, index)
         name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place_in_pipeline}'
-        self.builder.add_role(name, ranks, slots, tuple(streams))
+        builder.add_role(name, ranks, slots, tuple(streams))
 
     def _stream(self, issue: Issue, place_in_pipeline: int) -> str:
         """One for each partition; sends and receives, one for each direction, phase and copy."""

@@ -102,7 +102,8 @@ class Shard:
     """One parameter that is cut.
 
     Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``whole``, the gradient that W adds to;
-    ``gathered``, the weight that operators read; ``dim``, cut last, over the shard group.
+    ``gathered``, the weight that operators read; ``dim``, cut last, over ``partition``, the shard groups; ``replica``,
+    over whose ranks pieces are repeated.
     """
 
     parameter: str
@@ -111,24 +112,32 @@ class Shard:
     whole: Tensor
     gathered: str
     dim: int
+    partition: str
+    replica: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
     """All that is cut.
 
-    Arguments: ``partition``, over which; ``replica``, over whose ranks pieces are repeated; ``of``, by parameter.
+    Arguments: ``of``, by parameter.
     """
 
     choice: Choice
-    partition: str = ''
-    replica: str = ''
     of: Mapping[str, Shard] = field(default_factory=dict)
 
     @property
     def gathers_on_use(self) -> bool:
         """Whether operators read gathered weights."""
         return 'weights' in self.choice.parts
+
+    def by_partition(self, parameters: Iterable[str]) -> dict[str, list[str]]:
+        """Those of the parameters that are cut, by their shard groups; only these travel together."""
+        found: dict[str, list[str]] = {}
+        for name in parameters:
+            if name in self.of:
+                found.setdefault(self.of[name].partition, []).append(name)
+        return found
 
     @property
     def pieces(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -147,19 +156,21 @@ def shard(tape: Tape, plan: Plan) -> Shards:
     Parameters that are too small, named by the plan or not divisible stay whole; the last with a note.
     """
     choice = choice_of(plan)
-    partition, replica = tape.mesh.sharding
-    if not choice.parts or not partition:
+    if not choice.parts:
         return Shards(choice=choice)
-    wanted = [t for t in tape.tensors.values() if t.kind == 'parameter' and _wanted(tape, t, choice)]
-    dims = {tensor.name: _dim(_local(tape, tensor), tape.mesh.shard) for tensor in wanted}
-    tape.notes += _whole([tensor for tensor in wanted if dims[tensor.name] is None], tape)
+    parameters = [t for t in tape.tensors.values() if t.kind == 'parameter' and _wanted(tape, t, choice)]
+    groups = {tensor.name: tape.sharding(tensor.name) for tensor in parameters}
+    wanted = [tensor for tensor in parameters if groups[tensor.name][0]]
+    sizes = {tensor.name: tape.partitions[groups[tensor.name][0]].size for tensor in wanted}
+    dims = {tensor.name: _dim(_local(tape, tensor), sizes[tensor.name]) for tensor in wanted}
+    tape.notes += _whole([tensor for tensor in wanted if dims[tensor.name] is None], sizes, tape)
     weights = 'weights' in choice.parts
     of = {
-        tensor.name: _cut(tape, tensor, dim, partition, weights=weights)
+        tensor.name: _cut(tape, tensor, dim, groups[tensor.name], weights=weights)
         for tensor in wanted
         if (dim := dims[tensor.name]) is not None
     }
-    shards = Shards(choice=choice, partition=partition, replica=replica, of=of)
+    shards = Shards(choice=choice, of=of)
     reads = {name: shard.gathered for name, shard in of.items() if shard.gathered != name}
     adds = {shard.gradient.name: shard.whole.name for shard in of.values()}
     tape.ops[:] = [_renamed(op, reads, adds) for op in tape.ops]
@@ -185,20 +196,21 @@ def _dim(local: tuple[int, ...], size: int) -> int | None:
     return next((dim for dim in dims if local[dim] % size == 0), None)
 
 
-def _whole(tensors: Sequence[Tensor], tape: Tape) -> Iterator[str]:
-    """A note for what cannot be cut; one for all layers that are alike."""
-    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+def _whole(tensors: Sequence[Tensor], sizes: Mapping[str, int], tape: Tape) -> Iterator[str]:
+    """A note for what cannot be cut; one for all layers that are alike. Arguments: ``sizes`` of shard groups."""
+    alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
     for tensor in tensors:
-        alike.setdefault((re.sub(r'\d+', '*', tensor.name), _local(tape, tensor)), []).append(tensor.name)
-    for (pattern, local), names in alike.items():
+        key = (re.sub(r'\d+', '*', tensor.name), _local(tape, tensor), sizes[tensor.name])
+        alike.setdefault(key, []).append(tensor.name)
+    for (pattern, local, size), names in alike.items():
         who = f'{names[0]} stays' if len(names) == 1 else f'{pattern} ({len(names)} of them) stay'
         has = ' × '.join(map(str, local)) if len(local) > 2 else f'{local[0]} rows'
-        size = tape.mesh.shard
         yield f'{who} whole on every data rank: {has} are not divisible by a shard group of {size}'
 
 
-def _cut(tape: Tape, tensor: Tensor, dim: int, partition: str, *, weights: bool) -> Shard:
-    """Register a parameter's pieces and wholes."""
+def _cut(tape: Tape, tensor: Tensor, dim: int, groups: tuple[str, str], *, weights: bool) -> Shard:
+    """Register a parameter's pieces and wholes. Arguments: ``groups``, as the tape's ``sharding`` gives them."""
+    partition, replica = groups
     cut = (Cut(dim, partition),)
     gradient = tape.tensors[f'd:{tensor.name}']
     whole = replace(gradient, name=f'{gradient.name}.whole')
@@ -213,7 +225,16 @@ def _cut(tape: Tape, tensor: Tensor, dim: int, partition: str, *, weights: bool)
         gathered = tensor
     for made in (whole, piece, weight, gathered):
         tape.tensors[made.name] = made
-    return Shard(parameter=tensor.name, weight=weight, gradient=piece, whole=whole, gathered=gathered.name, dim=dim)
+    return Shard(
+        parameter=tensor.name,
+        weight=weight,
+        gradient=piece,
+        whole=whole,
+        gathered=gathered.name,
+        dim=dim,
+        partition=partition,
+        replica=replica,
+    )
 
 
 def _renamed(op: OpClass, reads: Mapping[str, str], adds: Mapping[str, str]) -> OpClass:

@@ -104,6 +104,17 @@ class Tape:
         """Bytes of the piece that one rank holds for one copy."""
         return self.elements(value) * BYTES[self.tensors[value.name].dtype]
 
+    # replicas of parameters
+
+    def summing(self, parameter: str) -> str:
+        """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
+        return self.mesh.summing(over_tensor=parameter in self.partial_gradients)
+
+    def sharding(self, parameter: str) -> tuple[str, str]:
+        """The partition that pieces of a parameter can be cut over, and the one over which they are then repeated;
+        empty: none."""
+        return self.mesh.sharding
+
     # ops
 
     def emit(self, op: OpClass) -> None:
@@ -280,24 +291,28 @@ class Tape:
     def _transfer(self, value: Value, name: str, phase: Phase, source: int, target: int) -> Value:
         """Emit a send in one stage and its receive in another."""
         arrived = self.activation(value.like(name), self.tensors[value.name].dtype)
+        self.transfer(value.name, arrived.name, float(self.size(value)), phase, source, target)
+        return arrived
+
+    def transfer(self, sent: str, arrived: str, size: float, phase: Phase, source: int, target: int) -> None:
+        """Emit a send of a tensor in stage ``source`` and its receive as another in ``target``; ``size`` in bytes."""
         offset = self.mesh.pipeline_rank(target) - self.mesh.pipeline_rank(source)
         for stage, operator in ((source, 'send'), (target, 'recv')):
             self.stage = stage
             self.emit(
                 OpClass(
-                    name=f'{value.name}.{operator}.{phase}',
+                    name=f'{sent}.{operator}.{phase}',
                     kind='send' if operator == 'send' else 'recv',
                     operator=operator,
                     phase=phase,
-                    bytes=float(self.size(value)),
-                    dtype=self.tensors[value.name].dtype,
+                    bytes=size,
+                    dtype=self.tensors[sent].dtype,
                     partition=PIPELINE,
                     peer=offset if operator == 'send' else -offset,
-                    reads=(value.name,) if operator == 'send' else (),
-                    writes=(arrived.name,) if operator == 'recv' else (),
+                    reads=(sent,) if operator == 'send' else (),
+                    writes=(arrived,) if operator == 'recv' else (),
                 )
             )
-        return arrived
 
     # gradients
 

@@ -23,7 +23,8 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
     Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
-    is taken, of those that fit into memory. Fusion comes last. Raises ``Infeasible`` where degrees and ranks do not fit.
+    is taken, of those that fit into memory. Fusion comes last. Raises ``Infeasible`` where degrees and ranks do not
+    fit.
     """
     if plan.fusion == 'predicted':
         return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster), cluster)

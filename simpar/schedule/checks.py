@@ -12,6 +12,7 @@ from simpar.schedule.contents import Contents
 from simpar.schedule.optimizer_parallel import shards_fit
 from simpar.schedule.pipelines import pipeline_fits
 from simpar.schedule.recompute import recompute_fits
+from simpar.schedule.searches import search_fits
 from simpar.schedule.sweep import sweep_fits
 from simpar.workload import Dense, Momentum, Network, Transformer, Workload
 
@@ -37,6 +38,7 @@ def check(contents: Contents) -> Iterator[Complaint]:
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
+    yield from search_fits(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
 

@@ -96,9 +96,7 @@ def _lines(answer: SweepAnswer) -> list[Text]:
     shorts = short_keys(answer.keys)
     keys = [['', *(shorts[key] for key in answer.keys)]]
     keys += [['*' if row == answer.best else '', *_values(answer, r)] for row, r in enumerate(answer.results)]
-    heads = ['step', *(['samples/s'] if answer.batches_differ else []), 'gain', 'exposed comm.']
-    heads += ['bubble'] if _has_bubbles(answer) else []
-    figures = [[*heads, 'memory at the peak'], *(_cells(answer, result) for result in answer.results)]
+    figures = [heads_of(answer), *(cells_of(answer, result) for result in answer.results)]
     width = _width_of_figures(figures)
     keys = _narrowed(keys, WIDTH - width - len(_GAP))
     lines = []
@@ -128,7 +126,13 @@ def _has_bubbles(answer: SweepAnswer) -> bool:
     return any(r.outcome.figures and r.outcome.figures.bubble is not None for r in answer.results)
 
 
-def _cells(answer: SweepAnswer, result: Result) -> list[str]:
+def heads_of(answer: SweepAnswer) -> list[str]:
+    """What the figures of a row are."""
+    heads = ['step', *(['samples/s'] if answer.batches_differ else []), 'gain', 'exposed comm.']
+    return [*heads, *(['bubble'] if _has_bubbles(answer) else []), 'memory at the peak']
+
+
+def cells_of(answer: SweepAnswer, result: Result) -> list[str]:
     """The figures of a row; none where it is infeasible."""
     figures, outcome = result.outcome.figures, result.outcome
     if figures is None or result.step is None:

@@ -26,13 +26,15 @@ from simpar.workload import Dense, Network, Relu, Workload
 class Lowering:
     """Emits one copy of a micro-batch.
 
-    Arguments: ``batch``, samples of a micro-batch; ``full_batch``: every rank reads all samples, else its own slice.
+    Arguments: ``batch``, samples of a micro-batch; ``stages``, the stage of each dense layer, and of what follows it;
+    ``full_batch``: every rank reads all samples, else its own slice.
     """
 
     tape: LaidTape
     mover: Mover
     workload: Workload
     batch: int
+    stages: tuple[int, ...]
     full_batch: bool
     summed: bool
 
@@ -44,13 +46,19 @@ class Lowering:
         counts = {Dense: 0, Relu: 0}
         for layer in model.layers:
             if isinstance(layer, Dense):
+                x = self._go_to(self.stages[counts[Dense]], x)
                 x = self._dense(layer, layer.name or f'dense{counts[Dense]}', x, model.weight_deviation)
                 counts[Dense] += 1
             elif isinstance(layer, Relu):
                 x = self._relu(layer, layer.name or f'relu{counts[Relu]}', x)
                 counts[Relu] += 1
-        self._loss(x, dense[-1].outputs, drawn)
+        self._loss(self._go_to(self.tape.mesh.stages - 1, x), dense[-1].outputs, drawn)
         self.tape.backpropagate()
+
+    def _go_to(self, stage: int, x: Laid) -> Laid:
+        while self.tape.stage < stage:
+            x = self.tape.pass_on(x)
+        return x
 
     @property
     def _by_batch(self) -> int:
@@ -139,6 +147,7 @@ class Lowering:
         self._divides(name, sharded)
         x = self.mover.move(x, sharded.inputs[0]) if layer.strategy else x
         y = self.tape.lay(Laid(name, x.shape, x.layout))
+        self.tape.saved.add(y.name)
         elements = self.tape.held(y.name)
         self.tape.work(name, 'relu', 'F', [x.name], [y.name], flops=elements)
 
@@ -171,7 +180,8 @@ class Lowering:
         tape.work('loss', operator, 'F', [y.name, target.name], [number, *lse], flops=(5 if by_class else 3) * elements,
                   attributes={'scale': factor})  # fmt: skip
         dy = tape.new_gradient(y, 'loss')
-        share: dict[str, Attribute] = {'scale': factor, 'partial_share': 1.0 / size_of(y.layout.uncut)}
+        scaled = factor * self.workload.loss_scale
+        share: dict[str, Attribute] = {'scale': scaled, 'partial_share': 1.0 / size_of(y.layout.uncut)}
         tape.work('loss', operator, 'I', [y.name, target.name, *lse], [dy.name], flops=(2 + 2 * by_class) * elements,
                   attributes=share)  # fmt: skip
         tape.give(y, dy)

@@ -8,13 +8,15 @@ all-reduce, and at the mirror of a parameter, as in MindSpore ("reduce late").
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from simpar.errors import ProgramError
+import numpy as np
+
+from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout
 from simpar.layout.axis import axes_name, merged, rank_groups, size_of
-from simpar.lower.mesh import Mesh
+from simpar.lower.mesh import PIPELINE, STAGE, Mesh
 from simpar.lower.tape import Tape
 from simpar.program import Cut, OpClass, Partition, Tensor
 from simpar.program.op import Attribute, Phase
@@ -40,18 +42,16 @@ class Laid:
 
 
 class LaidTape(Tape):
-    """A tape whose values lie in layouts over ``world`` ranks.
+    """A tape whose values lie in layouts over the ``world`` ranks of a stage, in every stage alike.
 
-    Arguments: ``names``, a device matrix whose axes name partitions, if the user gave one.
+    Arguments: ``mesh``, whose data ranks are those of a stage; ``names``, a device matrix whose axes name partitions,
+    if the user gave one.
     """
 
-    def __init__(
-        self, world: int, copies: int, micro_batches: int, dtype: str, gradients: str = '', names: Layout | None = None
-    ) -> None:
-        mesh = Mesh(data=1, tensor=1, copies=copies, micro_batches=micro_batches)
+    def __init__(self, mesh: Mesh, dtype: str, gradients: str = '', names: Layout | None = None) -> None:
         super().__init__(mesh, dtype, late=False, gradients=gradients)
-        self.world = world
-        self.partitions: dict[str, Partition] = {}
+        self.world = mesh.data
+        self.partitions = {name: of for name, of in self.partitions.items() if name == PIPELINE}
         self._names = names
         self._layouts: dict[str, TensorLayout] = {}
         self._laid_gradients: dict[str, Laid] = {}
@@ -60,13 +60,21 @@ class LaidTape(Tape):
 
     def partition(self, axes: Sequence[Axis]) -> str:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
-        axes = merged(axes)
+        return self._registered(self._groups(merged(axes)))
+
+    def _groups(self, axes: tuple[Axis, ...]) -> Partition:
+        """The groups along axes in every stage."""
         name = self._alias(axes) or axes_name(self.world, axes)
         if name == 'world' and list(axes) != sorted(axes, key=lambda axis: -axis.stride):
             name = '+'.join(map(str, axes))
-        if name not in self.partitions:
-            self.partitions[name] = Partition(name, rank_groups(self.world, axes))
-        return name
+        elif name == 'world' and self.mesh.pipeline > 1:
+            name = STAGE
+        groups = rank_groups(self.world, axes)
+        first = np.arange(self.mesh.pipeline, dtype=np.int32)[:, None, None] * self.world
+        return Partition(name, (groups + first).reshape(-1, groups.shape[1]))
+
+    def _registered(self, partition: Partition) -> str:
+        return self.partitions.setdefault(partition.name, partition).name
 
     def _alias(self, axes: tuple[Axis, ...]) -> str:
         if self._names is None:
@@ -198,10 +206,60 @@ class LaidTape(Tape):
 
         self.on_backward(run)
 
-    def layout_of(self, tensor: Tensor) -> TensorLayout:
-        """The layout that a tensor was registered with, without its pending sums."""
-        return self._layouts[tensor.name].whole()
+    # replicas of parameters
 
-    def mirror(self, layout: TensorLayout) -> str:
-        """The partition over which the gradient of a parameter of this layout is summed; empty: nobody shares it."""
-        return self.partition(layout.uncut) if size_of(layout.uncut) > 1 else ''
+    def summing(self, parameter: str) -> str:
+        """The mirror: all ranks of the stage that have the same slice."""
+        mirror = self._layouts[parameter].uncut
+        return self.partition(mirror) if size_of(mirror) > 1 else ''
+
+    def sharding(self, parameter: str) -> tuple[str, str]:
+        """The mirror, or so many neighbours in it as the plan says, if there are more.
+
+        Raises ``Infeasible`` where these do not divide.
+        """
+        mirror = self._groups(self._layouts[parameter].uncut)
+        size = min(self.mesh.shard, mirror.size)
+        if mirror.size % size:
+            raise Infeasible(
+                f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
+                'choose a divisor, or 0 for all'
+            )
+        if size in (1, mirror.size):
+            return (self._registered(mirror) if size > 1 else ''), ''
+        groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
+        near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
+        far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
+        return self._registered(near), self._registered(far)
+
+    # stages
+
+    def pass_on(self, value: Laid) -> Laid:
+        """Go on in the next stage: every rank sends its slice there, and gets its part of the gradient back.
+
+        Where both stages are on one rank, nothing is sent, and what this stage's backward reads too is copied.
+        """
+        sender, receiver = self.stage, self.stage + 1
+        if self.mesh.pipeline_rank(sender) == self.mesh.pipeline_rank(receiver):
+            kept = self._apart_from(value) if value.name in self.saved else value
+            self.stage += 1
+            return kept
+        arrived = self._send(value, f'{value.name}.received', 'F', sender, receiver)
+
+        def backward(gradient: Laid) -> None:
+            if value.needs_gradient:
+                self.give(value, self._send(gradient, f'd:{value.name}.back', 'I', receiver, sender))
+
+        self.backward_of(arrived, backward)
+        return arrived
+
+    def _apart_from(self, value: Laid) -> Laid:
+        copied = self.lay(replace(value, name=f'{value.name}.copy'))
+        self.work(copied.name, 'scale', 'F', [value.name], [copied.name], attributes={'factor': 1.0})
+        self.backward_of(copied, lambda gradient: self.give(value, gradient))
+        return copied
+
+    def _send(self, value: Laid, name: str, phase: Phase, source: int, target: int) -> Laid:
+        arrived = self.lay(replace(value, name=name), dtype=self.tensors[value.name].dtype)
+        self.transfer(value.name, name, float(self.held_bytes(value.name)), phase, source, target)
+        return arrived

@@ -1,0 +1,149 @@
+"""What every rank does, one file a rank, to be read as MindSpore's IR dumps are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from simpar.case import Case
+from simpar.commands.check_strategies import PRIMITIVES, Listing, is_own, strategy_text
+from simpar.lower.strategy import has_strategies
+from simpar.program import OpClass
+
+NAMES: Final = {
+    **PRIMITIVES,
+    'slice': 'StridedSlice',
+    'all_reduce': 'AllReduce',
+    'all_gather': 'AllGather',
+    'reduce_scatter': 'ReduceScatter',
+    'all_to_all': 'AlltoAll',
+}
+"""MindSpore's names of operators; others are written in its way."""
+ENDINGS: Final = {'F': '', 'I': 'GradInput', 'W': 'GradWeight', 'U': ''}
+
+
+def write_ir(folder: Path, case: Case) -> list[Path]:
+    """Write ``rank_N.ir`` of every rank into a folder, which is made if need be: all files or none.
+
+    Files of ranks that the program has not are removed, so that all that is there is of one program. Returns the files.
+    Raises ``OSError`` where the folder cannot be written to; what was there then stays as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'.{folder.name}.'))
+    try:
+        names = [f'rank_{rank}.ir' for rank in range(case.program.world)]
+        for rank, name in enumerate(names):
+            (staging / name).write_text(rank_ir(case, rank), encoding='utf-8')
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            os.replace(staging / name, folder / name)
+        for old in folder.iterdir():
+            if re.fullmatch(r'rank_\d+\.ir', old.name) and old.name not in names:
+                old.unlink()
+    finally:
+        shutil.rmtree(staging)
+    return [folder / name for name in names]
+
+
+def rank_ir(case: Case, rank: int) -> str:
+    """The ops of a rank in their order, each with its strategy, its ranks and the shapes of its slices."""
+    return '\n'.join(_Writer(case, rank).lines()) + '\n'
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Numbers values as they are written; a tensor is called by the number of the op that wrote it last."""
+
+    case: Case
+    rank: int
+    listing: Listing = field(init=False)
+    strategies: bool = field(init=False)
+    value: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.listing = Listing(self.case.program)
+        self.strategies = has_strategies(self.case.workload)
+
+    def lines(self) -> Iterator[str]:
+        program = self.case.program
+        role = program.role(self.rank)
+        yield f'# rank {self.rank} of {program.world}, role {role.name}, program {program.hash[:12]}'
+        if self.strategies:
+            yield '# strategies and shapes of weights as [in, out]; programs hold them as [out, in]'
+        held = program.tensors_of_role[int(program.role_of_rank[self.rank])]
+        kept = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
+        for number, tensor in enumerate(kept):
+            self.value[tensor.name, 0, 0] = f'%para{number}_{tensor.name}'
+            yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {_shape(program.local_shape(tensor))}>'
+        for slot in range(len(role)):
+            op = program.op(role, slot)
+            yield self.line(
+                slot, op, int(role.micro_batch[slot]), int(role.copy[slot]), role.streams[role.stream[slot]]
+            )
+
+    def line(self, slot: int, op: OpClass, micro_batch: int, copy: int, stream: str) -> str:
+        """One op: ``%3 = MatMul(%1, %2) {...} : (shapes) -> (shapes)``."""
+        sources = [self.called(name, micro_batch, copy) for name in op.reads]
+        written = (*op.writes, *op.accumulates)
+        for name in written:
+            self.value[self.key(name, micro_batch, copy)] = f'%{slot}'
+        arguments = ', '.join([*sources, *self.window(op)])
+        facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
+        shapes = ' -> '.join(f'({", ".join(self.typed(op, name) for name in names)})' for names in (op.reads, written))
+        action = self.case.program.action(self.case.program.role(self.rank), slot)
+        return f'%{slot} = {primitive(op)}({arguments}) {{{facts}}} : {shapes}  # {action} on {stream}'
+
+    def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
+        sliced = self.case.program.tensor[name].kind in ('input', 'activation')
+        return (name, micro_batch, copy) if sliced else (name, 0, 0)
+
+    def called(self, name: str, micro_batch: int, copy: int) -> str:
+        return self.value.get(self.key(name, micro_batch, copy), f'%{name}')
+
+    def typed(self, op: OpClass, name: str) -> str:
+        shape = self.listing.shape(op, name) if self.strategies else self.local(name)
+        return f'<{self.case.program.tensor[name].dtype}, {_shape(shape)}>'
+
+    def local(self, name: str) -> tuple[int, ...]:
+        return self.case.program.local_shape(self.case.program.tensor[name])
+
+    def window(self, op: OpClass) -> list[str]:
+        """Of a slice, where it begins and ends on this rank, and its strides."""
+        if op.operator != 'slice' or 'dim' not in op.attributes:
+            return []
+        dim, shape = int(op.attributes['dim']), self.local(op.writes[0])
+        _, position = self.case.program.partitions[str(op.attributes['partition'])].place(self.rank)
+        begin = tuple(position * length if place == dim else 0 for place, length in enumerate(shape))
+        end = tuple(first + length for first, length in zip(begin, shape, strict=True))
+        return [_shape(begin), _shape(end), _shape((1,) * len(shape))]
+
+    def facts(self, op: OpClass) -> dict[str, str]:
+        """What stands in braces."""
+        found = {'instance name': op.name}
+        if op.partition:
+            ranks = self.case.program.partitions[op.partition].members(self.rank)
+            found |= {'op': op.reduce} if op.reduce else {}
+            found |= {'group': op.partition, 'rank_list': _shape(ranks), 'bytes': f'{op.bytes:g}'}
+        if op.kind in ('send', 'recv'):
+            ranks = self.case.program.partitions[op.partition].members(self.rank)
+            found['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
+        if self.strategies and op.phase == 'F' and is_own(op):
+            found['in_strategy'] = strategy_text(self.listing.strategy(op))
+        return found
+
+
+def primitive(op: OpClass) -> str:
+    """MindSpore's name of an op, or ours in its way; what is no forward says so."""
+    name = NAMES.get(op.operator) or ''.join(part.capitalize() for part in op.operator.split('_'))
+    own = op.kind == 'compute' and op.operator not in ('slice', 'pad', 'scale', 'add')
+    return name + (ENDINGS[op.phase] if own else '')
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f'({", ".join(map(str, shape))}{"," if len(shape) == 1 else ""})'

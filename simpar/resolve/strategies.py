@@ -1,0 +1,227 @@
+"""Strategies of a network's layers: those that a user gave, and those that a search finds for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+
+from simpar.errors import Infeasible, ScheduleError
+from simpar.hardware import Cluster
+from simpar.layout import operators
+from simpar.plan import Plan
+from simpar.program.tensor import BYTES
+from simpar.resolve.step_bytes import StepBytes
+from simpar.resolve.trials import Trial, attempt, least_first
+from simpar.strategy_search import Choice, Graph, double_recursive, exact, propagate, ranked, workload_graph
+from simpar.strategy_search.graph import Dataset
+from simpar.strategy_search.propagate import Compat
+from simpar.workload import Dense, Layer, Network, Relu, Workload
+
+GIVEN = 'given'
+BEST = 8
+"""How many of the cheapest by the search's own sum are counted again in their programs."""
+VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """A workload and a plan whose strategies are all there.
+
+    Arguments: ``origins``, by name of a layer in programs, where its strategy comes from; of an exact search,
+    ``trials``, all that were counted in their programs, the best first, and ``bound``, the least bytes that a device
+    moves by the search's sum over operators, which does not see what a program shares or adds.
+    """
+
+    workload: Workload
+    plan: Plan
+    origins: Mapping[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    bound: float | None = None
+
+
+def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
+    """The workload with a strategy for each dense layer and activation, where ``plan.search`` asks for them.
+
+    Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
+    the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
+    by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
+    Raises ``Infeasible`` where ranks are no power of two or no strategies can be lowered, ``ScheduleError`` where the
+    search does not take the strategies that are given.
+    """
+    model = workload.model
+    if not isinstance(model, Network):
+        return Strategies(workload=workload, plan=plan)
+    search = _Search(workload, model, plan, cluster)
+    if plan.search == 'none':
+        return Strategies(workload=workload, plan=plan, origins=dict.fromkeys(search.fixed, GIVEN))
+    search.check_given()
+    if plan.search == 'sharding-propagation':
+        return search.result(search.propagated(plan.compat), search.reached())
+    if plan.search == 'double-recursive':
+        return search.result(search.recursive(plan.compat), f'double recursive search of MindSpore {plan.compat}')
+    return search.best()
+
+
+def layer_names(network: Network) -> tuple[str, ...]:
+    """The names that programs give to layers: their own, or kind and count."""
+    counts: dict[str, int] = {}
+    names = []
+    for layer in network.layers:
+        kind = type(layer).__name__.lower()
+        names.append(layer.name or f'{kind}{counts.get(kind, 0)}')
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(names)
+
+
+class _Search:
+    """The searches of one network, its layers under the names that programs give them."""
+
+    def __init__(self, workload: Workload, model: Network, plan: Plan, cluster: Cluster) -> None:
+        self.workload, self.model, self.plan, self.cluster = workload, model, plan, cluster
+        self.names = layer_names(model)
+        self.devices = cluster.world // plan.pipeline
+        self.slices = plan.micro_batches * plan.copies
+        self.fixed = {
+            name: _choice(layer)
+            for name, layer in zip(self.names, model.layers, strict=True)
+            if isinstance(layer, Dense | Relu) and layer.strategy
+        }
+
+    @property
+    def batch(self) -> int:
+        """Samples of one copy of a micro-batch."""
+        return self.workload.batch // self.slices
+
+    def graph(self) -> Graph:
+        """The operators of one copy of a micro-batch."""
+        layers = tuple(replace(layer, name=name) for name, layer in zip(self.names, self.model.layers, strict=True))
+        one = replace(self.workload, model=replace(self.model, layers=layers), batch=self.batch)
+        dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
+        return workload_graph(one, dataset)
+
+    def check_given(self) -> None:
+        """Strategies are checked as users write them; a graph has its weights the other way round."""
+        features = next(layer.inputs for layer in self.model.layers if isinstance(layer, Dense))
+        for name, layer in zip(self.names, self.model.layers, strict=True):
+            if isinstance(layer, Dense):
+                if layer.strategy:
+                    product = operators.matmul(name, (self.batch, layer.inputs), (layer.inputs, layer.outputs))
+                    product.sharded(layer.strategy, self.devices, layer.out_strategy)
+                features = layer.outputs
+            elif isinstance(layer, Relu) and layer.strategy:
+                operators.elementwise(name, (self.batch, features)).sharded(layer.strategy, self.devices)
+
+    # searches
+
+    def propagated(self, compat: Compat) -> Mapping[str, Choice]:
+        return propagate(self.graph(), self.fixed, self.devices, compat)
+
+    def recursive(self, compat: Compat) -> Mapping[str, Choice]:
+        parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
+        stages = self.plan.pipeline
+        return double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
+
+    def reached(self) -> dict[str, str]:
+        """From which of the given layers each other was reached: the last before it, else the first of all."""
+        origins, last = {}, next(iter(self.fixed))
+        for name in self.names:
+            last = name if name in self.fixed else last
+            origins[name] = f'propagated from {last} as MindSpore {self.plan.compat} does'
+        return origins
+
+    def best(self) -> Strategies:
+        """Exact search; whatever else is known takes part, so that nothing known is better."""
+        objective = StepBytes(BYTES[self.workload.precision], self.slices)
+        least = exact(self.graph(), self.devices, objective, fixed=self.fixed)
+        problems: list[Infeasible] = []
+        tried: dict[Network, Trial] = {}
+        for name, choices in self.pool(least.choices, objective):
+            model = self.applied(choices)
+            if model not in tried:
+                try:
+                    workload = replace(self.workload, model=model)
+                    tried[model] = attempt(name, workload, replace(self.plan, search='none'), self.cluster)
+                except Infeasible as wrong:
+                    problems.append(wrong)
+        if not tried:
+            raise problems[0]
+        trials = tuple(sorted(tried.values(), key=least_first(self.plan.objective)))
+        found = self.named_origins(f'searched: {trials[0].name}, least {self.plan.objective}')
+        done = replace(self.plan, search='none')
+        return Strategies(workload=trials[0].workload, plan=done, origins=found, trials=trials, bound=least.cost)
+
+    def pool(self, least: Mapping[str, Choice], objective: StepBytes) -> Iterator[tuple[str, Mapping[str, Choice]]]:
+        """What is tried, by name."""
+        yield 'exact', least
+        if not self.fixed:
+            for place, found in enumerate(ranked(self.graph(), self.devices, BEST, objective), 1):
+                yield f'exact, number {place}', found.choices
+        for compat in VERSIONS:
+            yield f'double recursive {compat}', self.recursive(compat)
+            if self.fixed:
+                try:
+                    yield f'sharding propagation {compat}', self.propagated(compat)
+                except ScheduleError:
+                    # 2.0 refuses given strategies that leave ranks unused; there is then nothing to try.
+                    continue
+        tensor = 1
+        while tensor <= self.devices:
+            data = self.devices // tensor
+            yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
+            tensor *= 2
+
+    def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
+        """Products cut by columns and by rows in turn, activations as they come (Megatron-LM)."""
+        found: dict[str, Choice] = {}
+        columns = 1
+        turns = cycle(((1, tensor), (tensor, 1)))
+        for name, layer in zip(self.names, self.model.layers, strict=True):
+            if isinstance(layer, Dense):
+                inner, outer = next(turns)
+                found[name] = Choice(((data, inner), (outer, inner)))
+                columns = outer
+            elif isinstance(layer, Relu):
+                found[name] = Choice(((data, columns),))
+        return found
+
+    # results
+
+    def applied(self, choices: Mapping[str, Choice]) -> Network:
+        """The network with a strategy for each layer that has none."""
+        layers = tuple(
+            layer if name in self.fixed else _cut(layer, choices.get(name))
+            for name, layer in zip(self.names, self.model.layers, strict=True)
+        )
+        return replace(self.model, layers=layers)
+
+    def named_origins(self, origin: str | Mapping[str, str]) -> dict[str, str]:
+        """Where each layer's strategy comes from."""
+        return {
+            name: GIVEN if name in self.fixed else origin if isinstance(origin, str) else origin[name]
+            for name, layer in zip(self.names, self.model.layers, strict=True)
+            if isinstance(layer, Dense | Relu)
+        }
+
+    def result(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
+        workload = replace(self.workload, model=self.applied(choices))
+        done = replace(self.plan, search='none')
+        return Strategies(workload=workload, plan=done, origins=self.named_origins(origin))
+
+
+def _choice(layer: Dense | Relu) -> Choice:
+    """A layer's strategy for the graph, whose weights are [out, in]."""
+    if isinstance(layer, Relu):
+        return Choice(layer.strategy)
+    x, weight = layer.strategy
+    return Choice((x, weight[::-1]), layer.out_strategy or None)
+
+
+def _cut(layer: Layer, choice: Choice | None) -> Layer:
+    """A layer with what a search chose for it."""
+    if isinstance(layer, Relu) and choice:
+        return replace(layer, strategy=choice.strategy)
+    if isinstance(layer, Dense) and choice:
+        x, weight = choice.strategy
+        return replace(layer, strategy=(x, weight[::-1]), out_strategy=choice.out_strategy or ())
+    return layer
