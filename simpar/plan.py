@@ -187,7 +187,7 @@ class Plan:
     ] = ''
     prefetch: Annotated[
         int, Field(ge=0, le=2**12, description='how many gathers ahead one is issued; 0: when needed')
-    ] = 0
+    ] = 1
     reduce_gradients: Annotated[
         Literal['overlapped', 'end'],
         Field(description='sums of gradients under the backward, or behind it'),

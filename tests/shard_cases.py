@@ -22,7 +22,7 @@ def shard_case(seed: int) -> tuple[Workload, Plan, int, Order | None]:
     while True:
         workload, plan, world, order = _case(draw)
         data = world // plan.tensor // plan.pipeline
-        chosen = replace(plan, **_choices(draw))
+        chosen = replace(plan, **choices(draw))
         if data > 1 and data % min(chosen.shard_group or data, data) == 0:
             return workload, chosen, world, order
 
@@ -36,7 +36,7 @@ def _case(draw: random.Random) -> tuple[Workload, Plan, int, Order | None]:
     return any_case(seed, RANKS)
 
 
-def _choices(draw: random.Random) -> dict[str, object]:
+def choices(draw: random.Random) -> dict[str, object]:
     return {
         **_cut(draw),
         'shard_group': draw.choice([0, 0, 2, 3]),

@@ -41,13 +41,9 @@ def random_relu(draw, world, rows, features):
     return Relu(strategy=((a, draw.choice(divisors(world // a, features))),))
 
 
-def random_case(seed):
-    """Workload, plan and world."""
-    draw = random.Random(seed)
-    world = draw.choice([2, 4, 6, 8, 8, 8, 12, 16])
-    copies, micro_batches = draw.choice([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)])
-    rows = world * draw.choice([1, 2])
-    widths = [draw.choice([world, 2 * world, 3 * world, 12]) for _ in range(draw.randint(2, 4))]
+def random_layers(draw, world, rows, count):
+    """So many dense layers, the first with a strategy, and relus between them."""
+    widths = [draw.choice([world, 2 * world, 3 * world, 12]) for _ in range(count + 1)]
     layers = []
     for inputs, outputs in pairwise(widths):
         layers.append(random_dense(draw, world, rows, inputs, outputs))
@@ -55,8 +51,17 @@ def random_case(seed):
     layers[0] = Dense(
         inputs=widths[0], outputs=widths[1], strategy=random_strategy(draw, world, rows, widths[0], widths[1])
     )
+    return tuple(layers)
+
+
+def random_case(seed):
+    """Workload, plan and world."""
+    draw = random.Random(seed)
+    world = draw.choice([2, 4, 6, 8, 8, 8, 12, 16])
+    copies, micro_batches = draw.choice([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)])
+    rows = world * draw.choice([1, 2])
     workload = Workload(
-        model=Network(layers=tuple(layers), weight_deviation=0.5),
+        model=Network(layers=random_layers(draw, world, rows, draw.randint(1, 3)), weight_deviation=0.5),
         batch=rows * copies * micro_batches,
         loss=draw.choice(['cross-entropy', 'mse', 'mae']),
         optimizer=draw.choice([Sgd(learning_rate=0.1), Adam(learning_rate=0.01)]),

@@ -47,7 +47,7 @@ CLOSED = {
     'off': (Plan(data=N), WHOLE, WHOLE, STATES, 0),
     'zero 1': (Plan(data=N, zero=1), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
     'zero 2': (Plan(data=N, zero=2), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
-    'zero 3': (Plan(data=N, zero=3), WHOLE / N, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, P * B),
+    'zero 3': (Plan(data=N, zero=3, prefetch=0), WHOLE / N, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, P * B),
     'zero 3, prefetch 2': (
         Plan(data=N, zero=3, prefetch=2),
         WHOLE / N,
@@ -66,9 +66,9 @@ CLOSED = {
     'zero 2, 2 micro-batches': (
         Plan(data=N, zero=2, micro_batches=2), WHOLE, WHOLE / N + P * B, STATES / N, 0,
     ),
-    'zero 3 of groups of 2': (Plan(data=N, zero=3, shard_group=2), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B),
+    'zero 3 of groups of 2': (Plan(data=N, zero=3, shard_group=2, prefetch=0), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B),
     'two thirds whole': (
-        Plan(data=N, zero=3, unsharded=('dense[0-3].*',)),
+        Plan(data=N, zero=3, prefetch=0, unsharded=('dense[0-3].*',)),
         P * B * (4 + 2 / N),
         P * B * (4 + 2 / N),
         P * 2 * 4 * (4 + 2 / N),
@@ -149,7 +149,7 @@ def test_steps_by_hand():
     assert step_of(zero=1, reduce_gradients='end') == computing + 0.5 * LAYERS + 0.5
     gathers = 2 * LAYERS - 1
     # Every gather waits and is waited for; in the backward it also stands behind the sum of the layer behind.
-    assert step_of(zero=3) == computing + 0.5 * gathers + 0.5 * (LAYERS - 2) + 0.5
+    assert step_of(zero=3, prefetch=0) == computing + 0.5 * gathers + 0.5 * (LAYERS - 2) + 0.5
     assert step_of(zero=3, fusion='all') == computing + 3 * 0.5
     assert step_of(zero=3, streams='single') == computing + 0.5 * (gathers + LAYERS)
 
@@ -160,7 +160,7 @@ def test_prefetched_gathers_hide_under_the_layer_before():
 
 
 def test_gathers_on_use_twice_and_frees_around_each_use():
-    program = lower(chain(2, Sgd()), Plan(data=2, zero=3), 2)
+    program = lower(chain(2, Sgd()), Plan(data=2, zero=3, prefetch=0), 2)
     names = slots(program)
     assert [name for name in names if 'relu' not in name] == [
         'dense0.weights.data.all_gather.F', 'dense0.F', 'dense0.weights.reshard.F',

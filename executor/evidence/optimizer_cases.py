@@ -24,7 +24,7 @@ VARIANTS: Final[dict[str, Plan]] = {
     'buckets': Plan(fusion=BUCKET),
     'ZeRO 1': Plan(zero=1),
     'ZeRO 2': Plan(zero=2),
-    'ZeRO 3': Plan(zero=3),
+    'ZeRO 3': Plan(zero=3, prefetch=0),
     'ZeRO 3, prefetch': Plan(zero=3, prefetch=1),
     'hsdp level 1, prefetch': Plan(hsdp='level1', prefetch=2),
 }

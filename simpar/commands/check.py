@@ -115,7 +115,7 @@ def _operators(program: Program, role: Role, stage: int) -> list[str]:
         dict.fromkeys(
             op.name.partition('.')[0]
             for op in ops
-            if (op.stage, op.kind, op.phase) == (stage, 'compute', 'F') and program.sliced(op)
+            if (op.stage, op.kind, op.phase) == (stage, 'compute', 'F') and program.sliced(op) and '@' not in op.name
         )
     )
 

@@ -5,7 +5,7 @@ All of it is read off the program, so that it is what the machines do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -106,7 +106,7 @@ class Listing:
         return op.name.rpartition('.')[0]
 
     def weight_like(self, op: OpClass, tensor: str) -> bool:
-        """Whether a tensor of a product is a weight, which programs hold as [out, in] and strategies see as [in, out]."""
+        """Whether a product's tensor is a weight, which programs hold as [out, in] and strategies see as [in, out]."""
         held = self.program.tensor[tensor]
         return op.operator == 'matmul' and held.kind in ('parameter', 'gradient', 'gathered') and len(held.shape) == 2
 
@@ -208,7 +208,7 @@ def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
         return
     yield 'strategies:'
     for row in facts['operators']:
-        out = f' out_strategy {_tuple(row["out_strategy"])}' if row['out_strategy'] else ''
+        out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
         yield f'  {row["name"]}: {row["operator"]} {strategy_text(row["strategy"])}{out}, {row["origin"]}'
         reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
         yield f'    slices {reads} → {writes}'
@@ -217,16 +217,17 @@ def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _slice(name: str, shape: list[int]) -> str:
-    return f'{name} {_tuple(shape)}'
+    return f'{name} {bracketed(shape)}'
 
 
-def _tuple(numbers: list[int]) -> str:
-    return f'({", ".join(map(str, numbers))}{"," if len(numbers) == 1 else ""})'
+def bracketed(numbers: Sequence[int]) -> str:
+    """``(2, 4)``; of one number ``(2)``, as MindSpore writes it."""
+    return f'({", ".join(map(str, numbers))})'
 
 
-def strategy_text(strategy: list[list[int]]) -> str:
-    """``((2, 4), (4, 1))``."""
-    return f'({", ".join(map(_tuple, strategy))}{"," if len(strategy) == 1 else ""})'
+def strategy_text(strategy: Sequence[Sequence[int]]) -> str:
+    """``((2, 4), (4, 1))``; of one tensor ``((2, 4))``, as MindSpore writes it."""
+    return f'({", ".join(map(bracketed, strategy))})'
 
 
 def _collective(row: dict[str, Any]) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from simpar.case import Case
-from simpar.commands.check_strategies import PRIMITIVES, Listing, is_own, strategy_text
+from simpar.commands.check_strategies import PRIMITIVES, Listing, bracketed, is_own, strategy_text
 from simpar.lower.strategy import has_strategies
-from simpar.program import OpClass
+from simpar.program import OpClass, Tensor
 
 NAMES: Final = {
     **PRIMITIVES,
@@ -80,24 +80,23 @@ class _Writer:
         kept = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
         for number, tensor in enumerate(kept):
             self.value[tensor.name, 0, 0] = f'%para{number}_{tensor.name}'
-            yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {_shape(program.local_shape(tensor))}>'
+            yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {bracketed(self.held(tensor))}>'
         for slot in range(len(role)):
             op = program.op(role, slot)
-            yield self.line(
-                slot, op, int(role.micro_batch[slot]), int(role.copy[slot]), role.streams[role.stream[slot]]
-            )
+            scope = f'{program.action(role, slot)} on {role.streams[role.stream[slot]]}'
+            yield f'{self.line(slot, op, int(role.micro_batch[slot]), int(role.copy[slot]))}  # scope: {scope}'
 
-    def line(self, slot: int, op: OpClass, micro_batch: int, copy: int, stream: str) -> str:
-        """One op: ``%3 = MatMul(%1, %2) {...} : (shapes) -> (shapes)``."""
+    def line(self, slot: int, op: OpClass, micro_batch: int, copy: int) -> str:
+        """One op: ``%3 = MatMul(%1, %2) {instance name: matmul} {...} : (shapes) -> (shapes)``."""
         sources = [self.called(name, micro_batch, copy) for name in op.reads]
         written = (*op.writes, *op.accumulates)
         for name in written:
             self.value[self.key(name, micro_batch, copy)] = f'%{slot}'
         arguments = ', '.join([*sources, *self.window(op)])
         facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
+        braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
         shapes = ' -> '.join(f'({", ".join(self.typed(op, name) for name in names)})' for names in (op.reads, written))
-        action = self.case.program.action(self.case.program.role(self.rank), slot)
-        return f'%{slot} = {primitive(op)}({arguments}) {{{facts}}} : {shapes}  # {action} on {stream}'
+        return f'%{slot} = {primitive(op)}({arguments}) {braces} : {shapes}'
 
     def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
         sliced = self.case.program.tensor[name].kind in ('input', 'activation')
@@ -108,7 +107,12 @@ class _Writer:
 
     def typed(self, op: OpClass, name: str) -> str:
         shape = self.listing.shape(op, name) if self.strategies else self.local(name)
-        return f'<{self.case.program.tensor[name].dtype}, {_shape(shape)}>'
+        return f'<{self.case.program.tensor[name].dtype}, {bracketed(shape)}>'
+
+    def held(self, tensor: Tensor) -> tuple[int, ...]:
+        """A rank's slice of a parameter, of a network's weight as [in, out]."""
+        shape = self.case.program.local_shape(tensor)
+        return shape[::-1] if self.strategies and len(shape) == 2 else shape
 
     def local(self, name: str) -> tuple[int, ...]:
         return self.case.program.local_shape(self.case.program.tensor[name])
@@ -121,18 +125,18 @@ class _Writer:
         _, position = self.case.program.partitions[str(op.attributes['partition'])].place(self.rank)
         begin = tuple(position * length if place == dim else 0 for place, length in enumerate(shape))
         end = tuple(first + length for first, length in zip(begin, shape, strict=True))
-        return [_shape(begin), _shape(end), _shape((1,) * len(shape))]
+        return [bracketed(begin), bracketed(end), bracketed((1,) * len(shape))]
 
     def facts(self, op: OpClass) -> dict[str, str]:
-        """What stands in braces."""
-        found = {'instance name': op.name}
+        """What stands in the second braces: of communication the ranks, of an operator its strategy."""
+        found: dict[str, str] = {}
         if op.partition:
             ranks = self.case.program.partitions[op.partition].members(self.rank)
             found |= {'op': op.reduce} if op.reduce else {}
-            found |= {'group': op.partition, 'rank_list': _shape(ranks), 'bytes': f'{op.bytes:g}'}
-        if op.kind in ('send', 'recv'):
-            ranks = self.case.program.partitions[op.partition].members(self.rank)
-            found['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
+            found |= {'group': op.partition, 'rank_list': bracketed(ranks), 'group_ranks': '-'.join(map(str, ranks))}
+            if op.kind in ('send', 'recv'):
+                found['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
+            found['bytes'] = f'{op.bytes:.0f}'
         if self.strategies and op.phase == 'F' and is_own(op):
             found['in_strategy'] = strategy_text(self.listing.strategy(op))
         return found
@@ -143,7 +147,3 @@ def primitive(op: OpClass) -> str:
     name = NAMES.get(op.operator) or ''.join(part.capitalize() for part in op.operator.split('_'))
     own = op.kind == 'compute' and op.operator not in ('slice', 'pad', 'scale', 'add')
     return name + (ENDINGS[op.phase] if own else '')
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f'({", ".join(map(str, shape))}{"," if len(shape) == 1 else ""})'

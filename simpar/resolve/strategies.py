@@ -133,7 +133,8 @@ class _Search:
     def best(self) -> Strategies:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
         objective = StepBytes(BYTES[self.workload.precision], self.slices)
-        least = exact(self.graph(), self.devices, objective, fixed=self.fixed)
+        graph = self.graph()
+        least = exact(graph, self.devices, objective, fixed={**self.fixed, **self.loss(graph)})
         problems: list[Infeasible] = []
         tried: dict[Network, Trial] = {}
         for name, choices in self.pool(least.choices, objective):
@@ -170,6 +171,15 @@ class _Search:
             data = self.devices // tensor
             yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
             tensor *= 2
+
+    def loss(self, graph: Graph) -> dict[str, Choice]:
+        """The loss as programs have it: by batch, over as many ranks as divide the samples."""
+        rows = min(self.devices, self.batch & -self.batch)
+        own = [operator for operator in graph.operators if operator.name.partition('.')[0] == 'loss']
+        shapes = {operator.name: graph.read_shapes(operator) for operator in own}
+        return {
+            name: Choice(tuple((rows, *(1,) * (len(shape) - 1)) for shape in read)) for name, read in shapes.items()
+        }
 
     def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
         """Products cut by columns and by rows in turn, activations as they come (Megatron-LM)."""

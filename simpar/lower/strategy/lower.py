@@ -38,9 +38,8 @@ def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ..
         pipeline=plan.pipeline,
         micro_batches=plan.micro_batches,
         placement=placement,
-        shard=plan.shard_group or ranks,
     )
-    tape = LaidTape(mesh, workload.precision, workload.gradients or '')
+    tape = LaidTape(mesh, workload.precision, workload.gradients or '', shard_group=plan.shard_group)
     lowering = Lowering(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all),

@@ -44,13 +44,16 @@ class Laid:
 class LaidTape(Tape):
     """A tape whose values lie in layouts over the ``world`` ranks of a stage, in every stage alike.
 
-    Arguments: ``mesh``, whose data ranks are those of a stage; ``names``, a device matrix whose axes name partitions,
-    if the user gave one.
+    Arguments: ``mesh``, whose data ranks are those of a stage; ``shard_group``, of optimizer parallelism, 0: all ranks
+    with the same slice; ``names``, a device matrix whose axes name partitions, if the user gave one.
     """
 
-    def __init__(self, mesh: Mesh, dtype: str, gradients: str = '', names: Layout | None = None) -> None:
+    def __init__(
+        self, mesh: Mesh, dtype: str, gradients: str = '', *, shard_group: int = 0, names: Layout | None = None
+    ) -> None:
         super().__init__(mesh, dtype, late=False, gradients=gradients)
         self.world = mesh.data
+        self._shard_group = shard_group
         self.partitions = {name: of for name, of in self.partitions.items() if name == PIPELINE}
         self._names = names
         self._layouts: dict[str, TensorLayout] = {}
@@ -219,7 +222,7 @@ class LaidTape(Tape):
         Raises ``Infeasible`` where these do not divide.
         """
         mirror = self._groups(self._layouts[parameter].uncut)
-        size = min(self.mesh.shard, mirror.size)
+        size = min(self._shard_group or mirror.size, mirror.size)
         if mirror.size % size:
             raise Infeasible(
                 f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
