@@ -66,6 +66,13 @@ class Plan:
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
             ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
             one of these, chosen by resolving.
+        tiles: pieces, along the rows, of a matrix product and of the sum or gather next to it, so that one piece's
+            communication hides under the next one's product (CoC, MC2, AsyncTP).
+        overlap: ``default``, or a list of passes as keys of MindSpore's parallel_speed_up.json; those not listed are
+            off: ``matmul_grad_comm_overlap``, gradients of weights under the sum of their layer's dx;
+            ``enable_grad_comm_opt``, the backward under sums of gradients (``reduce_gradients: overlapped``, else
+            ``end``); ``enable_opt_shard_comm_opt``, weights gathered ahead (by ``prefetch``, else 0);
+            ``recompute_comm_overlap``, recomputation under the sum before it. By default all but the last.
     """
 
     data: Annotated[
@@ -205,3 +212,19 @@ class Plan:
         tuple[Annotated[int, Field(ge=0, le=2**20)], ...],
         Field(max_length=2**13, description='for fusion ids: one for each layer in order of use; 0: not fused'),
     ] = ()
+    tiles: Annotated[
+        int, Field(ge=1, le=1024, description='pieces of a product and its sum or gather, one under the next one')
+    ] = 1
+    overlap: Annotated[
+        tuple[
+            Literal[
+                'matmul_grad_comm_overlap',
+                'enable_grad_comm_opt',
+                'enable_opt_shard_comm_opt',
+                'recompute_comm_overlap',
+            ],
+            ...,
+        ]
+        | Literal['default'],
+        Field(max_length=7, description="passes as keys of MindSpore's parallel_speed_up.json, no others; or default"),
+    ] = 'default'

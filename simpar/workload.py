@@ -198,11 +198,11 @@ Optimizer = Sgd | Momentum | Adam | AdamW
 class Workload:
     """What one optimizer step computes.
 
-    Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``clip_norm``: gradients
-    shrink by min(1, clip_norm / (norm + 1e-6)), norm that of all of them together; ``loss_scale``: the loss's gradient
-    is multiplied by it and the update divides by it, and where a gradient is not finite no rank updates; ``data``:
-    ``random`` tensors, or ``mnist``: IDX files from the folder DATA_PATH, and generated learnable images where there
-    are none.
+    Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``loss_strategy``, how it
+    is cut where layers have strategies; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that
+    of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it, and
+    where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the
+    folder DATA_PATH, and generated learnable images where there are none.
     """
 
     model: Annotated[
@@ -219,6 +219,13 @@ class Workload:
         Literal['cross-entropy', 'mse', 'mae'],
         Field(description='mean over the samples of a copy; mse and mae for a network only'),
     ] = 'cross-entropy'
+    loss_strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='with strategies, slices of its two inputs, e.g. [[2, 4], [2, 4]]; empty: by batch over all',
+        ),
+    ] = ()
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
     gradients: Annotated[
         Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')

@@ -9,7 +9,7 @@ from strategy_cases import random_layers
 from simpar.errors import ScheduleError
 from simpar.pipeline import ORDERS, named_order
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Momentum, Network, Sgd, Workload
+from simpar.workload import Adam, AdamW, Momentum, Network, Relu, Sgd, Workload
 
 MOST_RANKS = 16
 
@@ -50,7 +50,9 @@ def combined_case(seed):
         except ScheduleError:
             continue
         if pipeline * stage_ranks <= MOST_RANKS and stages <= 6:
-            return combined_workload(draw, plan, stage_ranks, stages), plan, pipeline * stage_ranks
+            workload = combined_workload(draw, plan, stage_ranks, stages)
+            named = plan.recompute != ('relu*',) or any(isinstance(layer, Relu) for layer in workload.model.layers)
+            return workload, plan if named else replace(plan, recompute=()), pipeline * stage_ranks
 
 
 def combined_workload(draw, plan, stage_ranks, stages):

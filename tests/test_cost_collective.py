@@ -64,6 +64,28 @@ def test_the_algorithms_of_the_hccl_manual(p):
             assert share(algorithm, operator, p) == pytest.approx(part / 2)
 
 
+@pytest.mark.parametrize('p', [2, 3, 4, 8])
+def test_an_all_to_all_is_pairwise_whatever_the_algorithm(p):
+    """HCCL's manual: (p - 1) steps, each a p-th of the vector; on a mesh all pairs at once."""
+    for algorithm in ('ring', 'nhr', 'halving_doubling', 'nvls'):
+        assert steps(algorithm, 'all_to_all', p) == p - 1
+        assert share(algorithm, 'all_to_all', p) == pytest.approx((p - 1) / p)
+    assert (steps('mesh', 'all_to_all', p), share('mesh', 'all_to_all', p)) == (1, pytest.approx(1 / p))
+    cost = WIRE.cost(collective('all_to_all', 4 * MIB), range(p))
+    assert cost.alpha == pytest.approx((p - 1) * 50e-6)
+    assert cost.transfer == pytest.approx((p - 1) / p * 4 * MIB / 125e6)
+
+
+def test_an_all_to_all_over_nodes_goes_to_near_peers_by_the_inner_link_and_to_far_ones_by_the_outer():
+    """Two 910B nodes of eight: an eighth of 16 at once over each HCCS link, then eight of 16 over the port, in turn."""
+    cluster_of_two = model('ascend910b-8', 2)
+    hccs, roce = cluster_of_two.topology.links
+    cost = cluster_of_two.cost(collective('all_to_all', 64 * MIB), range(16))
+    assert cost.transfer == pytest.approx(64 * MIB * (1 / 16 / hccs.rate + 8 / 16 / roce.rate))
+    start = cluster_of_two.library.start.value
+    assert cost.alpha == pytest.approx(start + hccs.latency.value + 8 * roce.latency.value)
+
+
 def test_four_ascend_910a_on_their_mesh():
     """fp32 is added on the way; each pair's link carries a quarter of the vector, twice."""
     cost = model('ascend910a-8').cost(collective('all_reduce', 64 * MIB, 'fp32'), range(4))

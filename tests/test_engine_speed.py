@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'pipeline_h100.yaml'
-TARGET = 3.0
+TARGET = 2.4
 """CPU seconds that 64 GPUs may take on a quiet core of 2023."""
 SLACK = 2.0
 """How much slower a machine may be that runs tests, and that others use too."""
+RUNS = 3
 
 
 def cpu_seconds(directory, data):
@@ -29,9 +30,11 @@ def cpu_seconds(directory, data):
 
 @pytest.fixture(scope='module')
 def seconds(tmp_path_factory):
-    """CPU seconds by number of GPUs."""
+    """The least CPU seconds by number of GPUs, run in turns, once all modules are compiled."""
     compiled = tmp_path_factory.mktemp('compiled')
-    return {32 * data: cpu_seconds(compiled, data) for data in (2, 32)}
+    cpu_seconds(compiled, 2)
+    turns = [(cpu_seconds(compiled, 2), cpu_seconds(compiled, 32)) for _ in range(RUNS)]
+    return dict(zip((64, 1024), map(min, zip(*turns, strict=True)), strict=True))
 
 
 def test_64_gpus_take_seconds(seconds):
@@ -39,4 +42,4 @@ def test_64_gpus_take_seconds(seconds):
 
 
 def test_1024_gpus_take_no_longer(seconds):
-    assert seconds[1024] < 1.5 * seconds[64], 'they behave as 4 do; the rest is folding them'
+    assert seconds[1024] < 1.15 * seconds[64], 'they behave as 4 do; the rest is folding them'

@@ -103,6 +103,16 @@ def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     assert sent == [(size - 1) * count * 8] * size
 
 
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.integers(1, 500))
+def test_all_to_all_gives_everybody_the_chunks_meant_for_it(size, count):
+    values = [list(value.chunk(size)) for value in drawn(size, size * count)]
+    results, sent = on_all(size, lambda channel: collectives.all_to_all(channel, values[channel.position]))
+    for position, result in enumerate(results):
+        assert torch.equal(torch.cat(result), torch.cat([chunks[position] for chunks in values]))
+    assert sent == [(size - 1) * count * 8] * size, 'nothing goes over a peer'
+
+
 @pytest.mark.parametrize('size', [2, 4])
 def test_a_ring_all_reduce_sends_twice_what_is_not_its_own(size):
     values = drawn(size, LARGE + LARGE % size)

@@ -188,6 +188,19 @@ def test_residual_without_bias_add_and_scale():
 
 
 @pytest.mark.parametrize('dim', [0, 1, 2])
+def test_padded_pieces_of_all_positions_sum_to_the_whole(dim):
+    """What takes the gradient of a slice back: the transposed map."""
+    x = random(4, 6, 2)
+    for phase in 'FI':
+        padded = [
+            run('pad', phase, piece, where=at(i, 2), dim=dim, partition='tensor')
+            for i, piece in enumerate(x.chunk(2, dim))
+        ]
+        close(sum(padded), x)
+        close(run('slice', phase, padded[1], where=at(0, 2), dim=dim, partition='tensor'), 0 * x.chunk(2, dim)[0])
+
+
+@pytest.mark.parametrize('dim', [0, 1, 2])
 def test_slices_of_all_positions_make_the_whole(dim):
     x = random(4, 6, 2)
     for phase in 'FI':

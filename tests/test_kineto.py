@@ -155,6 +155,18 @@ def test_sends_and_receives_are_kernels_while_they_transfer(library, names):
     assert (sent['Src Rank'], sent['Dst Rank']) == (1, 0)
 
 
+@pytest.mark.parametrize(('library', 'name'), [('nccl', 'ncclDevKernel_SendRecv'), ('hccl', 'hcclAllToAll')])
+def test_an_all_to_all_is_sends_and_receives_to_nccl(library, name):
+    program = worked().program
+    ops = tuple(replace(op, operator='all_to_all') if op.kind == 'collective' else op for op in program.op_classes)
+    trace = replace(worked(), program=program.replace(op_classes=ops))
+    kernels = [one for one in events(trace, [0], Style(library=library)) if one.get('cat') == 'kernel']
+    found = [kernel for kernel in kernels if kernel['args'].get('Collective name') == 'all_to_all']
+    assert found
+    assert {kernel['name'].partition(' ')[0] for kernel in found} == {name}
+    assert all(kernel['args']['In msg nelems'] == kernel['args']['Out msg nelems'] for kernel in found)
+
+
 def test_actions_of_a_pipeline_are_annotated_as_torch_does():
     """torch.distributed.pipelining records ``PP:`` and the action; here for each of three steps."""
     found = [event for event in events(PIPELINE, [0], Style()) if event['name'].startswith('PP:')]

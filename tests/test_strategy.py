@@ -69,8 +69,7 @@ def test_a_full_batch_is_sliced_and_a_data_parallel_one_is_redistributed():
 
 def test_an_all_to_all_is_used_where_it_is_allowed():
     kinds = [
-        {op.operator for op in lower(TUTORIAL, Plan(all_to_all=allowed), 8).op_classes}
-        for allowed in (False, True)
+        {op.operator for op in lower(TUTORIAL, Plan(all_to_all=allowed), 8).op_classes} for allowed in (False, True)
     ]
     assert 'all_to_all' not in kinds[0]
     assert 'all_to_all' in kinds[1]
@@ -130,7 +129,8 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
         (TUTORIAL, Plan(tensor=4), r'plan\.tensor: goes with degrees'),
         (TUTORIAL, Plan(pipeline=2), 'matmul: strategy .* takes 8 ranks, which do not divide 4'),
         (TUTORIAL, Plan(pipeline=3), '8 ranks cannot be cut into 3 equal stages'),
-        (TUTORIAL, Plan(zero=1, shard_group=3), '3 does not divide the 8 ranks with the same slice of matmul'),
+        (network(dense(((8, 1), (1, 1)))), Plan(zero=1, shard_group=3),
+         '3 does not divide the 8 ranks with the same slice of dense0.weight'),
         (TUTORIAL, Plan(copies=3), '16 cannot be cut into micro_batches 1 × copies 3'),
         (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be cut into 2 slices of 16 copies'),
     ],

@@ -1,43 +1,122 @@
-"""Strategies with pipelines, optimizer parallelism, recomputation and all that ends a step, against autograd."""
+"""Strategies with pipelines, optimizer parallelism and recomputation compute what autograd computes on the model."""
 
-import random
 from collections import Counter
-from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
-from strategy_cases import random_case
-
-from simpar.errors import NumericsWrong
-from simpar.lower import lower
-from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Dense, Momentum, Network, Relu, Sgd
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from pipeline_cases import left_over
-from sabotage import drop_sum
+from combined_cases import combined_case
+from pipeline_cases import edited, left_over
+from sabotage import change_ops, drop_sum
 
 from executor.inprocess import InProcess
 from executor.numerics import check
 from executor.validate import validate
+from simpar.case import load_case
+from simpar.errors import NumericsWrong, ProgramError
+from simpar.lower import lower
 
 pytestmark = pytest.mark.torch
 CASES = 120
-ORDERS = [('1f1b', 0), ('gpipe', 0), ('interleaved', 2), ('zb-h1', 0), ('zbv', 0)]
-OPTIMIZERS = [
-    Sgd(learning_rate=0.1),
-    Momentum(learning_rate=0.1, nesterov=True, weight_decay=0.01),
-    Adam(learning_rate=0.01),
-    AdamW(learning_rate=0.01, master_weights=True),
-]
-CUT = [
-    {},
-    {'zero': 1},
-    {'zero': 2},
-    {'zero': 3},
-    {'hsdp': 'level1', 'shard_threshold': 0.0},
-    {'hsdp': 'level2', 'shard_threshold': 300.0},
-    {'hsdp': 'level3', 'shard_threshold': 0.0},
-    {'shard': ('state', 'weights'), 'gather': 'on-use'},
-]
+HYBRID = Path(__file__).parents[1] / 'examples' / 'hybrid_strategies.yaml'
+
+case = cache(combined_case)
+
+
+@pytest.mark.parametrize('seed', range(CASES))
+def test_a_random_plan_computes_what_autograd_computes(seed):
+    workload, plan, world = case(seed)
+    program = lower(workload, plan, world)
+    validate(program)
+    report = check(program, workload, plan, steps=2, seed=seed)
+    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
+    assert len(report.deviations) == 2 * (1 + 2 * parameters)
+    assert left_over(program) <= {'loss', 'gradients.squares', 'gradients.overflow'}
+
+
+def test_the_plans_cover_what_can_be_combined():
+    programs = [lower(*case(seed)) for seed in range(CASES)]
+    operators = Counter((op.operator, op.phase) for program in programs for op in program.op_classes)
+    for operator in ('all_to_all', 'all_gather', 'reduce_scatter', 'send', 'scale'):
+        assert {(operator, 'F'), (operator, 'I')} <= operators.keys(), operator
+    assert {('reduce_scatter', 'W'), ('all_gather', 'U'), ('piece', 'U'), ('reshard', 'I')} <= operators.keys()
+    assert {('square_sum', 'U'), ('finite_check', 'U'), ('momentum', 'U'), ('adam', 'U')} <= operators.keys()
+    plans = [case(seed)[1] for seed in range(CASES)]
+    assert len({plan.order for plan in plans if plan.pipeline > 1}) >= 8
+    several = [{op.partition for op in program.op_classes if '.reduce_scatter.W' in op.name} for program in programs]
+    assert sum(len(partitions) > 1 for partitions in several) >= 10, 'parameters cut over different ranks'
+    again = [any('recompute' in op.attributes for op in program.op_classes) for program in programs]
+    assert sum(again) >= 20
+
+
+@pytest.mark.parametrize('seed', range(0, CASES, 12))
+def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(seed):
+    program = lower(*case(seed))
+    wanted, found = InProcess(program, seed).run(3), InProcess(program, seed, shuffle=seed).run(3)
+    assert found.losses == wanted.losses
+    for name, parameter in wanted.parameters.items():
+        assert torch.equal(found.parameters[name], parameter), name
+
+
+# The hybrid tutorial: two stages, four micro-batches, optimizer parallelism, recomputed relus, strategies by hand.
+
+
+@pytest.mark.parametrize('level', ['off', 'level1', 'level2', 'level3'])
+def test_the_hybrid_tutorial_trains_as_the_unsharded_model(level):
+    hybrid = load_case(HYBRID, [f'plan.hsdp={level}'])
+    check(hybrid.program, hybrid.workload, hybrid.plan, steps=2)
+
+
+def test_the_hybrid_tutorial_learns():
+    losses = InProcess(load_case(HYBRID).program, 0, torch.float32).run(30).losses
+    assert sum(losses[-10:]) < sum(losses[:10])
+
+
+def test_the_hybrid_tutorial_is_predicted():
+    hybrid = load_case(HYBRID)
+    answer = hybrid.predict()
+    assert answer.step > 0
+    assert answer.memory is not None
+    wanted = {'relu1.F.recompute', 'relu2.F.recompute', 'layer1.weights.2x2.all_gather.F', 'relu1.send.F'}
+    assert wanted <= {op.name for op in hybrid.program.op_classes}
+
+
+def test_every_stage_has_the_same_groups():
+    program = load_case(HYBRID).program
+    assert program.partitions['2x2'].groups_GP.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert program.partitions['stage'].groups_GP.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    # layer1's weight is cut over the two ranks with the same half, layer3's is too small.
+    shapes = {one.name: program.local_shape(one) for one in program.tensors if one.kind == 'parameter'}
+    assert shapes['layer1.weight'] == (512 // 2 // 2, 784)
+    assert shapes['layer3.weight'] == (1, 512)
+
+
+# What is wrong is found wrong.
+
+
+@pytest.mark.parametrize(
+    'named', ['layer1.gradients.2x2.reduce_scatter.W', 'layer3.gradients.stage.all_reduce.W', 'layer2.all_reduce.F']
+)
+def test_a_sum_of_the_hybrid_tutorial_that_is_dropped_is_found(named):
+    hybrid = load_case(HYBRID)
+    with pytest.raises((NumericsWrong, ProgramError)):
+        check(drop_sum(hybrid.program, named), hybrid.workload, hybrid.plan)
+
+
+def test_a_weight_gathered_over_other_ranks_is_found():
+    hybrid = load_case(HYBRID)
+    wrong = change_ops(hybrid.program, 'layer1.weights.2x2.all_gather.F', partition='2x1')
+    with pytest.raises(NumericsWrong):
+        check(wrong, hybrid.workload, hybrid.plan)
+
+
+def test_a_stale_weight_is_found():
+    """Without the second gather of level 3, the backward reads what was freed."""
+    hybrid = load_case(HYBRID, ['plan.hsdp=level3'])
+    named = next(op.name for op in hybrid.program.op_classes if op.name.endswith('.weights.2x2.all_gather.I'))
+    wrong = edited(hybrid.program, lambda slots: [slot for slot in slots if slot[0] != named], role=1)
+    with pytest.raises((NumericsWrong, ProgramError)):
+        check(wrong, hybrid.workload, hybrid.plan)

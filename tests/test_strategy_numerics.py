@@ -29,9 +29,7 @@ def test_random_strategies_compute_what_autograd_computes(seed):
 
 
 def test_the_cases_use_every_collective_and_every_local_step():
-    operators = {
-        (op.operator, op.phase) for seed in range(CASES) for op in lower(*random_case(seed)).op_classes
-    }
+    operators = {(op.operator, op.phase) for seed in range(CASES) for op in lower(*random_case(seed)).op_classes}
     forward_and_backward = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
     assert {(operator, phase) for operator in forward_and_backward for phase in 'FI'} <= operators
     assert {('slice', 'F'), ('pad', 'I'), ('bias', 'F'), ('all_reduce', 'W')} <= operators

@@ -133,6 +133,46 @@ def test_the_message_names_both_collectives_and_their_sizes():
     assert 'RA.c0 (all_reduce sum, 4.096 KB of fp32) on rank 1' in message
 
 
+def exchanging(shape, after, **attributes):
+    """A program of one all-to-all of a tensor among all of four ranks."""
+    builder = ProgramBuilder(4, [Partition('world', np.arange(4, dtype=np.int32).reshape(1, 4))])
+    for name, of in (('x', shape), ('y', after)):
+        builder.add_tensor(Tensor(name, 'state', of, 'fp32', initial='zeros'))
+    attributes = {'joins': '0', 'cuts': '1', 'sizes': '4', **attributes}
+    builder.add_op_class(
+        OpClass('swap', 'collective', 'all_to_all', 'F', partition='world', reads=('x',), writes=('y',),
+                attributes=attributes)
+    )  # fmt: skip
+    builder.add_role('all', range(4), [('swap', 'world', 0, 0)], ('world',))
+    return builder.build()
+
+
+def test_an_all_to_all_gives_what_comes_of_what_it_takes():
+    validate(exchanging((2, 8), (8, 2)))
+    validate(exchanging((2, 8), (4, 4), joins='0 1', cuts='1 1', sizes='2 2'))
+
+
+@pytest.mark.parametrize(
+    ('after', 'attributes', 'message'),
+    [
+        ((8, 8), {}, r'y of \(8, 8\) does not come of x of \(2, 8\), cut along \(1,\) and joined along \(0,\)'),
+        ((8, 2), {'sizes': '2'}, '2 positions, but 4 ranks in a group of world'),
+        ((8, 2), {'sizes': '2 2'}, 'are not one for each axis'),
+        ((8, 2), {'joins': ''}, 'are not one for each axis'),
+        ((8, 2), {'cuts': '2'}, r'x of \(2, 8\) has no dim 2'),
+        ((8, 2), {'joins': 'a'}, 'invalid literal'),
+    ],
+)
+def test_an_all_to_all_of_other_shapes_is_refused(after, attributes, message):
+    with pytest.raises(ProgramError, match=message):
+        validate(exchanging((2, 8), after, **attributes))
+
+
+def test_an_all_to_all_changed_on_one_rank_is_refused():
+    program = exchanging((4, 4), (4, 4), joins='0', cuts='0')
+    assert 'rank 0' in refused(with_class(program, 1, 0, attributes={'joins': '1', 'cuts': '1', 'sizes': '4'}))
+
+
 # needs and buffers
 
 

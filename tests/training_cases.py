@@ -16,9 +16,12 @@ from simpar.lower.optimizer_parallel import choice_of
 from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
+from simpar.program import Program
 from simpar.workload import Adam, AdamW, Flatten, Layer, Momentum, Network, Relu, Sgd, Transformer, Workload
 
 RANKS, MOST_OPS = 8, 120
+SLOTS = 10
+"""Bound on the slots of all ranks, over that on the ops of a pipeline."""
 OPTIMIZERS = (
     Sgd(learning_rate=0.1),
     Sgd(learning_rate=0.1, master_weights=True),
@@ -43,7 +46,7 @@ CUTS = (
     {'shard': (STATE, GRADIENTS, WEIGHTS), 'gather': 'on-use'},
 )
 FUSIONS = ('layer', 'none', 'all', 'auto', 'ids', 300.0, 1000.0, (2,), (1, 4))
-KEPT = {1: 0.2, 2: 0.6, 3: 0.8}
+KEPT = {1: 0.08, 2: 0.5, 3: 0.7}
 """Share of the cases with so many data ranks that are kept."""
 PATTERNS = (('layer*.gelu',), ('layer*.norm?', 'norm'), ('*.attention*', '*.qkv'), ('*',), ('*residual*', '*proj'))
 
@@ -56,24 +59,23 @@ class Case(NamedTuple):
     world: int
     order: Order | None
 
-    def program(self):
-        return lower(*self)
-
     @property
-    def data(self):
+    def data(self) -> int:
+        """Number of data ranks."""
         return self.world // self.plan.tensor // self.plan.pipeline
 
 
-def training_case(seed: int, ranks: int = RANKS, most: int = MOST_OPS) -> Case:
-    """The case of a seed; ``most`` bounds the ops of a pipeline, so that hundreds of cases stay a matter of seconds."""
+def training_case(seed: int, ranks: int = RANKS, most: int = MOST_OPS) -> tuple[Case, Program]:
+    """The case of a seed and its program; ``most`` bounds the ops of a pipeline, so that hundreds take seconds."""
     draw = random.Random(seed)
     while True:
         case = _with_choices(draw, _skeleton(draw, ranks, most))
         try:
-            case.program()
+            program = lower(*case)
         except Infeasible:
             continue
-        return case
+        if sum(len(program.role(rank)) for rank in range(case.world)) <= SLOTS * most:
+            return case, program
 
 
 def _skeleton(draw: random.Random, ranks: int, most: int) -> Case:

@@ -12,12 +12,13 @@ from typing import Any
 from executor.evidence.cases import EvidenceCase, balance_cases, cases, losing_cases, pipeline_cases
 from executor.evidence.evidence import Evidence, Row, emulated_cluster, gather
 from executor.evidence.optimizer_cases import optimizer_cases
+from executor.evidence.tile_cases import tile_cases
 from executor.net import Net, parse_net
 from simpar.errors import OutsideTolerance, SimparError
 from simpar.files import write_whole
 from simpar.units import format_time
 
-CASES = ('copies', 'pipelines', 'optimizer', 'all')
+CASES = ('copies', 'pipelines', 'optimizer', 'tiles', 'all')
 LONG = parse_net('paced:500mbit,10ms')
 """Where latency decides; a shaped lab has rates only, so this one is always paced."""
 
@@ -49,6 +50,8 @@ def _runs(which: str, ranks: int, net: Net) -> Iterator[tuple[list[EvidenceCase]
         yield [*pipeline_cases(ranks), *balance_cases(ranks, emulated_cluster(net, ranks))], net
     if which in ('optimizer', 'all'):
         yield optimizer_cases(ranks), net
+    if which in ('tiles', 'all'):
+        yield tile_cases(ranks), net
 
 
 def judge(evidence: Evidence, tolerance: float) -> None:
@@ -114,9 +117,7 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog='python -m executor.evidence', description=__doc__, allow_abbrev=False)
     parser.add_argument('--net', type=_net, default=parse_net('paced:500mbit,200us'), metavar='NET')
-    parser.add_argument(
-        '--cases', choices=('copies', 'pipelines', 'optimizer', 'all'), default='all', help='default: all'
-    )
+    parser.add_argument('--cases', choices=CASES, default='all', help='default: all')
     parser.add_argument('--ranks', type=int, choices=(2, 4), default=2)
     parser.add_argument('--rounds', type=int, default=20, metavar='N', help='measured rounds (default: 20)')
     parser.add_argument('--tolerance', type=float, default=5.0, metavar='PERCENT', help='default: 5')

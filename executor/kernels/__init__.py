@@ -16,6 +16,7 @@ from executor.kernels import (
     norm,
     optimizer_parallel,
     pointwise,
+    tiles,
     unfused,
     update,
 )
@@ -37,6 +38,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **loss.KERNELS,
     **clip.KERNELS,
     **optimizer_parallel.KERNELS,
+    **tiles.KERNELS,
     **update.KERNELS,
 }
 """(operator, phase) → kernel."""

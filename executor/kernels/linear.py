@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from executor.kernels.context import Context
+from executor.kernels.tiles import rows_of
 from simpar.program import OpClass
 
 
@@ -15,13 +16,13 @@ def matmul_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> 
     """x, weight[, bias] → y."""
     x, weight, *bias = tensors
     matrix = _matrix(op, weight)
-    return [functional.linear(_rows(x, matrix.shape[1]), matrix, bias[0].flatten() if bias else None)]
+    return [functional.linear(_rows(rows_of(op, x), matrix.shape[1]), matrix, bias[0].flatten() if bias else None)]
 
 
 def matmul_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, weight → dx."""
     dy, weight = tensors
-    return [dy @ _matrix(op, weight)]
+    return [rows_of(op, dy) @ _matrix(op, weight)]
 
 
 def matmul_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -161,11 +161,14 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
+    from simpar.lower.strategy import has_strategies
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
+    laid = has_strategies(case.workload)
     asked = {
-        f'data {plan.data}': plan.data > 1,
+        'strategies of operators': laid,
+        f'data {plan.data}': plan.data > 1 and not laid,
         f'tensor {plan.tensor}': plan.tensor > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,

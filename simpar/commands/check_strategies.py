@@ -13,6 +13,7 @@ from typing import Any, Final
 from simpar.case import Case
 from simpar.lower.strategy import has_strategies
 from simpar.program import OpClass, Program, Tensor
+from simpar.program.tensor import PER_RANK
 from simpar.units import format_size, format_time
 from simpar.workload import Dense, Network
 
@@ -28,7 +29,7 @@ PRIMITIVES: Final = {
 }
 """MindSpore's names of a network's operators."""
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
-SHOWN_TRIALS: Final = 6
+SHOWN_PROPOSALS: Final = 6
 
 
 def strategy_facts(case: Case) -> dict[str, Any] | None:
@@ -52,8 +53,10 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
         for op in listing.operators
     ]
     found = case.strategies
-    trials = [{'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.trials]
-    return {'operators': rows, 'trials': trials, 'bound': found.bound}
+    weighed = [
+        {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.proposals
+    ]
+    return {'operators': rows, 'weighed': weighed, 'bound': found.bound if case.plan.pipeline == 1 else None}
 
 
 def _out_strategies(case: Case) -> dict[str, list[int]]:
@@ -103,12 +106,12 @@ class Listing:
     @staticmethod
     def name(op: OpClass) -> str:
         """An operator's name: its op class without the phase."""
-        return op.name.rpartition('.')[0]
+        return op.name.removesuffix('.recompute').rpartition('.')[0]
 
     def weight_like(self, op: OpClass, tensor: str) -> bool:
         """Whether a product's tensor is a weight, which programs hold as [out, in] and strategies see as [in, out]."""
         held = self.program.tensor[tensor]
-        return op.operator == 'matmul' and held.kind in ('parameter', 'gradient', 'gathered') and len(held.shape) == 2
+        return op.operator == 'matmul' and held.kind in PER_RANK and len(held.shape) == 2
 
     def shape(self, op: OpClass, tensor: str) -> tuple[int, ...]:
         """A rank's slice as an operator's strategy sees it."""
@@ -161,9 +164,7 @@ class Listing:
         return self._backward(op) if op.phase == 'I' else []
 
     def _forward(self, op: OpClass) -> list[tuple[str, str]]:
-        first = op.reads[0]
-        while first in self.writer and not is_own(self.writer[first]):
-            first = self.writer[first].reads[0]
+        first = self._first(op)
         if self.program.tensor[first].partial:
             return [(SUM, self.name(self.writer[first]))]
         return [(REDISTRIBUTION, name) for name in self._next(op.writes[0])]
@@ -174,10 +175,25 @@ class Listing:
         forward = self.program.tensor.get(last.removeprefix('d:').partition('@')[0])
         if forward is not None and forward.partial:
             return [(SUM, self.name(self.writer[forward.name]))]
+        source = self.writer.get(self._first(op))
+        if source is None or not is_own(source):
+            # It came from the next stage: the operator that made the value stands for its reader there.
+            source = self.writer.get(last.removeprefix('d:').partition('@')[0])
+        return [(REDISTRIBUTION, self._operator(source))] if source is not None else []
+
+    def _operator(self, op: OpClass) -> str:
+        """The operator that an op of the backward belongs to: op classes are named after theirs, and then what else."""
+        name, known = self.name(op), {self.name(own) for own in self.operators}
+        while name and name not in known:
+            name = name.rpartition('.')[0]
+        return name or self.name(op)
+
+    def _first(self, op: OpClass) -> str:
+        """Where the moves that end in an op begin."""
         first = op.reads[0]
-        while first in self.writer and not is_own(self.writer[first]):
+        while first in self.writer and is_move(self.writer[first]):
             first = self.writer[first].reads[0]
-        return [(REDISTRIBUTION, self.name(self.writer[first]))] if first in self.writer else []
+        return first
 
     def _next(self, tensor: str) -> list[str]:
         """The operators of the forward that a tensor gets to."""
@@ -185,14 +201,14 @@ class Listing:
         for op in self.readers.get(tensor, ()):
             if op.phase == 'F' and is_own(op):
                 found.append(self.name(op))
-            elif op.phase == 'F' and op.writes and not is_own(op):
+            elif op.phase == 'F' and is_move(op):
                 found += self._next(op.writes[0])
         return list(dict.fromkeys(found))
 
     def _last(self, tensor: str) -> str:
         """Where the moves of a gradient end."""
         for op in self.readers.get(tensor, ()):
-            if op.phase == 'I' and not is_own(op) and op.writes:
+            if op.phase == 'I' and is_move(op):
                 return self._last(op.writes[0])
         return tensor
 
@@ -200,6 +216,11 @@ class Listing:
 def is_own(op: OpClass) -> bool:
     """Whether an op computes what an operator of the model computes, for the first time."""
     return op.kind == 'compute' and op.operator not in MOVES and 'recompute' not in op.attributes
+
+
+def is_move(op: OpClass) -> bool:
+    """Whether an op brings a tensor from one layout to another, on one stage."""
+    return op.kind == 'collective' or (op.kind == 'compute' and op.operator in MOVES)
 
 
 def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
@@ -213,7 +234,7 @@ def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
         reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])
-    yield from _trial_lines(facts)
+    yield from _weighed_lines(facts)
 
 
 def _slice(name: str, shape: list[int]) -> str:
@@ -238,14 +259,17 @@ def _collective(row: dict[str, Any]) -> str:
     return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
 
 
-def _trial_lines(facts: dict[str, Any]) -> Iterator[str]:
-    trials = facts['trials']
-    if not trials:
+def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
+    weighed = facts['weighed']
+    if not weighed:
         return
     yield 'strategies that were weighed, best first (bytes that the busiest rank sends in a step; predicted step):'
-    for one in trials[:SHOWN_TRIALS]:
+    for one in weighed[:SHOWN_PROPOSALS]:
         lacking = f', {format_size(one["lacking"])} too much memory' if one['lacking'] else ''
         yield f'  {one["name"]:<26}{format_size(one["sent"]):>10}  {format_time(one["step"]):>10}{lacking}'
-    if len(trials) > SHOWN_TRIALS:
-        yield f'  and {len(trials) - SHOWN_TRIALS} more: see --json'
-    yield f'  least sum over operators: {format_size(facts["bound"])}, without what the program shares or adds'
+    if len(weighed) > SHOWN_PROPOSALS:
+        yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
+    if facts['bound'] is None:
+        return
+    more = min(one['sent'] for one in weighed) / facts['bound'] - 1 if facts['bound'] else 0.0
+    yield f'  least sum over operators: {format_size(facts["bound"])}; the least of these sends {more:+.1%}'

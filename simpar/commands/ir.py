@@ -14,7 +14,8 @@ from typing import Final
 from simpar.case import Case
 from simpar.commands.check_strategies import PRIMITIVES, Listing, bracketed, is_own, strategy_text
 from simpar.lower.strategy import has_strategies
-from simpar.program import OpClass, Tensor
+from simpar.program import OpClass
+from simpar.program.tensor import PER_RANK
 
 NAMES: Final = {
     **PRIMITIVES,
@@ -80,7 +81,7 @@ class _Writer:
         kept = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
         for number, tensor in enumerate(kept):
             self.value[tensor.name, 0, 0] = f'%para{number}_{tensor.name}'
-            yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {bracketed(self.held(tensor))}>'
+            yield f'%para{number}_{tensor.name} : <{tensor.dtype}, {bracketed(self.local(tensor.name))}>'
         for slot in range(len(role)):
             op = program.op(role, slot)
             scope = f'{program.action(role, slot)} on {role.streams[role.stream[slot]]}'
@@ -90,12 +91,12 @@ class _Writer:
         """One op: ``%3 = MatMul(%1, %2) {instance name: matmul} {...} : (shapes) -> (shapes)``."""
         sources = [self.called(name, micro_batch, copy) for name in op.reads]
         written = (*op.writes, *op.accumulates)
-        for name in written:
-            self.value[self.key(name, micro_batch, copy)] = f'%{slot}'
+        for place, name in enumerate(written):
+            self.value[self.key(name, micro_batch, copy)] = f'%{slot}[{place}]' if place else f'%{slot}'
         arguments = ', '.join([*sources, *self.window(op)])
         facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
         braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
-        shapes = ' -> '.join(f'({", ".join(self.typed(op, name) for name in names)})' for names in (op.reads, written))
+        shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (op.reads, written))
         return f'%{slot} = {primitive(op)}({arguments}) {braces} : {shapes}'
 
     def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
@@ -105,17 +106,14 @@ class _Writer:
     def called(self, name: str, micro_batch: int, copy: int) -> str:
         return self.value.get(self.key(name, micro_batch, copy), f'%{name}')
 
-    def typed(self, op: OpClass, name: str) -> str:
-        shape = self.listing.shape(op, name) if self.strategies else self.local(name)
-        return f'<{self.case.program.tensor[name].dtype}, {bracketed(shape)}>'
-
-    def held(self, tensor: Tensor) -> tuple[int, ...]:
-        """A rank's slice of a parameter, of a network's weight as [in, out]."""
-        shape = self.case.program.local_shape(tensor)
-        return shape[::-1] if self.strategies and len(shape) == 2 else shape
+    def typed(self, name: str) -> str:
+        return f'<{self.case.program.tensor[name].dtype}, {bracketed(self.local(name))}>'
 
     def local(self, name: str) -> tuple[int, ...]:
-        return self.case.program.local_shape(self.case.program.tensor[name])
+        """A rank's slice of a tensor; of a network's weight and what belongs to it, as [in, out]."""
+        tensor = self.case.program.tensor[name]
+        shape = self.case.program.local_shape(tensor)
+        return shape[::-1] if self.strategies and tensor.kind in PER_RANK else shape
 
     def window(self, op: OpClass) -> list[str]:
         """Of a slice, where it begins and ends on this rank, and its strides."""

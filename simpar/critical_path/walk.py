@@ -71,6 +71,7 @@ class _Walk:
     begin: float
     end: float
     views: dict[int, _LaneView] = field(default_factory=dict)
+    alike: dict[tuple[int, str], bool] = field(default_factory=dict)
     meetings: Meetings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,11 +147,19 @@ class _Walk:
 
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each lane once."""
-        if op.kind == 'compute':
+        if op.kind == 'compute' or (op.kind == 'collective' and self._alike(place.lane, op.partition)):
             return [place]
         met = self.meetings.of(self.trace.lanes[place.lane].rank, place.slot)
         found = dict.fromkeys((int(self.trace.lane_of_rank[rank]), slot) for rank, slot in met)
         return [_Place(lane, place.step, slot) for lane, slot in found]
+
+    def _alike(self, lane: int, partition: str) -> bool:
+        """Whether all ranks of a lane's group are in that lane, and so arrive together."""
+        key = (lane, partition)
+        if key not in self.alike:
+            members = self.meetings.members(partition, self.trace.lanes[lane].rank)
+            self.alike[key] = bool((self.trace.lane_of_rank[list(members)] == lane).all())
+        return self.alike[key]
 
     def _stretched(self, place: _Place, op: OpClass, begin: float, end: float) -> float:
         """Seconds of a segment beyond the op's isolated seconds."""

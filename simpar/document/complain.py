@@ -180,7 +180,7 @@ def _names(node: Mapping[str, Any]) -> list[str]:
 def _choices(node: Mapping[str, Any]) -> list[str]:
     branches = [node, *node.get('anyOf', ())]
     found = [choice for branch in branches for choice in branch.get('enum', [branch.get('const')])]
-    return [choice for choice in found if isinstance(choice, str)]
+    return [choice for choice in found if isinstance(choice, str) and choice]
 
 
 def _expected(node: Mapping[str, Any]) -> str:
@@ -188,7 +188,7 @@ def _expected(node: Mapping[str, Any]) -> str:
     if 'anyOf' in node:
         return ', or '.join(_expected(branch) for branch in node['anyOf'])
     if 'enum' in node or 'const' in node:
-        return 'one of ' + ', '.join(str(choice) for choice in node.get('enum', [node.get('const')]))
+        return 'one of ' + ', '.join(str(choice) for choice in node.get('enum', [node.get('const')]) if choice != '')
     if 'x-quantity' in node:
         return f'a number and a unit, e.g. "{node["examples"][0]}"'
     if node.get('type') == 'object' and 'properties' in node:

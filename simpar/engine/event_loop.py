@@ -1,7 +1,8 @@
 """The event loop on a heap: what ``reference`` does on a SimPy clock, with numbers in the place of objects.
 
 At one instant all completions and arrivals come first, then the speeds of what they touched are solved anew. A speed
-that does not change bitwise keeps its completion.
+that does not change bitwise keeps its completion. Compute ops that only wait for one another are one event, a *run*:
+when each of them ends is known as soon as the run begins, and worked out anew if the speed changes before it is over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from simpar.units import GRID
 
 PENDING: Final = -1.0
 """The time of what has not happened yet."""
+OVER: Final = -2.0
+"""When an op is due that has ended."""
+ROUND: Final = 2.0**52 / GRID
+"""Added and taken away again, it rounds a lesser time to the grid, ties to the even: a double has 53 bits."""
 
 
 def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
@@ -39,18 +44,18 @@ class _Flow:
 
     __slots__ = ('alone', 'links', 'node', 'top')
 
-    def __init__(self, node: int, links: Load) -> None:
-        self.node = node
+    def __init__(self, links: Load) -> None:
+        self.node = 0
         self.links = links
         self.alone = min([1.0 / demand for _, demand in links])
         self.top = UNSOLVED
 
 
 class _EventLoop:
-    """One run. Lists are by the numbers of ops and nodes, those of step k being k · N further.
+    """Lists are by the numbers of ops and nodes, those of step k being k · N further; a run has that of its first op.
 
-    An event is (time, what): the number of a node that ends; ``latent`` + that of one whose latency ends; ``issuing`` +
-    that of an op that the host has issued.
+    An event is (time, what): the number of a node or run that ends; ``latent`` + that of one whose latency ends;
+    ``issuing`` + that of an op that the host has issued.
     """
 
     def __init__(self, graph: Graph, costs: NodeCosts, links: int) -> None:
@@ -63,9 +68,10 @@ class _EventLoop:
         self.to_node = (graph.node - np.arange(count)).tolist() * steps
         self.lanes = graph.lanes * steps
         self.after = graph.after * steps
+        self.chain = graph.chain * steps
         self.alpha = costs.alpha.tolist() * steps
         self.beside: list[float] = costs.beside.tolist() * steps
-        self.links = costs.links * steps
+        self.flow = [_Flow(load) if load else None for load in costs.links] * steps
         self.issued = costs.issued.ravel().tolist()
         self.waiting_slows = costs.waiting_slows
         # what they wait for; nothing comes after the last step
@@ -73,20 +79,25 @@ class _EventLoop:
         self.waits = [*first, *other * (steps - 1), *[self.issuing] * count]
         self.missing = [len(lanes) for lanes in graph.lanes] * steps
         # how far they are
-        self.remaining = costs.seconds.tolist() * steps
-        self.speed, self.since = ([0.0] * self.latent for _ in range(2))
+        self.remaining: list[float] = costs.seconds.tolist() * steps
+        self.slowly: list[float] = (costs.seconds / costs.beside).tolist() * steps
+        self.speed, self.since = [0.0] * self.latent, [0.0] * self.latent
         self.due, self.end = ([PENDING] * self.latent for _ in range(2))
+        # of runs: the last op; since when the speeds of now hold, for which op first, and whether communication slows
+        self.last = [0] * self.latent
+        self.planned: list[tuple[float, int, bool] | None] = [None] * self.latent
         # what goes on, by lane
         self.computing: list[set[int]] = [set() for _ in graph.first[1:]]
         self.transferring: list[set[int]] = [set() for _ in graph.first[1:]]
         self.communicating = [0 for _ in graph.first[1:]]
         self.on_links: Links[_Flow] = Links(links)
-        self.flows: dict[int, _Flow] = {}
+        self.begun: list[int] = []
         self.touched: list[int] = []
 
     def run(self) -> list[float]:
         """The end of every node."""
-        heap, due, touched, latent, issuing = self.heap, self.due, self.touched, self.latent, self.issuing
+        heap, due, begun, touched = self.heap, self.due, self.begun, self.touched
+        latent, issuing = self.latent, self.issuing
         for op in [op for op, waits in enumerate(self.waits) if not waits]:
             self.arrive(op, 0.0)
         self.solve(0.0)
@@ -97,30 +108,37 @@ class _EventLoop:
                 if due[what] == now:
                     self.complete(what, now)
             elif what < issuing:
-                self.transfer(what - latent, now)
+                self.transfer(what - latent)
             else:
                 self.arrive(what - issuing, now)
-            if touched and not (heap and heap[0][0] == now):
+            if (touched or begun) and not (heap and heap[0][0] == now):
                 self.solve(now)
         return self.end
 
     def complete(self, node: int, now: float) -> None:
-        """End a node, and let go on what comes after it."""
-        self.due[node] = PENDING
-        self.end[node] = now
-        if not self.computes[node]:
-            self.leave_links(node)
+        """End a node or run, and let go on what comes after it."""
+        self.due[node] = OVER
+        computes = self.computes[node]
+        if computes:
+            op = self.last[node]
+        else:
+            op = node
+            self.end[node] = now
+            self.leave(node)
         waits = self.waits
-        for distance in self.after[node]:
-            op = node + distance
-            waits[op] -= 1
-            if not waits[op]:
-                self.arrive(op, now)
-        if self.computes[node]:
+        for distance in self.after[op]:
+            later = op + distance
+            left = waits[later] - 1
+            if left:
+                waits[later] = left
+            else:
+                self.arrive(later, now)
+        if computes:
             # What follows on the stream has started, so that op after op does not look like a change to the device.
             lane = self.lane[node]
-            self.computing[lane].discard(node)
-            if not self.computing[lane]:
+            computing = self.computing[lane]
+            computing.discard(node)
+            if not computing and self.transferring[lane]:
                 self.touched += self.transferring[lane]
 
     def arrive(self, op: int, now: float) -> None:
@@ -130,13 +148,14 @@ class _EventLoop:
         elif not self.computes[op]:
             self.meet(op, now)
         elif not self.remaining[op]:
-            self.complete_now(op, now)
+            self.complete_at(op, now)
         else:
             lane = self.lane[op]
-            if not self.computing[lane]:
+            computing = self.computing[lane]
+            if not computing and self.transferring[lane]:
                 self.touched += self.transferring[lane]
-            self.computing[lane].add(op)
-            self.touched.append(op)
+            computing.add(op)
+            self.begun.append(op)
 
     def meet(self, op: int, now: float) -> None:
         """Let a communication op arrive at its node, and start that with its latency when all have arrived."""
@@ -149,10 +168,7 @@ class _EventLoop:
         if not self.waiting_slows:
             for lane in self.lanes[node]:
                 self.occupy(lane)
-        if self.alpha[node]:
-            heappush(self.heap, (now + self.alpha[node], self.latent + node))
-        else:
-            self.transfer(node, now)
+        self.begin(node, now)
 
     def occupy(self, lane: int) -> None:
         """Let one more collective slow a device's compute."""
@@ -160,28 +176,38 @@ class _EventLoop:
         if self.communicating[lane] == 1:
             self.touched += self.computing[lane]
 
-    def transfer(self, node: int, now: float) -> None:
-        """Let a communication transfer after its latency."""
+    def begin(self, node: int, now: float) -> None:
+        """Let a communication begin with its latency, and transfer after that."""
+        self.since[node] = begins = now + self.alpha[node]
         if not self.remaining[node]:
-            self.complete_now(node, now)
-            return
-        if self.links[node]:
-            flow = self.flows[node] = _Flow(node, self.links[node])
+            self.complete_at(node, begins)
+        elif self.flow[node] and begins > now:
+            heappush(self.heap, (begins, self.latent + node))
+        else:
+            # Without links nobody minds when it transfers, and its end is known at once.
+            self.transfer(node)
+
+    def transfer(self, node: int) -> None:
+        """Let a communication use its links and devices, which it does from ``since`` on."""
+        flow = self.flow[node]
+        if flow:
+            flow.node, flow.top = node, UNSOLVED
             self.on_links.add(flow)
         if self.beside[node] < 1.0:
             for lane in self.lanes[node]:
                 self.transferring[lane].add(node)
         self.touched.append(node)
 
-    def complete_now(self, node: int, now: float) -> None:
-        """Let what takes no time end at this instant."""
-        self.due[node] = now
-        heappush(self.heap, (now, node))
+    def complete_at(self, node: int, time: float) -> None:
+        """Let what takes no time end at a time."""
+        self.due[node] = self.end[node] = time
+        self.last[node] = node
+        heappush(self.heap, (time, node))
 
-    def leave_links(self, node: int) -> None:
+    def leave(self, node: int) -> None:
         """Take a communication off its links and devices."""
-        flow = self.flows.pop(node, None)
-        if flow:
+        flow = self.flow[node]
+        if flow and self.speed[node]:
             for neighbour in self.on_links.remove(flow):
                 neighbour.top = UNSOLVED
                 self.touched.append(neighbour.node)
@@ -192,28 +218,37 @@ class _EventLoop:
                 self.touched += self.computing[lane]
 
     def solve(self, now: float) -> None:
-        """Solve the speeds anew of what was touched at this instant and may now go faster or must go slower."""
+        """Solve the speeds of what began at this instant, and anew of what may now go faster or must go slower."""
+        for first in self.begun:
+            self.plan(first, first, now, slowed=self.communicating[self.lane[first]] > 0)
+        self.begun.clear()
+        if self.touched:
+            self.review(now)
+
+    def review(self, now: float) -> None:
+        """Look at the speeds of what was touched."""
         flows: list[_Flow] = []
         for node in self.touched:
-            if self.end[node] != PENDING:
+            if self.due[node] == OVER:
+                continue
+            if self.computes[node]:
+                self.replan(node, now)
                 continue
             ceiling = self.ceiling(node)
-            if self.links[node]:
-                flow = self.flows[node]
-                if ceiling != flow.top:
-                    flow.top = ceiling
-                    flows.append(flow)
-            elif ceiling != self.speed[node]:
-                self.set_speed(node, ceiling, now)
+            flow = self.flow[node]
+            if flow is None:
+                if ceiling != self.speed[node]:
+                    self.set_speed(node, ceiling, now)
+            elif ceiling != flow.top:
+                flow.top = ceiling
+                flows.append(flow)
         self.touched.clear()
         for flow, speed in self.fair_speeds(flows) if flows else ():
             if speed != self.speed[flow.node]:
                 self.set_speed(flow.node, speed, now)
 
     def ceiling(self, node: int) -> float:
-        """The highest speed that its devices allow now."""
-        if self.computes[node]:
-            return self.beside[node] if self.communicating[self.lane[node]] else 1.0
+        """The highest speed that its devices allow a communication now."""
         for lane in self.lanes[node]:
             if self.computing[lane]:
                 return self.beside[node]
@@ -226,11 +261,38 @@ class _EventLoop:
         return fair_speeds(self.on_links.component(flows)).items()
 
     def set_speed(self, node: int, speed: float, now: float) -> None:
-        """Settle the work done, and schedule the completion."""
-        left = self.remaining[node]
-        if self.speed[node]:
-            left = max(left - self.speed[node] * (now - self.since[node]), 0.0)
-            self.remaining[node] = left
-        self.speed[node], self.since[node] = speed, now
-        self.due[node] = due = round((now + left / speed) * GRID) / GRID
+        """Settle the work done of a communication, and schedule its completion."""
+        if now > self.since[node]:
+            self.remaining[node] = max(self.remaining[node] - self.speed[node] * (now - self.since[node]), 0.0)
+            self.since[node] = now
+        self.speed[node] = speed
+        self.due[node] = due = self.since[node] + self.remaining[node] / speed + ROUND - ROUND
         heappush(self.heap, (due, node))
+
+    def plan(self, first: int, op: int, now: float, *, slowed: bool) -> None:
+        """Work out when the ops of a run end, from one of them on, and schedule the completion of the last."""
+        self.planned[first] = now, op, slowed
+        lasts = self.slowly if slowed else self.remaining
+        end, chain, last = self.end, self.chain[op], op
+        end[op] = time = now + lasts[op] + ROUND - ROUND
+        if chain and self.issued[op + chain[-1]] <= now:
+            for distance in chain:
+                last = op + distance
+                end[last] = time = time + lasts[last] + ROUND - ROUND
+        self.last[first], self.due[first] = last, time
+        heappush(self.heap, (time, first))
+
+    def replan(self, first: int, now: float) -> None:
+        """Settle the work done of a run and plan the rest, if its speed changes."""
+        slowed = self.communicating[self.lane[first]] > 0
+        planned = self.planned[first]
+        if planned is None or planned[2] == slowed:
+            return
+        since, op, _ = planned
+        while self.end[op] <= now:
+            since = self.end[op]
+            op += self.chain[op][0]
+        speed = 1.0 if slowed else self.beside[op]
+        self.remaining[op] = left = max(self.remaining[op] - speed * (now - since), 0.0)
+        self.slowly[op] = left / self.beside[op]
+        self.plan(first, op, now, slowed=slowed)

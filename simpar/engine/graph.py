@@ -6,12 +6,10 @@ meet in a communication.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,8 @@ from simpar.trace import Times
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+CHAINED: Final = 15
+"""How many ops a chain holds besides its first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,22 @@ class Graph:
     def after(self) -> list[tuple[int, ...]]:
         """For each node the ops that come after it, as distances from its number; + N where in the next step."""
         return _rows(self.before, self.op - self.before + len(self) * self.carried, len(self))
+
+    @cached_property
+    def chain(self) -> list[tuple[int, ...]]:
+        """For each op the distances to the next few compute ops that run right behind it, one after the other.
+
+        Each waits for the one before alone, and is all that waits for it: so they stand behind each other on a stream.
+        """
+        waits = np.bincount(self.op, minlength=len(self))[self.op]
+        lets_go = np.bincount(self.before, minlength=len(self))[self.before]
+        inside = (waits == 1) & (lets_go == 1) & ~self.carried & self.computes[self.op] & self.computes[self.before]
+        chain: list[tuple[int, ...]] = [()] * len(self)
+        for op, behind in sorted(
+            zip(self.before[inside].tolist(), self.op[inside].tolist(), strict=True), reverse=True
+        ):
+            chain[op] = (behind - op, *[behind - op + more for more in chain[behind][: CHAINED - 1]])
+        return chain
 
     @cached_property
     def waits(self) -> tuple[list[int], list[int]]:
@@ -160,34 +176,48 @@ def _channel(lanes: Lanes, lane: int, op: OpClass, stream: str) -> _Channel:
 
 def _nodes(program: Program, lanes: Lanes, roles: list[Role], first: list[int]) -> Ints | None:
     """For each op the number of its node; None where not all meet that should."""
-    met: dict[tuple[tuple[object, ...], int], list[int]] = {}
-    leads: dict[tuple[tuple[object, ...], int], int] = {}
-    for lane, role in enumerate(roles):
-        for slot, channel, number in _communications(program, lanes, lane, role):
-            key = (channel.name, number)
-            met.setdefault(key, [channel.expected]).append(first[lane] + slot)
-            if channel.leads:
-                leads[key] = first[lane] + slot
-    if any(len(ops) != expected for expected, *ops in met.values()):
-        return None
     node = np.arange(first[-1])
-    for key, (_, *ops) in met.items():
-        node[ops] = leads[key]
+    numbers: dict[tuple[object, ...], int] = {}
+    expected: list[int] = []
+    found = []
+    for lane, role in enumerate(roles):
+        slots, channels, of_slot = _communications(program, lanes, lane, role)
+        for channel in channels:
+            if numbers.setdefault(channel.name, len(numbers)) == len(expected):
+                expected.append(channel.expected)
+        number = np.array([numbers[channel.name] for channel in channels], dtype=np.int64)[of_slot]
+        leads = np.array([channel.leads for channel in channels], dtype=bool)[of_slot]
+        found.append((slots + first[lane], number, leads, _count(2 * number + leads)))
+    op, on, leads, place = (np.concatenate(column) for column in zip(*found, strict=True))
+    _, one, meeting, count = np.unique(
+        on * len(node) + place, return_index=True, return_inverse=True, return_counts=True
+    )
+    if (count != np.array(expected, dtype=np.int64)[on[one]]).any():
+        return None
+    leader = np.zeros(len(one), dtype=np.int64)
+    leader[meeting[leads]] = op[leads]
+    node[op] = leader[meeting]
     return node
 
 
-def _communications(program: Program, lanes: Lanes, lane: int, role: Role) -> Iterator[tuple[int, _Channel, int]]:
-    """A lane's communication ops: slot, channel, and number among those of a step there."""
+def _communications(program: Program, lanes: Lanes, lane: int, role: Role) -> tuple[Ints, list[_Channel], Ints]:
+    """A lane's communication ops: their slots, the channels that there are, and which of them is each op's."""
     slots = np.flatnonzero(_communicates(program)[role.op_class])
-    channels: dict[tuple[int, int], _Channel] = {}
-    count: Counter[_Channel] = Counter()
-    kinds = zip(role.op_class[slots].tolist(), role.stream[slots].tolist(), strict=True)
-    for slot, kind in zip(slots.tolist(), kinds, strict=True):
-        if kind not in channels:
-            channels[kind] = _channel(lanes, lane, program.op_classes[kind[0]], role.streams[kind[1]])
-        channel = channels[kind]
-        yield slot, channel, count[channel]
-        count[channel] += 1
+    streams = len(role.streams)
+    kinds, of_slot = np.unique(
+        role.op_class[slots].astype(np.int64) * streams + role.stream[slots], return_inverse=True
+    )
+    split = [divmod(kind, streams) for kind in kinds.tolist()]
+    return slots, [_channel(lanes, lane, program.op_classes[op], role.streams[on]) for op, on in split], of_slot
+
+
+def _count(keys: Ints) -> Ints:
+    """How many equal ones stand before each."""
+    order = np.argsort(keys, kind='stable')
+    heads = np.flatnonzero(np.diff(keys[order], prepend=NONE) != 0)
+    count = np.empty_like(keys)
+    count[order] = np.arange(len(keys)) - np.repeat(heads, np.diff(heads, append=len(keys)))
+    return count
 
 
 def _communicates(program: Program) -> Flags:

@@ -62,7 +62,11 @@ class Links(Generic[F]):
 
     def alone(self, flow: F) -> bool:
         """Whether no other flow is on any link of this one."""
-        return all(len(self._flows[link]) == 1 for link, _ in flow.links)
+        # Asked of most flows, and a generator takes twice as long.
+        for link, _ in flow.links:  # noqa: SIM110
+            if len(self._flows[link]) > 1:
+                return False
+        return True
 
 
 def fair_speeds(flows: Iterable[F]) -> dict[F, float]:

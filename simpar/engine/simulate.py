@@ -36,8 +36,8 @@ def simulate(
             The spans do not depend on it, to the bit.
         observe: called whenever speeds have been solved; by the reference alone.
         engine: ``simpy``, the reference; ``auto``, a recurrence where nothing slows anything and an event loop without
-            objects elsewhere, both over a graph of ops. The spans do not depend on it, to the bit (below 2¹³ s, where
-            doubles hold the grid of times).
+            objects elsewhere, both over a graph of ops. The spans do not depend on it, to the bit (below 2¹² s, where
+            doubles hold the grid of times and a bit more).
 
     Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
     Speeds are max-min fair (see ``fair_speeds``). Does not model a limited queue between host and device, nor noise.

@@ -2,9 +2,9 @@
 
 A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in order: what is
 wanted by an axis that cuts nothing is sliced; what is wanted by an axis that still cuts another part takes it from
-there, by an all-to-all or else by an all-gather and a slice; then axes that are to cut nothing are gathered, those of
-the last part first; where all parts wait for each other, the first is gathered. Version 2.10 without all-to-all
-gathers every part that changes, the last first, and then slices.
+there, by an all-to-all or else by an all-gather and a slice; then axes that are to cut nothing are gathered, by version
+2.10 those of the last part first; where all parts wait for each other, the first is gathered. Version 2.10 without
+all-to-all gathers every part that changes, the last first, and then slices.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from simpar.layout.step import Step
 
 
 def steps(
-    frame: Frame, begin: State, end: State, sums: tuple[Axis, ...], *, all_to_all: bool, early_gather: bool
+    frame: Frame, begin: State, end: State, sums: tuple[Axis, ...], *, all_to_all: bool, last_first: bool
 ) -> tuple[Step, ...]:
     """The steps from one state to another.
 
-    Arguments: ``sums``, axes whose pending sums are taken first (the compiler has none); ``early_gather``: version
-    2.10's way without all-to-all.
+    Arguments: ``sums``, axes whose pending sums are taken first (the compiler has none); ``last_first``: version 2.10's
+    way.
     """
     walk = Walk.start(frame, begin)
     if sums:
         walk.go('all_reduce', sums)
-    if early_gather and not all_to_all:
+    if last_first and not all_to_all:
         _gather_and_slice(walk, end)
     else:
-        _Parts(walk, end, all_to_all).settle()
+        _Parts(walk, end, all_to_all, last_first).settle()
     return tuple(walk.steps)
 
 
@@ -54,10 +54,11 @@ def _gather(walk: Walk, part: int) -> None:
 class _Parts:
     """The parts that are not yet as wanted."""
 
-    def __init__(self, walk: Walk, end: State, all_to_all: bool) -> None:
+    def __init__(self, walk: Walk, end: State, all_to_all: bool, last_first: bool) -> None:
         self.walk = walk
         self.end = end
         self.all_to_all = all_to_all
+        self.last_first = last_first
 
     @property
     def open(self) -> list[int]:
@@ -76,7 +77,7 @@ class _Parts:
     def _pass(self, rule: Callable[[int], None]) -> bool:
         """Try a rule on every open part in turn; whether it did anything."""
         done = len(self.walk.steps)
-        for part in reversed(self.open) if rule == self._give_up else self.open:
+        for part in reversed(self.open) if rule == self._give_up and self.last_first else self.open:
             if self.walk.state[part] != self.end[part]:
                 rule(part)
         return len(self.walk.steps) > done

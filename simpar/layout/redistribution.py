@@ -118,5 +118,5 @@ def _part(common: Frame, source: TensorLayout, target: TensorLayout, method: Met
     if method == 'cheapest':
         steps = cheapest.steps(common, begin, end, sums, all_to_all=all_to_all)
     else:
-        steps = compat.steps(common, begin, end, sums, all_to_all=all_to_all, early_gather=method == 'mindspore-2.10')
+        steps = compat.steps(common, begin, end, sums, all_to_all=all_to_all, last_first=method == 'mindspore-2.10')
     return Part(common.shape, common.dim_of, begin, end, steps)

@@ -18,11 +18,11 @@ from simpar.program import OpClass
 Item = TypeVar('Item')
 
 
-def segments(ops: Sequence[OpClass], gathered: Collection[str] = ()) -> list[list[OpClass]]:
+def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bool = True) -> list[list[OpClass]]:
     """Cut one thread's ops where computation waits for communication, and let W fill.
 
     Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
-    and that are soon freed again: a segment reads those of one layer.
+    and that are soon freed again: a segment reads those of one layer; without ``fill`` W stays where it is.
     """
     cut: list[list[OpClass]] = [[]]
     arriving: set[str] = set()
@@ -37,7 +37,7 @@ def segments(ops: Sequence[OpClass], gathered: Collection[str] = ()) -> list[lis
         cut[-1].append(op)
         if op.kind != 'compute':
             arriving.update(op.writes)
-    return _fill(cut)
+    return _fill(cut) if fill else cut
 
 
 def _fill(cut: list[list[OpClass]]) -> list[list[OpClass]]:

@@ -14,6 +14,7 @@ from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
 from simpar.lower.optimizer_parallel import conflicts, shard
+from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.roles import issues, stages_of
@@ -46,8 +47,9 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     """
     if plan.fusion == 'predicted':
         raise Infeasible('plan.fusion: predicted is still to be resolved (simpar resolve)')
-    for key, what, instead in conflicts(plan):
+    for key, what, instead in (*conflicts(plan), *overlap_conflicts(plan)):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
+    plan = with_passes(plan)
     given = plan.stages
     if isinstance(given, str):
         raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')
@@ -115,7 +117,7 @@ class _Assembly:
         return self.plan.receive == 'late' or self.plan.exchange == 'fused'
 
     def program(self, order: Order) -> Program:
-        stages = stages_of(self.tape, order, self.recompute)
+        stages = stages_of(self.tape, order, self.recompute, tiles=self.plan.tiles, overlap=overlap_of(self.plan))
         finished = [
             self._finish(issues(stages, row, self.mesh.copies, late=self._late), place)
             for place, row in enumerate(order.actions)

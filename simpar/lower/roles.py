@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from simpar.lower.frees import add_frees
 from simpar.lower.interleave import interleave, segments
 from simpar.lower.issue import Issue
+from simpar.lower.overlap import Overlap, recomputed_early
 from simpar.lower.recompute import Recompute, check_recompute, is_recomputed, recomputed
 from simpar.lower.tape import Tape
+from simpar.lower.tiles import nothing_tiled, tiled
 from simpar.pipeline.action import Action
 from simpar.pipeline.order import Order
 from simpar.program import OpClass
@@ -28,20 +30,29 @@ class StageOps:
     """The ops of one stage for one copy of a micro-batch, by what an action of the pipeline does.
 
     Arguments: ``parts``: F, B, I, W → ops in order; ``transfers``: (send or recv, phase) → op; ``gathered``, weights
-    that several copies share and that are soon freed again.
+    that several copies share and that are soon freed again; ``fill``: W fills.
     """
 
     parts: dict[str, tuple[OpClass, ...]]
     transfers: dict[tuple[str, str], OpClass]
     gathered: frozenset[str] = frozenset()
+    fill: bool = True
 
 
-def stages_of(tape: Tape, order: Order, recompute: Recompute | None = None) -> list[StageOps]:
+def stages_of(
+    tape: Tape,
+    order: Order,
+    recompute: Recompute | None = None,
+    *,
+    tiles: int = 1,
+    overlap: Overlap | None = None,
+) -> list[StageOps]:
     """The ops of every stage, each freeing what no later op of its stage reads.
 
-    Raises ``Infeasible`` where ``recompute`` names what is not there.
+    Arguments: ``tiles`` of a product and the collective next to it. Raises ``Infeasible`` where ``recompute`` names
+    what is not there.
     """
-    recompute = recompute or Recompute()
+    recompute, overlap = recompute or Recompute(), overlap or Overlap()
     check_recompute(recompute, tape.ops, len(order.placement))
     split = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'I'}
     whole = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'B'}
@@ -50,22 +61,29 @@ def stages_of(tape: Tape, order: Order, recompute: Recompute | None = None) -> l
         ops[op.stage].append(op)
     reads = [{name for op in mine for name in op.reads} for mine in ops]
     found = []
+    made: list[OpClass] = []
     for stage, mine in enumerate(ops):
         elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
         done = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        found.append(_stage(tape, done, elsewhere, split=stage in split, whole=stage in whole))
+        cut = tiled(tape, done, elsewhere, tiles)
+        made += cut
+        found.append(_stage(tape, cut, elsewhere, overlap, split=stage in split, whole=stage in whole))
+    tape.notes += nothing_tiled(made, tiles)
     return found
 
 
-def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, whole: bool) -> StageOps:
+def _stage(
+    tape: Tape, ops: list[OpClass], elsewhere: set[str], overlap: Overlap, *, split: bool, whole: bool
+) -> StageOps:
     """Where a stage does both B and I with W, the order of its readers differs, and so do the ops that free."""
     forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
     backward = [op for op in ops if (op.phase != 'F' or is_recomputed(op)) and not _transfers(op)]
+    backward = recomputed_early(backward) if overlap.recompute_early else backward
     transfers: dict[tuple[str, str], OpClass] = {(op.kind, op.phase): op for op in ops if _transfers(op)}
     inputs = [op for op in backward if op.phase != 'W']
     weights = [op for op in backward if op.phase == 'W']
     gathered = _gathered(tape)
-    filled = [op for part in segments(backward, gathered) for op in part]
+    filled = [op for part in segments(backward, gathered, fill=overlap.fill) for op in part]
     b = _freeing(tape, elsewhere, forward, transfers, filled) if whole or not split else {}
     i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
     b = b or i
@@ -80,6 +98,7 @@ def _stage(tape: Tape, ops: list[OpClass], elsewhere: set[str], *, split: bool, 
         },
         transfers={key: b[op.name] for key, op in transfers.items()},
         gathered=gathered,
+        fill=overlap.fill,
     )
 
 
@@ -156,9 +175,15 @@ def _threads(
     """
     for parts in [(part,) for part in together[0].parts] if together[0].sub_actions else [together]:
         kinds = tuple((part.stage, part.kind) for part in parts)
+        fill = all(stages[stage].fill for stage, _ in kinds)
         if kinds not in cut:
             ops = [op for stage, kind in kinds for op in stages[stage].parts[kind]]
-            cut[kinds] = segments(ops, frozenset().union(*(stages[stage].gathered for stage, _ in kinds)))
+            cut[kinds] = segments(ops, frozenset().union(*(stages[stage].gathered for stage, _ in kinds)), fill=fill)
         micro_batch = parts[0].micro_batch or 0
         for copy in range(copies):
-            yield [[Issue(op, micro_batch, copy) for op in segment] for segment in cut[kinds]]
+            yield [[Issue(op, micro_batch, copy, not fill and _sums_input(op)) for op in part] for part in cut[kinds]]
+
+
+def _sums_input(op: OpClass) -> bool:
+    """Whether an op sums or gathers gradients of activations."""
+    return op.kind == 'collective' and op.phase == 'I'

@@ -18,6 +18,7 @@ SIZES: Final[tuple[Literal['layer', 'auto', 'all'] | float, ...]] = (
     'auto',
     128 * MB,
     256 * MB,
+    512 * MB,
     'all',
 )
 """Per layer; MindSpore's automatic 64 MiB among sizes around it (25 MB is DDP's default); all in one."""

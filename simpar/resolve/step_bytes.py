@@ -1,28 +1,53 @@
-"""The bytes of a step: an exact search sees one copy of a micro-batch, whose gradients are summed once for all."""
+"""The bytes of a step: what a search counts, told how the plan lets tensors travel and how often."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+from simpar.layout import Axis, TensorLayout, redistribute
+from simpar.layout.axis import merged
+from simpar.layout.redistribution import Method
 from simpar.strategy_search.bits import Bits
 from simpar.strategy_search.candidates import Candidate
 from simpar.strategy_search.graph import Graph, Operator, Shape
 from simpar.strategy_search.objective import Bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepBytes(Bytes):
-    """Bytes that a device sends in a step of several slices of the batch.
+    """Bytes that a device sends in a step of several slices of the batch, redistributed as a plan says.
 
-    Arguments: ``slices``, micro-batches × copies.
+    Arguments: ``devices``; ``slices``, micro-batches × copies; ``method`` and ``all_to_all`` of
+    ``simpar.layout.redistribute``.
     """
 
+    devices: int
     slices: int = 1
+    method: Method = 'cheapest'
+    all_to_all: bool = True
 
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
         """Sums of activations for every slice, sums of gradients once."""
         return self.slices * self.sums(graph, operator, candidate) + self.mirrors(graph, operator, candidate, devices)
 
     def redistribution(self, source: Bits, target: Bits, shape: Shape, *, backward: bool) -> float:
-        """Bytes of the cheapest sequence, for every slice."""
-        return self.slices * Bytes.redistribution(self, source, target, shape, backward=backward)
+        """Bytes of the plan's sequence, and of its reverse, for every slice."""
+        if source == target:
+            return 0.0
+        there, back = _elements(self.devices, source, target, shape, self.method, self.all_to_all)
+        return self.slices * self.itemsize * (there + back if backward else there)
+
+
+@lru_cache(maxsize=1 << 17)
+def _elements(
+    devices: int, source: Bits, target: Bits, shape: Shape, method: Method, all_to_all: bool
+) -> tuple[float, float]:
+    """Elements that a rank receives, forward and backward."""
+    found = redistribute(shape, _layout(devices, source), _layout(devices, target), method, all_to_all)
+    return float(found.elements), float(found.backward().elements)
+
+
+def _layout(devices: int, bits: Bits) -> TensorLayout:
+    """Bit 0 is the most significant of a device's index."""
+    return TensorLayout(devices, tuple(merged(Axis(2, devices >> bit + 1) for bit in dim) for dim in bits))

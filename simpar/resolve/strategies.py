@@ -11,14 +11,14 @@ from simpar.hardware import Cluster
 from simpar.layout import operators
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
+from simpar.resolve.proposal import Proposal, least_first, weighed
 from simpar.resolve.step_bytes import StepBytes
-from simpar.resolve.trials import Trial, attempt, least_first
 from simpar.strategy_search import Choice, Graph, double_recursive, exact, propagate, ranked, workload_graph
 from simpar.strategy_search.graph import Dataset
 from simpar.strategy_search.propagate import Compat
 from simpar.workload import Dense, Layer, Network, Relu, Workload
 
-GIVEN = 'given'
+GIVEN, LOSS = 'given', 'loss'
 BEST = 8
 """How many of the cheapest by the search's own sum are counted again in their programs."""
 VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
@@ -29,19 +29,19 @@ class Strategies:
     """A workload and a plan whose strategies are all there.
 
     Arguments: ``origins``, by name of a layer in programs, where its strategy comes from; of an exact search,
-    ``trials``, all that were counted in their programs, the best first, and ``bound``, the least bytes that a device
-    moves by the search's sum over operators, which does not see what a program shares or adds.
+    ``proposals``, all that were counted in their programs, the best first, and ``bound``, the least bytes that a device
+    sends by the search's sum over operators, which has no biases, and of a pipeline all stages.
     """
 
     workload: Workload
     plan: Plan
     origins: Mapping[str, str] = field(default_factory=dict)
-    trials: tuple[Trial, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
     bound: float | None = None
 
 
 def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
-    """The workload with a strategy for each dense layer and activation, where ``plan.search`` asks for them.
+    """The workload with strategies for its dense layers, activations and loss, where ``plan.search`` asks for them.
 
     Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
     the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
@@ -54,7 +54,7 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
         return Strategies(workload=workload, plan=plan)
     search = _Search(workload, model, plan, cluster)
     if plan.search == 'none':
-        return Strategies(workload=workload, plan=plan, origins=dict.fromkeys(search.fixed, GIVEN))
+        return Strategies(workload=workload, plan=plan, origins=search.given)
     search.check_given()
     if plan.search == 'sharding-propagation':
         return search.result(search.propagated(plan.compat), search.reached())
@@ -87,15 +87,21 @@ class _Search:
             for name, layer in zip(self.names, model.layers, strict=True)
             if isinstance(layer, Dense | Relu) and layer.strategy
         }
+        self.loss = LOSS if workload.loss == 'cross-entropy' else f'{LOSS}.sub'
+        if workload.loss_strategy:
+            self.fixed[self.loss] = Choice(workload.loss_strategy)
 
     @property
     def batch(self) -> int:
         """Samples of one copy of a micro-batch."""
         return self.workload.batch // self.slices
 
-    def graph(self) -> Graph:
-        """The operators of one copy of a micro-batch."""
-        layers = tuple(replace(layer, name=name) for name, layer in zip(self.names, self.model.layers, strict=True))
+    def graph(self, *, biases: bool = True) -> Graph:
+        """The operators of one copy of a micro-batch; without biases, which programs leave where products put them."""
+        named = (replace(layer, name=name) for name, layer in zip(self.names, self.model.layers, strict=True))
+        layers = tuple(
+            replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense) else layer for layer in named
+        )
         one = replace(self.workload, model=replace(self.model, layers=layers), batch=self.batch)
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
         return workload_graph(one, dataset)
@@ -111,6 +117,9 @@ class _Search:
                 features = layer.outputs
             elif isinstance(layer, Relu) and layer.strategy:
                 operators.elementwise(name, (self.batch, features)).sharded(layer.strategy, self.devices)
+        if self.workload.loss_strategy:
+            make = operators.cross_entropy if self.loss == LOSS else operators.mean_loss
+            make(LOSS, (self.batch, features)).sharded(self.workload.loss_strategy, self.devices)
 
     # searches
 
@@ -125,38 +134,47 @@ class _Search:
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached: the last before it, else the first of all."""
         origins, last = {}, next(iter(self.fixed))
-        for name in self.names:
+        for name in (*self.names, self.loss):
             last = name if name in self.fixed else last
-            origins[name] = f'propagated from {last} as MindSpore {self.plan.compat} does'
-        return origins
+            told = LOSS if last == self.loss else last
+            origins[name] = f'propagated from {told} as MindSpore {self.plan.compat} does'
+        return {**origins, LOSS: origins[self.loss]}
 
     def best(self) -> Strategies:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
-        objective = StepBytes(BYTES[self.workload.precision], self.slices)
-        graph = self.graph()
-        least = exact(graph, self.devices, objective, fixed={**self.fixed, **self.loss(graph)})
+        objective = StepBytes(
+            itemsize=BYTES[self.workload.precision],
+            devices=self.devices,
+            slices=self.slices,
+            method=self.plan.redistribution,
+            all_to_all=self.plan.all_to_all,
+        )
+        graph = self.graph(biases=False)
+        least = exact(graph, self.devices, objective, fixed=self.fixed)
         problems: list[Infeasible] = []
-        tried: dict[Network, Trial] = {}
-        for name, choices in self.pool(least.choices, objective):
-            model = self.applied(choices)
-            if model not in tried:
+        known: dict[Workload, Proposal] = {}
+        done = replace(self.plan, search='none')
+        for name, choices in self.pool(graph, least.choices, objective):
+            workload = self.applied(choices)
+            if workload not in known:
                 try:
-                    workload = replace(self.workload, model=model)
-                    tried[model] = attempt(name, workload, replace(self.plan, search='none'), self.cluster)
+                    known[workload] = weighed(name, workload, done, self.cluster)
                 except Infeasible as wrong:
                     problems.append(wrong)
-        if not tried:
+        if not known:
             raise problems[0]
-        trials = tuple(sorted(tried.values(), key=least_first(self.plan.objective)))
-        found = self.named_origins(f'searched: {trials[0].name}, least {self.plan.objective}')
-        done = replace(self.plan, search='none')
-        return Strategies(workload=trials[0].workload, plan=done, origins=found, trials=trials, bound=least.cost)
+        ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
+        origins = self.origins(f'searched: {ranking[0].name}, least {self.plan.objective}')
+        best = ranking[0].workload
+        return Strategies(workload=best, plan=done, origins=origins, proposals=ranking, bound=least.cost)
 
-    def pool(self, least: Mapping[str, Choice], objective: StepBytes) -> Iterator[tuple[str, Mapping[str, Choice]]]:
+    def pool(
+        self, graph: Graph, least: Mapping[str, Choice], objective: StepBytes
+    ) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name."""
         yield 'exact', least
         if not self.fixed:
-            for place, found in enumerate(ranked(self.graph(), self.devices, BEST, objective), 1):
+            for place, found in enumerate(ranked(graph, self.devices, BEST, objective), 1):
                 yield f'exact, number {place}', found.choices
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
@@ -171,15 +189,6 @@ class _Search:
             data = self.devices // tensor
             yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
             tensor *= 2
-
-    def loss(self, graph: Graph) -> dict[str, Choice]:
-        """The loss as programs have it: by batch, over as many ranks as divide the samples."""
-        rows = min(self.devices, self.batch & -self.batch)
-        own = [operator for operator in graph.operators if operator.name.partition('.')[0] == 'loss']
-        shapes = {operator.name: graph.read_shapes(operator) for operator in own}
-        return {
-            name: Choice(tuple((rows, *(1,) * (len(shape) - 1)) for shape in read)) for name, read in shapes.items()
-        }
 
     def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
         """Products cut by columns and by rows in turn, activations as they come (Megatron-LM)."""
@@ -197,26 +206,31 @@ class _Search:
 
     # results
 
-    def applied(self, choices: Mapping[str, Choice]) -> Network:
-        """The network with a strategy for each layer that has none."""
+    def applied(self, choices: Mapping[str, Choice]) -> Workload:
+        """The workload with a strategy for each layer that has none, and for the loss; none: by batch."""
         layers = tuple(
             layer if name in self.fixed else _cut(layer, choices.get(name))
             for name, layer in zip(self.names, self.model.layers, strict=True)
         )
-        return replace(self.model, layers=layers)
+        model = replace(self.model, layers=layers)
+        loss = self.fixed.get(self.loss) or choices.get(self.loss) or Choice(())
+        return replace(self.workload, model=model, loss_strategy=loss.strategy)
 
-    def named_origins(self, origin: str | Mapping[str, str]) -> dict[str, str]:
-        """Where each layer's strategy comes from."""
-        return {
-            name: GIVEN if name in self.fixed else origin if isinstance(origin, str) else origin[name]
-            for name, layer in zip(self.names, self.model.layers, strict=True)
-            if isinstance(layer, Dense | Relu)
-        }
+    def origins(self, origin: str | Mapping[str, str]) -> dict[str, str]:
+        """Where the strategies of layers and loss come from."""
+        layers = zip(self.names, self.model.layers, strict=True)
+        names = [name for name, layer in layers if isinstance(layer, Dense | Relu)]
+        found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, LOSS)}
+        return found | self.given
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What the user cut."""
+        return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
     def result(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
-        workload = replace(self.workload, model=self.applied(choices))
         done = replace(self.plan, search='none')
-        return Strategies(workload=workload, plan=done, origins=self.named_origins(origin))
+        return Strategies(workload=self.applied(choices), plan=done, origins=self.origins(origin))
 
 
 def _choice(layer: Dense | Relu) -> Choice:

@@ -10,9 +10,11 @@ from simpar.document import Complaint, Key
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
 from simpar.schedule.optimizer_parallel import shards_fit
+from simpar.schedule.overlap import overlap_fits
 from simpar.schedule.pipelines import pipeline_fits
 from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
+from simpar.schedule.strategies import strategies_fit, whole_batch
 from simpar.schedule.sweep import sweep_fits
 from simpar.workload import Dense, Momentum, Network, Transformer, Workload
 
@@ -38,14 +40,17 @@ def check(contents: Contents) -> Iterator[Complaint]:
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
+    yield from overlap_fits(plan)
     yield from search_fits(workload, plan)
+    yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
 
 
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
-    """The batch must divide into equal slices for each data rank, micro-batch and copy."""
-    counts = {'data': data, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
+    """The batch must divide into equal slices for each data rank, unless all read all of it, micro-batch and copy."""
+    cut = 1 if whole_batch(workload, plan) else data
+    counts = {'data': cut, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     slices = prod(counts.values())
     if workload.batch % slices:
         shown = {name: count for name, count in counts.items() if count > 1}

@@ -13,11 +13,12 @@ from simpar.workload import Dense, Network, Relu, Workload
 
 
 def has_strategies(workload: Workload) -> bool:
-    """Whether any layer of a network carries a strategy."""
+    """Whether any layer of a network, or its loss, carries a strategy."""
     model = workload.model
-    return isinstance(model, Network) and any(
-        isinstance(layer, Dense | Relu) and bool(layer.strategy) for layer in model.layers
-    )
+    if not isinstance(model, Network):
+        return False
+    given = (layer.strategy for layer in model.layers if isinstance(layer, Dense | Relu))
+    return any(given) or bool(workload.loss_strategy)
 
 
 def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> LaidTape:

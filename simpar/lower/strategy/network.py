@@ -7,7 +7,7 @@ lies as its input does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from simpar.errors import Infeasible
@@ -101,7 +101,8 @@ class Lowering:
         joined = parameters[:1] if pending else parameters
         y = Laid(f'{name}.partial' if pending else name, (x.shape[0], layer.outputs), sharded.local)
         self._matmul(name, x, y, joined)
-        y = self.mover.move(y, sharded.output, name if pending else '')
+        # The operator's own sum, whatever the way of redistributions: reduce-scattered where out_strategy says so.
+        y = replace(self.mover, method='cheapest').move(y, sharded.output, name) if pending else y
         return self._add_bias(name, y, parameters[1]) if pending and layer.bias else y
 
     def _bias(self, name: str, layer: Dense, output: TensorLayout) -> Laid:
@@ -145,7 +146,8 @@ class Lowering:
         strategy = layer.strategy or (x.layout.cuts,)
         sharded = operators.elementwise(name, x.shape).sharded(strategy, self.tape.world)
         self._divides(name, sharded)
-        x = self.mover.move(x, sharded.inputs[0]) if layer.strategy else x
+        # As many slices as x has: on whichever ranks they lie, as MindSpore 2.10 propagates layouts.
+        x = x if sharded.inputs[0].cuts == x.layout.cuts else self.mover.move(x, sharded.inputs[0])
         y = self.tape.lay(Laid(name, x.shape, x.layout))
         self.tape.saved.add(y.name)
         elements = self.tape.held(y.name)
@@ -166,7 +168,9 @@ class Lowering:
         tape, kind = self.tape, self.workload.loss
         by_class = kind == 'cross-entropy'
         make = operators.cross_entropy if by_class else operators.mean_loss
-        sharded = make('loss', y.shape).sharded(((self._by_batch, 1), (self._by_batch, 1)[: 2 - by_class]), tape.world)
+        by_batch = ((self._by_batch, 1), (self._by_batch, 1)[: 2 - by_class])
+        sharded = make('loss', y.shape).sharded(self.workload.loss_strategy or by_batch, tape.world)
+        self._divides('loss', sharded)
         y = self.mover.move(y, sharded.inputs[0])
         if by_class:
             target = self._input('labels', y.shape[:1], drawn or f'classes:{classes}', 'int64')

@@ -1,4 +1,4 @@
-"""Trials: strategies lowered and simulated, so that searches are judged by the program that comes of them."""
+"""Proposals: strategies lowered and simulated, so that searches are judged by the program that comes of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simpar.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Proposal:
     """Strategies and what becomes of them.
 
     Arguments: ``name``, who proposed them; ``sent``, bytes that the busiest rank sends in a step, in ring and pairwise
@@ -32,7 +32,7 @@ class Trial:
     too_much: float
 
 
-def attempt(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Trial:
+def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Proposal:
     """Lower, price and simulate strategies; raises ``Infeasible`` where they cannot be lowered.
 
     What the plan leaves to resolving besides is taken as it is by default: equal stages, 1F1B, a message a layer.
@@ -40,7 +40,7 @@ def attempt(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Tria
     program = lower(workload, _decided(plan), cluster.world)
     trace = simulate(program, price(program, cluster))
     lacking = memory(trace).peak - cluster.profile.device.memory.size.value
-    return Trial(
+    return Proposal(
         name=name,
         workload=workload,
         sent=max(sent_bytes(program, role) for role in program.roles),
@@ -49,12 +49,12 @@ def attempt(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Tria
     )
 
 
-def least_first(objective: str) -> Callable[[Trial], tuple[float, float, float]]:
-    """The order of trials: those that fit into memory first, then by the objective, then by the other."""
+def least_first(objective: str) -> Callable[[Proposal], tuple[float, float, float]]:
+    """The order of proposals: those that fit into memory first, then by the objective, then by the other."""
 
-    def key(trial: Trial) -> tuple[float, float, float]:
-        second, third = (trial.step, trial.sent) if objective == 'time' else (trial.sent, trial.step)
-        return trial.too_much, second, third
+    def key(one: Proposal) -> tuple[float, float, float]:
+        second, third = (one.step, one.sent) if objective == 'time' else (one.sent, one.step)
+        return one.too_much, second, third
 
     return key
 

@@ -1,0 +1,39 @@
+"""Tiles against copies as schedules: sums of tensor parallelism hide under the next tile, or under the other copy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from executor.evidence.cases import EvidenceCase
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Relu, Workload
+
+BLOCKS: Final = 2
+WIDTH, INNER = 1024, 4096
+ROWS: Final = 256
+"""Of a step, for each rank: messages grow with the ranks that share the machine."""
+TILES: Final = (1, 2, 4)
+COPIES: Final = (1, 2)
+
+
+def workload(ranks: int) -> Workload:
+    """Blocks of a column-cut and a row-cut layer, with a relu between all of them."""
+    up, down = Dense(inputs=WIDTH, outputs=INNER, bias=False), Dense(inputs=INNER, outputs=WIDTH, bias=False)
+    layers = (up, Relu(), down, Relu()) * BLOCKS
+    return Workload(model=Network(layers=layers[:-1]), batch=ROWS * ranks, loss='mse')
+
+
+def tile_cases(ranks: int, *, tiles: tuple[int, ...] = TILES, copies: tuple[int, ...] = COPIES) -> list[EvidenceCase]:
+    """Every number of tiles with every number of copies. Gain is measured from one of each."""
+    model, plan = workload(ranks), Plan(tensor=ranks)
+    found: list[EvidenceCase] = []
+    for count in copies:
+        for pieces in tiles:
+            program = lower(model, replace(plan, copies=count, tiles=pieces), ranks)
+            against = found[0].name if found else ''
+            found.append(EvidenceCase(name=f'tiles {pieces}, copies {count}', program=program, against=against))
+    no_fill = replace(plan, overlap=('enable_grad_comm_opt', 'enable_opt_shard_comm_opt'))
+    name = 'without matmul_grad_comm_overlap'
+    return [*found, EvidenceCase(name=name, program=lower(model, no_fill, ranks), against=found[0].name)]

@@ -1,0 +1,280 @@
+"""Tiles: a matrix product and the collective next to it, cut into pieces along the rows.
+
+The collective of one tile travels while the next is computed: of a product and the sum behind it, or of a gather and
+the product behind it. So do CoC of MindSpeed, MC2, AsyncTP and MindSpore's ``interleaved_matmul_comm``. The gradient of
+a weight (W) stays whole. Products read their rows of a whole operand; what is gathered is split, and tiles are joined,
+by views that do no work.
+
+Where the collective cuts the dim that tiles are cut along, a tile holds rows of every rank's slice, in ``blocks``, so
+that joined tiles lie as the whole would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+from simpar.lower.recompute import RECOMPUTE, is_recomputed
+from simpar.lower.tape import Tape
+from simpar.program import OpClass, Tensor
+from simpar.program.op import Attribute
+from simpar.program.tensor import BYTES
+
+JOIN: Final = 'join'
+SPLIT: Final = 'split'
+SUMS: Final = frozenset({'all_reduce', 'reduce_scatter'})
+GATHERS: Final = frozenset({'all_gather'})
+_PHASES: Final = frozenset({'F', 'I'})
+_ROWS: Final = 2
+"""Dims that rows may be cut along: the batch, or else the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The places of a product and of the collective next to it; ``others``: more ops read what is gathered."""
+
+    product: int
+    collective: int
+    others: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How tiles are cut along ``dim``; ``blocks``, ranks over which the collective cuts that dim too, else 1."""
+
+    dim: int
+    blocks: int
+    tiles: int
+
+    def attributes(self, blocks: int) -> dict[str, Attribute]:
+        """What the kernels of views must know."""
+        return {'dim': self.dim, 'blocks': blocks}
+
+
+def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles: int) -> list[OpClass]:
+    """The ops of a stage with products and their collectives in tiles.
+
+    Arguments: ``ops`` in order, forward first; ``elsewhere``, what other stages of the rank read; ``tiles`` of each
+    pair. Adds tensors to the tape, and a note for what does not divide and stays whole. Does not model: copies where
+    tiles lie in blocks, kernels that compute and communicate in one.
+    """
+    if tiles == 1:
+        return list(ops)
+    found: dict[int, list[OpClass]] = {}
+    whole: list[OpClass] = []
+    for pair in _pairs(ops, elsewhere):
+        product, collective = ops[pair.product], ops[pair.collective]
+        cut = _cut(tape, product, collective, tiles)
+        if cut is None:
+            whole.append(product)
+        elif collective.operator in SUMS:
+            found[pair.product] = []
+            found[pair.collective] = _summed(tape, product, collective, cut)
+        else:
+            found[pair.collective] = _gathers(tape, collective, cut)
+            found[pair.product] = _of_gathered(tape, product, collective, cut, joins=pair.others)
+    tape.notes += _notes(whole, tiles)
+    return [made for place, op in enumerate(ops) for made in found.get(place, [op])]
+
+
+def nothing_tiled(ops: Sequence[OpClass], tiles: int) -> Iterator[str]:
+    """A note where tiles were asked for and there are none. Arguments: ``ops`` of all stages."""
+    if tiles > 1 and not any(op.operator == JOIN for op in ops):
+        yield f'tiles {tiles}: nothing is cut, as no product that divides stands next to its sum or gather'
+
+
+# what belongs together
+
+
+def _pairs(ops: Sequence[OpClass], elsewhere: Collection[str]) -> Iterator[_Pair]:
+    """Products with their collectives; a product between a gather and a sum goes with the sum."""
+    writers, readers = _lives(ops)
+    summed: set[int] = set()
+    for place, op in enumerate(ops):
+        product = writers.get((place, op.reads[0]), -1) if _travels(op, SUMS, elsewhere) else -1
+        if product >= 0 and _multiplies(ops[product]) and readers[product, op.reads[0]] == [place]:
+            summed.add(product)
+            yield _Pair(product, place)
+    for place, op in enumerate(ops):
+        reading = readers.get((place, op.writes[0]), []) if _travels(op, GATHERS, elsewhere) else []
+        product = reading[0] if reading else place
+        operand = _multiplies(ops[product]) and ops[product].reads[0] == op.writes[0]
+        if operand and product not in summed:
+            yield _Pair(product, place, others=len(reading) > 1)
+
+
+def _travels(op: OpClass, operators: Collection[str], elsewhere: Collection[str]) -> bool:
+    """Whether an op is one of these collectives, of one activation that no other stage reads."""
+    alone = len(op.reads) == 1 and not any(name in elsewhere for name in (*op.reads, *op.writes))
+    return op.kind == 'collective' and op.operator in operators and op.phase in _PHASES and alone
+
+
+def _multiplies(op: OpClass) -> bool:
+    return op.operator == 'matmul' and op.phase in _PHASES
+
+
+def _lives(ops: Sequence[OpClass]) -> tuple[Mapping[tuple[int, str], int], Mapping[tuple[int, str], list[int]]]:
+    """(Reader's place, tensor) → place of its writer; (writer's place, tensor) → places of its readers.
+
+    What is recomputed is written twice.
+    """
+    last: dict[str, int] = {}
+    writers: dict[tuple[int, str], int] = {}
+    readers: dict[tuple[int, str], list[int]] = {}
+    for place, op in enumerate(ops):
+        for name in op.reads:
+            if name in last:
+                writers[place, name] = last[name]
+                readers.setdefault((last[name], name), []).append(place)
+        last |= dict.fromkeys(op.writes, place)
+    return writers, readers
+
+
+# where it can be cut
+
+
+def _cut(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _Cut | None:
+    """The first dim of rows that divides on both sides of the collective, and in the product; None if there is none."""
+    ends = [_local(tape, tape.tensors[name]) for name in (product.reads[0], product.writes[0])]
+    both = [_local(tape, tape.tensors[name]) for name in (*collective.reads, *collective.writes)]
+    for dim in range(min(_ROWS, *(len(shape) - 1 for shape in ends))):
+        lengths = [shape[dim] for shape in (*ends, *both)]
+        if ends[0][dim] == ends[1][dim] and all(length % tiles == 0 for length in lengths):
+            apart = collective.operator != 'all_reduce' and collective.attributes.get('dim') == dim
+            return _Cut(dim, tape.partitions[collective.partition].size if apart else 1, tiles)
+    return None
+
+
+def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
+    """The shape that one rank has of one copy."""
+    shape = list(tensor.shape)
+    for cut in tensor.cuts:
+        shape[cut.dim] //= tape.partitions[cut.partition].size
+    if tensor.batch_dim is not None:
+        shape[tensor.batch_dim] //= tape.mesh.copies
+    return tuple(shape)
+
+
+def _notes(whole: Sequence[OpClass], tiles: int) -> Iterator[str]:
+    """One for all products that are alike."""
+    for name in dict.fromkeys(re.sub(r'^(\D+)\d+', r'\1*', op.name) for op in whole):
+        yield f'{name} stays whole: neither its batch nor its sequence on a rank divides by tiles {tiles}'
+
+
+# tiles
+
+
+def _summed(tape: Tape, product: OpClass, collective: OpClass, cut: _Cut) -> list[OpClass]:
+    """Product and sum of each tile in turn, then the join."""
+    partial, target = product.writes[0], collective.writes[0]
+    found = []
+    for index in range(cut.tiles):
+        rows: dict[str, Attribute] = {
+            'tile': index, 'tiles': cut.tiles, 'tile_dim': cut.dim, 'tile_blocks': cut.blocks
+        }  # fmt: skip
+        made = _product(tape, product, index, cut, reads=product.reads, writes=_tile(tape, partial, index, cut))
+        found.append(replace(made, attributes=made.attributes | rows))
+        found.append(_collective(tape, collective, index, cut))
+    return [*found, _join(tape, collective, target, cut, blocks=1)]
+
+
+def _gathers(tape: Tape, collective: OpClass, cut: _Cut) -> list[OpClass]:
+    """The split of what is gathered, and the gather of each tile."""
+    source = collective.reads[0]
+    split = OpClass(
+        name=_named(collective, f'{source}.split'),
+        kind='compute',
+        operator=SPLIT,
+        phase=collective.phase,
+        dtype=collective.dtype,
+        reads=(source,),
+        writes=tuple(_tile(tape, source, index, cut) for index in range(cut.tiles)),
+        attributes=cut.attributes(1) | _again(collective),
+        stage=collective.stage,
+    )
+    return [split, *(_collective(tape, collective, index, cut) for index in range(cut.tiles))]
+
+
+def _of_gathered(tape: Tape, product: OpClass, collective: OpClass, cut: _Cut, *, joins: bool) -> list[OpClass]:
+    """The product of each gathered tile, and the join of what they make; where ``joins``, of what was gathered too."""
+    whole, target = collective.writes[0], product.writes[0]
+    found = []
+    for index in range(cut.tiles):
+        reads = (_tile(tape, whole, index, cut), *product.reads[1:])
+        writes = _tile(tape, target, index, cut)
+        found.append(_product(tape, product, index, cut, reads=reads, writes=writes))
+    found.append(_join(tape, product, target, cut, blocks=cut.blocks))
+    return [*found, _join(tape, product, whole, cut, blocks=cut.blocks)] if joins else found
+
+
+def _product(
+    tape: Tape, product: OpClass, index: int, cut: _Cut, *, reads: tuple[str, ...], writes: str
+) -> OpClass:  # fmt: skip
+    """One tile of a product: its share of the rows, and the weight as a whole."""
+    ends = sum(_size(tape, name) for name in (product.reads[0], product.writes[0]))
+    return replace(
+        product,
+        name=_tile_name(product, f'.{product.phase}', index),
+        dims={**product.dims, 'm': product.dims['m'] // cut.tiles},
+        flops=product.flops / cut.tiles,
+        bytes=product.bytes - ends + ends / cut.tiles,
+        reads=reads,
+        writes=(writes,),
+    )
+
+
+def _collective(tape: Tape, collective: OpClass, index: int, cut: _Cut) -> OpClass:
+    return replace(
+        collective,
+        name=_tile_name(collective, f'.{collective.operator}.{collective.phase}', index),
+        bytes=collective.bytes / cut.tiles,
+        reads=(_tile(tape, collective.reads[0], index, cut),),
+        writes=(_tile(tape, collective.writes[0], index, cut),),
+    )
+
+
+def _join(tape: Tape, like: OpClass, whole: str, cut: _Cut, *, blocks: int) -> OpClass:
+    """The tiles of a tensor as one; ``like``, the op in whose place it stands."""
+    return OpClass(
+        name=_named(like, f'{whole}.join'),
+        kind='compute',
+        operator=JOIN,
+        phase=like.phase,
+        dtype=tape.tensors[whole].dtype,
+        reads=tuple(_tile(tape, whole, index, cut) for index in range(cut.tiles)),
+        writes=(whole,),
+        attributes=cut.attributes(blocks) | _again(like),
+        stage=like.stage,
+    )
+
+
+def _tile(tape: Tape, name: str, index: int, cut: _Cut) -> str:
+    """The name of a tensor's tile, which is registered; the same for what is recomputed."""
+    tensor = tape.tensors[name]
+    shape = tuple(size // cut.tiles if dim == cut.dim else size for dim, size in enumerate(tensor.shape))
+    tile = replace(tensor, name=f'{name}.tile{index}', kind='activation', shape=shape, initial='', like='')
+    return tape.tensors.setdefault(tile.name, tile).name
+
+
+def _size(tape: Tape, name: str) -> float:
+    """Bytes that one rank has of one copy."""
+    tensor = tape.tensors[name]
+    return float(prod(_local(tape, tensor)) * BYTES[tensor.dtype])
+
+
+def _again(op: OpClass) -> dict[str, Attribute]:
+    return {RECOMPUTE: True} if is_recomputed(op) else {}
+
+
+def _named(like: OpClass, name: str) -> str:
+    """The name of a view in the place of an op."""
+    return f'{name}.{like.phase}' + (f'.{RECOMPUTE}' if is_recomputed(like) else '')
+
+
+def _tile_name(op: OpClass, end: str, index: int) -> str:
+    """``layer0.fc2.F`` → ``layer0.fc2.tile0.F``; ``end``, before which it is told."""
+    head, _, tail = op.name.rpartition(end)
+    return f'{head}.tile{index}{end}{tail}'

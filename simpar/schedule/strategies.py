@@ -1,0 +1,24 @@
+"""Whether strategies of layers fit the rest of a schedule; each is tried when it is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.document import Complaint
+from simpar.lower.strategy import has_strategies
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+
+def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change."""
+    if workload.loss_strategy and isinstance(workload.model, Transformer):
+        yield Complaint(('workload', 'loss_strategy'), 'a transformer takes degrees', 'leave it out')
+    if plan.tensor > 1 and plan.search == 'none' and has_strategies(workload):
+        what = 'is a degree, but layers of the network have strategies, which say how each is cut'
+        yield Complaint(('plan', 'tensor'), what, 'write 1, or no strategies')
+
+
+def whole_batch(workload: Workload, plan: Plan) -> bool:
+    """Whether every rank reads all samples, so that they need not divide over the ranks."""
+    return plan.dataset == 'full-batch' and (plan.search != 'none' or has_strategies(workload))

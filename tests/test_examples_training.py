@@ -1,0 +1,73 @@
+"""The tutorials on optimizer parallelism and on hybrid parallelism train as they say, on 8 ranks in process."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from simpar import load_case
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor import data
+from executor.inprocess import InProcess
+from executor.reference import Reference
+
+pytestmark = pytest.mark.torch
+EXAMPLES = Path(__file__).parent.parent / 'examples'
+LOG = [2.3024087, 2.2921634, 2.278274, 2.2537143, 2.1638, 1.984318, 1.6061916, 1.20966, 0.98156196, 0.77229893]
+"""Losses of steps 0, 10, ... 90 in MindSpore's tutorial (tutorials/source_en/parallel/optimizer_parallel.md)."""
+
+
+@pytest.fixture(autouse=True)
+def _generated_images(monkeypatch):
+    monkeypatch.delenv('DATA_PATH', raising=False)
+    data.load.cache_clear()
+    yield
+    data.load.cache_clear()
+
+
+def losses(name, steps, *overrides):
+    """Of an example in its own precision, and of the unsharded model."""
+    case = load_case(EXAMPLES / name, overrides)
+    workload = case.schedule.workload
+    alone = Reference(workload, case.plan).run(steps).losses
+    return InProcess(case.program, dtype=None).run(steps).losses, alone
+
+
+def test_the_optimizer_parallel_tutorial_trains_as_its_log():
+    """Generated images are learnt sooner than digits: the same flat begin at ln 10, the same fall, below its end."""
+    found, alone = losses('optimizer_parallel.yaml', 91)
+    assert found == pytest.approx(alone, abs=1e-3)
+    every_tenth = found[::10]
+    assert every_tenth[0] == pytest.approx(LOG[0], abs=0.01)
+    falls = [before - after for before, after in pairwise(every_tenth)]
+    their_falls = [before - after for before, after in pairwise(LOG)]
+    assert min(falls) > -0.05
+    # Slow at first, fastest in the middle.
+    for curve in (falls, their_falls):
+        assert curve[0] < 0.1
+        assert 2 <= curve.index(max(curve)) <= 6
+    assert every_tenth[-1] < LOG[-1]
+
+
+def test_the_hybrid_tutorial_trains():
+    found, alone = losses('hybrid.yaml', 100)
+    assert found == pytest.approx(alone, abs=1e-3)
+    assert sum(found[-20:]) < 0.75 * sum(found[:20])
+
+
+@pytest.mark.parametrize('level', ['off', 'level1', 'level2', 'level3'])
+@pytest.mark.parametrize('order', ['gpipe', '1f1b', 'zb-h1'])
+def test_the_hybrid_tutorial_trains_alike_at_every_level_and_in_every_order(level, order):
+    found, alone = losses('hybrid.yaml', 3, f'plan.hsdp={level}', f'plan.order={order}')
+    assert found == pytest.approx(alone, abs=1e-4)
+
+
+def test_the_relus_of_the_hybrid_tutorial_are_recomputed_and_their_results_are_not_kept():
+    case = load_case(EXAMPLES / 'hybrid.yaml')
+    again = [op.name for op in case.program.op_classes if op.name.endswith('.F.recompute')]
+    assert again == ['relu1.F.recompute', 'relu2.F.recompute']
+    collectives = {op.operator for op in case.program.op_classes if op.kind == 'collective'}
+    assert collectives == {'all_gather', 'reduce_scatter', 'all_reduce'}
+    assert {op.stage for op in case.program.op_classes} == {0, 1}

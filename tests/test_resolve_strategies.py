@@ -1,0 +1,326 @@
+"""Searches of a plan: what MindSpore's compiler chose, the least of all strategies, and what a saved file holds."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+import yaml
+from mindspore_networks import fixed, rows, tuples
+
+from simpar import cli
+from simpar.case import load_case
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible, ScheduleError
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import find_strategies
+from simpar.resolve.proposal import Proposal, least_first, sent_bytes
+from simpar.resolve.strategies import layer_names
+from simpar.schedule import load_schedule
+from simpar.workload import Dense, Flatten, Network, Relu, Workload
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / 'golden' / 'mindspore'
+PROPAGATION, RECURSIVE = ROOT / 'examples' / 'sharding_propagation.yaml', ROOT / 'examples' / 'double_recursive.yaml'
+H100 = load_profile('h100-sxm-8')
+FOUR, EIGHT = (cluster(H100, devices=count) for count in (4, 8))
+VERSIONS = {'v2.0.0': '2.0', 'v2.10.0': '2.10'}
+
+
+def chain(*widths, batch=16, loss='mse', bias=False, strategies=()):
+    """Dense layers with activations between, the first of them with strategies."""
+    given = dict(enumerate(strategies))
+    layers = []
+    for place, (inputs, outputs) in enumerate(pairwise(widths)):
+        layers.append(Dense(inputs=inputs, outputs=outputs, bias=bias, strategy=given.get(place, ())))
+        layers.append(Relu())
+    return Workload(model=Network(layers=tuple(layers[:-1])), batch=batch, loss=loss)
+
+
+def cuts(workload):
+    """Strategies and out_strategies by layer."""
+    layers = workload.model.layers
+    return [(layer.strategy, getattr(layer, 'out_strategy', ())) for layer in layers if not isinstance(layer, Flatten)]
+
+
+# --- as the compiler recorded ----------------------------------------------------------------------------------------
+
+
+def recorded():
+    """Recorded searches of networks of dense layers."""
+    found = {}
+    for group in ('seeds', 'rec_chain', 'prop'):
+        for path in sorted(GOLDEN.glob(f'*/{group}/*.json')):
+            record = json.loads(path.read_text(encoding='utf-8'))
+            case = record['case']
+            known = case['net'] in ('Seed003', 'MatMulChain', 'Mnist') and case['ctx'].get('search_mode')
+            if known and case.get('wrap', {}).get('pipeline') is None:
+                found[f'{path.relative_to(GOLDEN).parts[0]}/{case["name"]}'] = record
+    return found
+
+
+CASES = recorded()
+
+
+def workload_of(case):
+    """The workload of a recorded case."""
+    args, dataset = case['net_args'], case['ctx'].get('dataset_strategy', 'full_batch')
+    batch = rows(case, dataset)
+    if case['net'] == 'Mnist':
+        layers = (Flatten(), Dense(inputs=784, outputs=512), Relu(), Dense(inputs=512, outputs=512), Relu())
+        layers = (*layers, Dense(inputs=512, outputs=args.get('out', 10)))
+        loss = {'ce': 'cross-entropy', 'mae': 'mae'}[case['loss']]
+        return Workload(model=Network(layers=layers), batch=batch, loss=loss)
+    dims = args.get('dims') or [args['in_dim'], args['hidden_dim'], args['out_dim']]
+    given = fixed(case)
+    layers = []
+    for place, (inputs, outputs) in enumerate(pairwise(dims)):
+        choice = given.get(f'matmul{place}')
+        strategy = choice.strategy if choice else ()
+        layers.append(Dense(inputs=inputs, outputs=outputs, bias=False, strategy=strategy))
+        if args.get('relu', True) and place < len(dims) - 2:
+            layers.append(Relu())
+    return Workload(model=Network(layers=tuple(layers)), batch=batch, loss='mse')
+
+
+def compiled(record):
+    """Strategies of products (weights as [in, out]) and activations, as the compiler wrote them."""
+    found = []
+    for entry in record['strategies']:
+        if entry['op'] in ('MatMul', 'ReLU'):
+            strategy = tuples(entry['in_strategy'])
+            if record['case']['net'] == 'Mnist' and entry['op'] == 'MatMul':
+                strategy = (strategy[0], strategy[1][::-1])
+            out = tuples(entry.get('out_strategy') or [])
+            found.append((strategy, out[0] if out and isinstance(out[0], tuple) else out))
+    return found
+
+
+def loss_of(record):
+    """The strategy of the first operator of a mean squared error; cross-entropy is several in the compiler's graph."""
+    return next(tuples(entry['in_strategy']) for entry in record['strategies'] if entry['op'] == 'Sub')
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_layers_are_cut_as_the_compiler_cut_them(name):
+    case = CASES[name]['case']
+    search = {'sharding_propagation': 'sharding-propagation', 'recursive_programming': 'double-recursive'}
+    plan = Plan(
+        search=search[case['ctx']['search_mode']],
+        compat=VERSIONS[name.split('/')[0]],
+        hsdp='level1' if case['ctx'].get('enable_parallel_optimizer') else 'off',
+        dataset='data-parallel' if case['ctx'].get('dataset_strategy') == 'data_parallel' else 'full-batch',
+    )
+    devices = case['device_num']
+    hardware = cluster(H100, nodes=max(1, devices // 8), devices=min(8, devices))
+    found = find_strategies(workload_of(case), plan, hardware)
+    assert cuts(found.workload) == compiled(CASES[name])
+    if found.workload.loss == 'mse':
+        assert found.workload.loss_strategy == loss_of(CASES[name])
+    assert found.plan == replace(plan, search='none')
+
+
+def test_there_are_recorded_cases():
+    assert len(CASES) >= 170
+
+
+def test_the_hybrid_tutorial_is_cut_as_the_compiler_cut_it():
+    """The compiler's dump of a rank has the operators of its stage, once for each micro-batch."""
+    found = cuts(load_case(RECURSIVE).workload)
+    for rank, own in (('', found[:2]), ('_r4', found[2:])):
+        record = json.loads((GOLDEN / f'v2.10.0/seeds/seed004_rec_pp2_opt_d8{rank}.json').read_text(encoding='utf-8'))
+        assert list(dict.fromkeys(compiled(record))) == own
+
+
+def test_the_quick_start_tutorial_is_cut_as_its_ir_says():
+    case = load_case(PROPAGATION)
+    assert cuts(case.workload) == [(((2, 4), (4, 1)), ()), (((2, 4),), ()), (((2, 4), (4, 1)), ())]
+    assert case.workload.loss_strategy == ((2, 4), (2, 4))
+    assert case.strategies.origins['matmul'] == 'given'
+    assert case.strategies.origins['matmul2'] == 'propagated from matmul as MindSpore 2.0 does'
+    newer = load_case(PROPAGATION, ["plan.compat='2.10'"])
+    assert cuts(newer.workload)[1:] == [(((2, 1),), ()), (((2, 1), (1, 4)), ())]
+
+
+# --- what is given ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('search', ['sharding-propagation', 'double-recursive', 'exact'])
+def test_what_is_given_stays(search):
+    given = ((1, 2), (2, 2))
+    workload = chain(16, 32, 8, 8, strategies=[given])
+    plan = Plan(search=search, redistribution='cheapest')
+    found = find_strategies(workload, plan, FOUR)
+    assert found.workload.model.layers[0] == workload.model.layers[0]
+    assert found.origins['dense0'] == 'given'
+    assert all(layer.strategy for layer in found.workload.model.layers)
+    assert set(found.origins) == {*layer_names(workload.model), 'loss'}
+    assert find_strategies(found.workload, plan, FOUR).workload == found.workload
+
+
+def test_layers_between_two_given_ones_are_reached_from_the_first():
+    layers = chain(16, 16, 16, 16, 16).model.layers
+    two = [
+        replace(layer, strategy=((2, 1), (1, 2))) if place in (2, 6) else layer for place, layer in enumerate(layers)
+    ]
+    workload = Workload(model=Network(layers=tuple(two)), batch=16, loss='mse')
+    origins = find_strategies(workload, Plan(search='sharding-propagation'), FOUR).origins
+    reached = {name: origin.split(' as ')[0].removeprefix('propagated from ') for name, origin in origins.items()}
+    assert reached == {
+        **dict.fromkeys(('dense0', 'relu0', 'relu1', 'dense2', 'relu2'), 'dense1'),
+        **dict.fromkeys(('dense1', 'dense3'), 'given'),
+        'loss': 'dense3',
+    }
+
+
+def test_a_loss_that_is_cut_is_somewhere_to_begin():
+    workload = replace(chain(16, 16, 16), loss_strategy=((2, 2), (2, 2)))
+    found = find_strategies(workload, Plan(search='sharding-propagation', compat='2.0'), FOUR)
+    assert found.workload.loss_strategy == workload.loss_strategy
+    assert found.origins['loss'] == 'given'
+    assert found.origins['dense1'] == 'propagated from loss as MindSpore 2.0 does'
+    with pytest.raises(Infeasible, match='loss: strategy'):
+        find_strategies(replace(workload, loss_strategy=((3, 1), (3, 1))), Plan(search='exact'), FOUR)
+
+
+def test_no_search_changes_nothing():
+    workload = chain(16, 16, 16, strategies=[((2, 1), (1, 2))])
+    found = find_strategies(workload, Plan(), FOUR)
+    assert found.workload is workload
+    assert found.origins == {'dense0': 'given'}
+
+
+# --- exact -----------------------------------------------------------------------------------------------------------
+
+
+def measured(workload, plan, hardware):
+    """Bytes that the busiest rank sends, and the predicted step."""
+    program = lower(workload, replace(plan, search='none'), hardware.world)
+    sent = max(sent_bytes(program, role) for role in program.roles)
+    return sent, simulate(program, price(program, hardware)).step
+
+
+def every_strategy(workload, devices):
+    """The network with every strategy that two products can have on all devices, activations as what comes to them."""
+    powers = [1 << power for power in range(devices.bit_length())]
+    options = [((a, b), (b, c)) for a, b, c in product(powers, repeat=3) if a * b * c == devices]
+    for first, second in product(options, repeat=2):
+        (rows_, _), (_, columns) = first
+        cut = [first, ((rows_, columns),), second]
+        layers = tuple(
+            replace(layer, strategy=strategy) for layer, strategy in zip(workload.model.layers, cut, strict=True)
+        )
+        yield replace(workload, model=replace(workload.model, layers=layers))
+
+
+@pytest.mark.parametrize('widths', [(64, 16, 64), (16, 64, 16), (8, 8, 64), (64, 64, 8)])
+@pytest.mark.parametrize('slices', [Plan(), Plan(micro_batches=2, copies=2)])
+def test_exact_moves_no_more_than_any_strategy_without_scattered_sums(widths, slices):
+    workload, plan = chain(*widths, batch=32), replace(slices, search='exact', all_to_all=True)
+    found = find_strategies(workload, plan, FOUR)
+    others = [measured(other, plan, FOUR)[0] for other in every_strategy(workload, 4)]
+    assert len(others) == 36
+    assert measured(found.workload, plan, FOUR)[0] <= min(others)
+
+
+def by_degrees(workload, data, tensor):
+    """Products cut by columns and by rows in turn, as Megatron-LM does."""
+    layers, columns, turn = [], 1, 0
+    for layer in workload.model.layers:
+        if isinstance(layer, Dense):
+            inner, outer = ((1, tensor), (tensor, 1))[turn % 2]
+            layers.append(replace(layer, strategy=((data, inner), (inner, outer))))
+            turn, columns = turn + 1, outer
+        else:
+            layers.append(replace(layer, strategy=((data, columns),)))
+    return replace(workload, model=replace(workload.model, layers=tuple(layers)))
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_exact_is_no_worse_than_the_compilers_choice_and_plain_degrees(seed):
+    widths = [(64, 256, 64), (512, 32, 512, 32), (128, 128, 128, 128, 128), (32, 1024, 16)][seed % 4]
+    workload = chain(*widths, batch=[16, 256][seed % 2], loss='mae', bias=seed % 2 == 0)
+    others = []
+    for compat in ('2.0', '2.10'):
+        plan = Plan(search='double-recursive', compat=compat)
+        others.append(find_strategies(workload, plan, EIGHT).workload)
+    others += [by_degrees(workload, 8 // tensor, tensor) for tensor in (1, 2, 4, 8)]
+    for place, objective in enumerate(('bytes', 'time')):
+        found = find_strategies(workload, Plan(search='exact', objective=objective), EIGHT)
+        best = measured(found.workload, Plan(), EIGHT)[place]
+        assert all(best <= measured(other, Plan(), EIGHT)[place] for other in others)
+        costs = [(one.sent, one.step)[place] for one in found.proposals]
+        assert costs == sorted(costs)
+        assert best == costs[0]
+
+
+def test_the_bound_is_what_moves_where_the_sum_sees_all():
+    """Without biases, with all-to-all, a program sends what the sum over operators says, the loss's number aside."""
+    found = find_strategies(chain(32, 16, 16), Plan(search='exact', all_to_all=True), EIGHT)
+    loss = 4 * 7 / 8 * 4
+    assert found.proposals[0].sent == pytest.approx(found.bound - loss)
+
+
+def test_what_fits_into_memory_comes_first():
+    def proposal(name, sent, step, too_much):
+        return Proposal(name=name, workload=chain(8, 8), sent=sent, step=step, too_much=too_much)
+
+    three = [proposal('big', 1.0, 1.0, 5.0), proposal('slow', 2.0, 9.0, 0.0), proposal('chatty', 3.0, 2.0, 0.0)]
+    assert [one.name for one in sorted(three, key=least_first('bytes'))] == ['slow', 'chatty', 'big']
+    assert [one.name for one in sorted(three, key=least_first('time'))] == ['chatty', 'slow', 'big']
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('example', [PROPAGATION, RECURSIVE], ids=lambda path: path.stem)
+def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, tmp_path, capsys):
+    assert cli.main(['resolve', str(example)]) == 0
+    saved = tmp_path / 'resolved.yaml'
+    saved.write_text(capsys.readouterr().out, encoding='utf-8')
+    assert yaml.safe_load(saved.read_text(encoding='utf-8'))['plan']['search'] == 'none'
+    again, first = load_case(saved), load_case(example)
+    assert again.program.hash == first.program.hash
+    assert again.workload == again.schedule.workload == first.workload
+    assert set(again.strategies.origins.values()) == {'given'}
+    assert cli.main(['resolve', str(saved)]) == 0
+    assert capsys.readouterr().out == saved.read_text(encoding='utf-8')
+
+
+def test_a_search_is_a_key_like_others(capsys):
+    assert cli.main(['run', str(PROPAGATION), '--set', 'against={plan.search: double-recursive}', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['gain'] is not None
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        (['workload.network.0.dense.strategy=[]'], r'plan\.search: sharding-propagation starts at layers that you cut'),
+        (['plan.tensor=2'], r'plan\.tensor: is a degree, but sharding-propagation cuts every layer'),
+        (['plan.compat=2.10'], r'plan\.compat: unknown value .*write one of 2\.0, 2\.10'),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_line(settings, message):
+    with pytest.raises(ScheduleError, match=message):
+        load_schedule(PROPAGATION, settings)
+
+
+def test_a_transformer_is_not_searched():
+    with pytest.raises(ScheduleError, match=r'plan\.search: cuts the layers of a network; a transformer takes degrees'):
+        load_schedule(ROOT / 'examples' / 'transformer_h100.yaml', ['plan.search=exact'])
+
+
+@pytest.mark.parametrize('search', ['double-recursive', 'exact'])
+def test_ranks_that_are_no_power_of_two_are_refused(search):
+    with pytest.raises(Infeasible, match='6 devices are not a power of two'):
+        find_strategies(chain(12, 12, 12, batch=12), Plan(search=search), cluster(H100, devices=6))
+
+
+def test_a_given_strategy_that_cannot_be_is_told_as_the_user_wrote_it():
+    workload = chain(32, 16, 16, strategies=[((2, 4), (2, 1))])
+    with pytest.raises(Infeasible, match=r'dense0: strategy \(\(2, 4\), \(2, 1\)\).*write e\.g\.'):
+        find_strategies(workload, Plan(search='exact'), EIGHT)

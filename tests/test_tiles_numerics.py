@@ -1,0 +1,170 @@
+"""Plans in tiles, with any overlap passes, train as torch does unsharded: to 1e-10 in fp64 in process, and on gloo."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import left_over
+from sabotage import change_ops
+from tile_cases import PASSES, tiled_case
+
+from simpar.errors import NumericsWrong, ProgramError
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Dense, Network, Sgd, Transformer, Workload
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor.backend import Pool
+from executor.inprocess import InProcess
+from executor.kernels.tiles import cut_out, put_together
+from executor.numerics import check, compare
+from executor.reference import Reference
+from executor.result import Result
+from executor.validate import validate
+
+pytestmark = pytest.mark.torch
+
+CASES, TOGETHER = 72, 8
+STAYS = {'loss', 'gradients.squares', 'gradients.overflow'}
+case = cache(tiled_case)
+GPT = Workload(
+    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2),
+    batch=4,
+    optimizer=Sgd(learning_rate=0.05),
+)
+
+
+@pytest.mark.parametrize('first', range(0, CASES, TOGETHER))
+def test_random_plans_train_as_torch_does(first):
+    wrong = {}
+    for seed in range(first, first + TOGETHER):
+        workload, plan, _, program = case(seed)
+        try:
+            validate(program)
+            check(program, workload, plan, steps=2, seed=seed)
+            assert left_over(program) <= STAYS
+        except (AssertionError, NumericsWrong, ProgramError) as error:
+            wrong[seed] = f'{error}\n{workload}\n{plan}'
+    assert not wrong, '\n'.join(f'case {seed}: {error}' for seed, error in wrong.items())
+
+
+def test_the_plans_cover_every_choice():
+    plans = [(case(seed)[1], case(seed)[0]) for seed in range(CASES)]
+    assert {plan.tiles for plan, _ in plans} == {2, 3, 4}
+    assert {name for plan, _ in plans for name in plan.overlap if len(plan.overlap) < 5} == set(PASSES)
+    assert {(plan.copies > 1, plan.pipeline > 1) for plan, _ in plans} == {(a, b) for a in (0, 1) for b in (0, 1)}
+    assert {plan.reduce for plan, _ in plans} == {'early', 'late'}
+    assert {plan.sequence_parallel for plan, w in plans if isinstance(w.model, Transformer)} == {False, True}
+    assert {bool(plan.zero or plan.hsdp != 'off') for plan, _ in plans} == {False, True}
+    assert {plan.recompute == 'none' for plan, _ in plans} == {False, True}
+    ops = [op for seed in range(CASES) for op in case(seed)[3].op_classes]
+    blocks = {op.attributes['blocks'] for op in ops if 'blocks' in op.attributes}
+    assert {1, 2, 3, 4} <= blocks
+
+
+@pytest.mark.parametrize('seed', range(0, CASES, 24))
+def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(seed):
+    program = case(seed)[3]
+    wanted = InProcess(program, seed).run(2)
+    found = InProcess(program, seed, shuffle=seed).run(2)
+    assert found.losses == wanted.losses
+    for name, parameter in wanted.parameters.items():
+        assert torch.equal(found.parameters[name], parameter), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(dim=st.integers(0, 1), tiles=st.integers(1, 4), blocks=st.integers(1, 4), rows=st.integers(1, 3))
+def test_tiles_put_together_are_the_whole(dim, tiles, blocks, rows):
+    shape = [5, 5, 3]
+    shape[dim] = tiles * blocks * rows
+    whole = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
+    parts = [cut_out(whole, dim, tile, tiles, blocks) for tile in range(tiles)]
+    assert {part.shape[dim] for part in parts} == {blocks * rows}
+    assert torch.equal(put_together(parts, dim, blocks), whole)
+
+
+def test_a_tile_of_a_scatter_is_what_the_rank_has_of_the_whole():
+    """In blocks: the slices of all ranks, of each its tile."""
+    whole = torch.arange(16)
+    assert [cut_out(whole, 0, tile, 2, 4).tolist() for tile in (0, 1)] == [
+        [0, 1, 4, 5, 8, 9, 12, 13],
+        [2, 3, 6, 7, 10, 11, 14, 15],
+    ]
+
+
+# What is wrong is found wrong.
+
+
+@pytest.mark.parametrize(
+    ('batch', 'name', 'attributes'),
+    [
+        (4, 'layer0.proj.tile1.F', {'tile': 0}),
+        (4, 'layer1.fc1.tile0.I', {'tile': 1}),
+        (1, 'layer0.proj.tile0.F', {'tile_blocks': 1}),
+    ],
+    ids=['the same rows twice', 'in the backward', 'rows of other ranks'],
+)
+def test_other_rows_are_found(batch, name, attributes):
+    plan = Plan(tensor=2, tiles=2, sequence_parallel=batch == 1)
+    workload = replace(GPT, batch=batch)
+    program = lower(workload, plan, 2)
+    check(program, workload, plan)
+    with pytest.raises(NumericsWrong):
+        check(change_ops(program, name, attributes=attributes), workload, plan)
+
+
+def test_a_join_in_another_order_is_found():
+    plan = Plan(tensor=2, tiles=2)
+    program = lower(GPT, plan, 2)
+    join = next(op for op in program.op_classes if op.name == 'layer0.fc2.join.F')
+    with pytest.raises(NumericsWrong):
+        check(change_ops(program, join.name, reads=join.reads[::-1]), GPT, plan)
+
+
+# on gloo
+
+WORLD, STEPS = 4, 2
+STRATEGY = Workload(
+    model=Network(
+        layers=(
+            Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='one'),
+            Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='two'),
+        ),
+        weight_deviation=0.3,
+    ),
+    batch=8,
+    loss='mse',
+    optimizer=Sgd(learning_rate=0.1),
+)
+PLANS = {
+    'all-reduces, copies 2': (GPT, Plan(tensor=4, tiles=2, copies=2)),
+    'sequence parallel in blocks, recomputed early': (
+        replace(GPT, batch=2),
+        Plan(data=2, tensor=2, tiles=4, sequence_parallel=True, recompute='full', overlap=PASSES),
+    ),
+    'zero bubble without passes': (
+        replace(GPT, batch=8),
+        Plan(pipeline=2, tensor=2, micro_batches=4, order='zb-h1', tiles=2, overlap=()),
+    ),
+    'strategies': (STRATEGY, Plan(tiles=2)),
+}
+
+
+@pytest.fixture(scope='module')
+def pool():
+    with Pool(WORLD, timeout=60) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize('name', PLANS)
+def test_a_plan_on_gloo_trains_as_the_unsharded_model(pool, name):
+    workload, plan = PLANS[name]
+    program = lower(workload, plan, WORLD)
+    assert any(op.operator == 'join' for op in program.op_classes)
+    run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)
+    wanted = Reference(workload, plan).run(STEPS)
+    found = compare(Result(run.losses, run.parameters, run.gradients), wanted)
+    assert max(deviation.error for deviation in found) <= 1e-5
