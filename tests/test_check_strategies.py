@@ -182,7 +182,8 @@ def shape(text):
 
 @pytest.mark.parametrize('rank', [0, 3, 5, 7])
 def test_collectives_have_the_ranks_and_shapes_of_the_compilers_dump(rank):
-    """All of the final graphs that MindSpore 2.0.0's compiler gives for this network, but the sum of the loss over ranks.
+    """All of the final graphs that MindSpore 2.0.0's compiler gives for this network, but the loss's sum over ranks.
+
     The gathers have a dim of one more there.
     """
     row = (0, 1, 2, 3) if rank < 4 else (4, 5, 6, 7)

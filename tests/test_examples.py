@@ -1,27 +1,26 @@
 """The examples of optimizer parallelism: what they promise in their first lines, and what their tables must show."""
 
 import time
-from pathlib import Path
 
 import pytest
+from example_sweeps import ROOT, answer
 
 from simpar import load_case
-from simpar.sweep import load_sweep
 
-EXAMPLES = Path(__file__).parent.parent / 'examples'
+EXAMPLES = ROOT / 'examples'
 H100, ASCEND, PAYS = 'transformer_h100_7b.yaml', 'transformer_910b_7b.yaml', 'when_sharding_pays.yaml'
 SECONDS = 60
-"""A sweep takes 4 to 6 alone; this holds on a busy machine."""
+"""A sweep takes 4 to 8 alone; this holds on a busy machine."""
 
 
 @pytest.fixture(scope='module', params=[H100, ASCEND])
 def table(request):
     """Rows of a table by level, recomputation and fusion."""
     begin = time.process_time()
-    answer = load_sweep(EXAMPLES / request.param).predict()
+    found = answer(f'examples/{request.param}', ())
     assert time.process_time() - begin < SECONDS
-    rows = [(*map(str, result.settings.values()), result.outcome) for result in answer.results]
-    assert answer.keys == (f'plan.{"zero" if request.param == H100 else "hsdp"}', 'plan.recompute', 'plan.fusion')
+    rows = [(*map(str, result.settings.values()), result.outcome) for result in found.results]
+    assert found.keys == (f'plan.{"zero" if request.param == H100 else "hsdp"}', 'plan.recompute', 'plan.fusion')
     return {tuple(row[:3]): row[3] for row in rows}
 
 
@@ -91,21 +90,21 @@ def test_the_step_is_no_faster_than_the_arithmetic(name):
 @pytest.fixture(scope='module')
 def pays():
     """Steps by hidden width, bandwidth and stage; None where it does not fit."""
-    answer = load_sweep(EXAMPLES / PAYS).predict()
     return {
         (result.settings['workload.transformer']['hidden'], *list(result.settings.values())[1:]): result.step
-        for result in answer.results
+        for result in answer(f'examples/{PAYS}', ()).results
     }
 
 
-def test_cutting_states_pays_for_these_models_and_cutting_weights_only_where_the_network_is_fast(pays):
+def test_cutting_states_pays_for_these_models_and_cutting_weights_only_makes_them_fit(pays):
+    """Cut weights move three times the bytes for each of two micro-batches: on a slow network twice the step."""
     for hidden in (1024, 2048):
         for network in (0.125, 1):
             assert pays[hidden, network, 1] < pays[hidden, network, 0]
-        assert pays[hidden, 1, 3] < pays[hidden, 1, 0]
-        assert pays[hidden, 0.125, 3] > 1.1 * pays[hidden, 0.125, 0]
+            assert pays[hidden, network, 1] <= pays[hidden, network, 2] < pays[hidden, network, 3]
+        assert pays[hidden, 0.125, 3] > 1.8 * pays[hidden, 0.125, 0]
     assert pays[4096, 1, 0] is None
-    assert pays[4096, 1, 1] is not None
+    assert pays[4096, 1, 3] is not None
 
 
 def test_slower_links_never_make_a_step_faster(pays):

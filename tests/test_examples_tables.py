@@ -5,33 +5,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from example_sweeps import ROOT, answer
 
-from simpar import cli
+from simpar.cli import parser
+from simpar.sweep.markdown import side_by_side
 
-ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / 'docs' / 'optimizer_parallel.md'
 PLACE = re.compile(r'^ {4,}(?P<command>simpar sweep .*--markdown.*)\n\n(?P<table>(?:\|.*\n)+)', re.MULTILINE)
 FOUND = list(PLACE.finditer(DOCUMENT.read_text(encoding='utf-8')))
 
 
 def printed(command: str) -> str:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        assert cli.main(shlex.split(command)[1:]) == 0
-    return text.getvalue()
+    """As ``simpar.commands.sweep`` has it (tests/test_sweep_markdown.py)."""
+    options = parser().parse_args(shlex.split(command)[1:])
+    assert options.markdown
+    assert not options.set
+    return side_by_side(answer(str(options.file), tuple(options.sweep)), options.across)
 
 
 @pytest.mark.parametrize('place', FOUND, ids=lambda place: place['command'].split('.')[0].rpartition('/')[2])
-def test_a_table_is_what_its_command_prints(place: re.Match[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_a_table_is_what_its_command_prints(place: re.Match[str]) -> None:
     assert printed(place['command']) == place['table']
 
 
@@ -45,7 +42,6 @@ def test_all_tables_are_there() -> None:
 
 
 if __name__ == '__main__':
-    os.chdir(ROOT)
     text = DOCUMENT.read_text(encoding='utf-8')
     text = PLACE.sub(lambda place: place[0].replace(place['table'], printed(place['command'])), text)
     DOCUMENT.write_text(text, encoding='utf-8')

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 from strategy_cases import random_case
 
-from simpar.errors import Infeasible
+from simpar.case import load_case
+from simpar.commands.check import facts_of
+from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.plan import Plan
@@ -153,3 +155,103 @@ def test_fewer_data_ranks_than_ranks_do_not_go_with_strategies():
 def test_a_network_without_any_strategy_has_none():
     assert has_strategies(TUTORIAL)
     assert not has_strategies(network(dense(()), Relu()))
+
+
+SCHEDULE = """\
+simpar: 1
+cluster: {{profile: ascend910a-8}}
+workload:
+  network:
+    - dense: {{in: 32, out: 16, strategy: [[2, 4], [4, 1]]}}
+  batch: {batch}
+  loss: mse
+plan: {plan}
+"""
+
+
+def schedule(tmp_path, batch, plan):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(SCHEDULE.format(batch=batch, plan=plan), encoding='utf-8')
+    return path
+
+
+def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
+    case = load_case(schedule(tmp_path, 12, '{dataset: full-batch}'))
+    facts = facts_of(case)
+    assert {'feature': 'strategies of operators', 'simulated': 'yes', 'executable': 'yes'} in facts['features']
+    assert not any(row['feature'].startswith('data') for row in facts['features'])
+    assert case.predict().step > 0
+
+
+@pytest.mark.parametrize(
+    ('batch', 'plan', 'message'),
+    [
+        (12, '{}', '6: workload.batch: 12 samples do not divide by data 8'),
+        (12, '{dataset: full-batch, copies: 5}', '6: workload.batch: 12 samples do not divide by copies 5'),
+        (16, '{tensor: 2}', '8: plan.tensor: is a degree, but layers of the network have strategies'),
+    ],
+)
+def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_path, batch, plan, message):
+    with pytest.raises(ScheduleError) as caught:
+        load_case(schedule(tmp_path, batch, plan))
+    assert message in str(caught.value)
+
+
+def test_a_transformer_takes_no_strategy_of_its_loss(tmp_path):
+    text = SCHEDULE.format(batch=16, plan='{}').partition('  network')[0]
+    model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 16\n'
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{text}{model}  loss_strategy: [[2, 1], [2]]\n', encoding='utf-8')
+    with pytest.raises(ScheduleError, match=r'loss_strategy: a transformer takes degrees'):
+        load_case(path)
+
+
+def test_a_loss_is_cut_by_batch_unless_told_otherwise():
+    cuts = [
+        lower(replace(TUTORIAL, loss_strategy=strategy), Plan(dataset='full-batch'), 8).tensor['loss'].shape
+        for strategy in ((), ((2, 4), (2, 4)), ((2, 1), (2, 1)))
+    ]
+    assert cuts == [(8,), (8,), (2,)]
+    with pytest.raises(Infeasible, match='loss: 16 samples cannot be cut into 8 slices of 4 copies'):
+        lower(replace(TUTORIAL, loss_strategy=((8, 1), (8, 1))), Plan(dataset='full-batch', copies=4), 8)
+
+
+def test_an_activation_cut_into_as_many_slices_as_its_input_lies_as_it_does():
+    """MatMul ((1, 2), (2, 4)) leaves columns on neighbours; (1, 4) by itself would be on every second rank."""
+    layers = (dense(((1, 2), (2, 4)), outputs=32), Relu(strategy=((1, 4),)))
+    program = lower(network(*layers), Plan(dataset='full-batch', redistribution='mindspore-2.10'), 8)
+    assert program.tensor['relu0'].cuts == program.tensor['dense0'].cuts
+
+
+def test_groups_of_a_stage_are_the_same_in_every_stage():
+    marked = (dense(((2, 2), (2, 1)), name='a', outputs=32), dense(((1, 4), (4, 1)), name='b'))
+    layers = tuple(replace(layer, pipeline_stage=stage) for stage, layer in enumerate(marked))
+    program = lower(network(*layers), Plan(pipeline=2, micro_batches=2, dataset='full-batch'), 8)
+    groups = {name: of.groups_GP.tolist() for name, of in program.partitions.items()}
+    assert groups['2x1'] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups['stage'] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    sent = next(op for op in program.op_classes if op.kind == 'send' and op.phase == 'F')
+    assert program.local_shape(program.tensor[sent.reads[0]]) == (4, 32)
+
+
+def test_parameters_with_different_replicas_are_cut_over_their_own():
+    workload = network(
+        dense(((2, 1), (1, 4)), name='a'), Relu(), dense(((2, 4), (4, 1)), inputs=16, name='b', bias=True)
+    )
+    program = lower(workload, Plan(zero=3, shard_threshold=0.0), 8)
+    gathers = {
+        op.writes: op.partition for op in program.op_classes if op.operator == 'all_gather' and '.weights.' in op.name
+    }
+    assert gathers[('a.weight.gathered',)] == '2x4'
+    assert gathers[('b.weight.gathered',)] == '2x4'
+    assert gathers[('b.bias.gathered',)] == 'world'
+
+
+def test_a_shard_group_is_neighbours_among_the_replicas():
+    workload = network(dense(((4, 1), (1, 2)), inputs=32, outputs=32, name='a'))
+    program = lower(workload, Plan(zero=2, shard_group=2), 8)
+    assert program.partitions['4x2.shard'].groups_GP.tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert program.partitions['4x2.replica'].groups_GP.tolist() == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    assert [op.partition for op in program.op_classes if op.phase == 'W' and op.kind == 'collective'] == [
+        '4x2.shard', '4x2.replica'
+    ]  # fmt: skip

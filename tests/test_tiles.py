@@ -81,7 +81,7 @@ def test_of_an_all_reduce_the_tiles_are_products_and_sums_in_turn():
 
 
 def test_of_a_gather_the_tiles_are_gathers_and_then_products():
-    """With sequence parallelism: forward the column-cut products, backward the row-cut ones, whose gathered gradients are
+    """With sequence parallelism: forward of column-cut products, backward of row-cut ones, whose gathered gradients are
     joined for the weight's."""
     program = lower(GPT, replace(SEQUENCE, tiles=2), 4)
     mine = names(program)

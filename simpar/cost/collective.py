@@ -49,9 +49,10 @@ class ClusterCollectives:
         members = tuple(ranks)
         shape = self._shapes.get(members) or self._shapes.setdefault(members, self.topology.shape(members))
         key = ((op.kind, op.operator, op.bytes, op.dtype), shape)
-        if key not in self._alone:
-            self._alone[key] = self._price(op, shape)
-        cost, loads = self._alone[key]
+        found = self._alone.get(key)
+        if found is None:
+            found = self._alone[key] = self._price(op, shape)
+        cost, loads = found
         # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
         users = members if op.kind == 'collective' else members[:1]
         links = demands(self.topology, users, members, loads, cost.transfer)

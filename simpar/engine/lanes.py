@@ -82,17 +82,21 @@ class Lanes:
         self.ranks: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
         for rank, lane in enumerate(of_rank):
             self.ranks[lane].append(rank)
-        self._groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        self._among: dict[tuple[str, int], tuple[int, ...]] = {}
+        groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name, on in groups.items():
             for group, members in enumerate(on.members):
                 among = tuple(sorted({of_rank[rank] for rank in members}))
-                self._groups_among.setdefault((name, among), []).append(group)
+                groups_among.setdefault((name, among), []).append(group)
+        self._groups_among = {key: tuple(found) for key, found in groups_among.items()}
 
     def among(self, partition: str, lane: int) -> tuple[int, ...]:
         """The lanes in a lane's group, itself included."""
-        groups = self.groups[partition]
-        members = groups.members[groups.group[self.ranks[lane][0]]]
-        return tuple(sorted({self.of_rank[rank] for rank in members}))
+        if (partition, lane) not in self._among:
+            groups = self.groups[partition]
+            members = groups.members[groups.group[self.ranks[lane][0]]]
+            self._among[partition, lane] = tuple(sorted({self.of_rank[rank] for rank in members}))
+        return self._among[partition, lane]
 
     def peer(self, partition: str, lane: int, offset: int) -> int:
         """The lane that stands ``offset`` positions further in a lane's group."""
@@ -101,7 +105,7 @@ class Lanes:
     def together(self, lane: int, op: OpClass, entries: int) -> tuple[int, ...]:
         """Which of an op class's costs are for the groups, or pairs, in which an op of a lane is done at once."""
         if op.kind == 'collective':
-            return tuple(self._groups_among[op.partition, self.among(op.partition, lane)])
+            return self._groups_among[op.partition, self.among(op.partition, lane)]
         return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[lane])
 
 
@@ -111,16 +115,21 @@ class LoadedLanes(Lanes):
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
         super().__init__(groups, ranks)
         self._communication = costs.communication
+        self._loads: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, float], ...]] = {}
         self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
 
-    def load(self, op_class: int, groups: Iterable[int]) -> tuple[tuple[int, float], ...]:
+    def load(self, op_class: int, groups: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once."""
-        total: dict[int, float] = {}
-        for group in groups:
-            for link, demand in self._communication[op_class][group].links:
-                if link in self._first_links:
-                    total[link] = total.get(link, 0.0) + demand
-        return tuple(sorted(total.items()))
+        by_group = self._communication[op_class]
+        key = (id(by_group), groups)
+        if key not in self._loads:
+            total: dict[int, float] = {}
+            for group in groups:
+                for link, demand in by_group[group].links:
+                    if link in self._first_links:
+                        total[link] = total.get(link, 0.0) + demand
+            self._loads[key] = tuple(sorted(total.items()))
+        return self._loads[key]
 
 
 def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedLanes:

@@ -45,8 +45,9 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
     loading.
     """
-    if plan.fusion == 'predicted':
-        raise Infeasible('plan.fusion: predicted is still to be resolved (simpar resolve)')
+    for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
+        if open_:
+            raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
     for key, what, instead in (*conflicts(plan), *overlap_conflicts(plan)):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
     plan = with_passes(plan)

@@ -1,0 +1,16 @@
+"""The sweeps of the examples, each predicted once for all tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from simpar.sweep import SweepAnswer, load_sweep
+
+ROOT = Path(__file__).parent.parent
+
+
+@cache
+def answer(file: str, sweeps: tuple[str, ...]) -> SweepAnswer:
+    """Arguments: ``file`` from the project's folder; ``sweeps`` as of `--sweep`."""
+    return load_sweep(ROOT / file, sweeps=sweeps).predict()

@@ -1,0 +1,179 @@
+"""Overlap passes as in parallel_speed_up.json: what each puts under what, and what it gains."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tile_cases import PASSES, by_work
+
+from simpar.engine import simulate
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.lower.interleave import segments
+from simpar.lower.overlap import recomputed_early
+from simpar.memory import memory
+from simpar.plan import Plan
+from simpar.program import OpClass
+from simpar.workload import Dense, Network, Relu, Transformer, Workload
+
+MATMUL, GRADIENTS, WEIGHTS, RECOMPUTE = PASSES
+BY_DEFAULT = (MATMUL, GRADIENTS, WEIGHTS)
+GPT = Workload(model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=4)
+MLP = Workload(
+    model=Network(
+        layers=tuple(
+            layer
+            for _ in range(3)
+            for layer in (
+                Dense(inputs=8, outputs=16, bias=False),
+                Relu(recompute=True),
+                Dense(inputs=16, outputs=8, bias=False),
+                Relu(),
+            )
+        )
+    ),
+    batch=16,
+    loss='mse',
+)
+
+
+def names(program):
+    (role,) = program.roles
+    return [program.op(role, slot).name for slot in range(len(role))]
+
+
+def step(program, rate=4.0):
+    return simulate(program, by_work(program, rate)).step
+
+
+def test_by_default_all_are_on_but_early_recomputation():
+    plan = Plan(data=2, tensor=2, zero=3, recompute='full')
+    assert lower(GPT, plan, 4).hash == lower(GPT, replace(plan, overlap=BY_DEFAULT), 4).hash
+    assert lower(GPT, plan, 4).hash != lower(GPT, replace(plan, overlap=PASSES), 4).hash
+
+
+@pytest.mark.parametrize('left_out', PASSES)
+def test_every_pass_changes_the_order_and_never_the_ops(left_out):
+    plan = Plan(data=2, tensor=2, zero=3, copies=2, recompute='full', overlap=PASSES)
+    with_it = lower(GPT, plan, 4)
+    without = lower(GPT, replace(plan, overlap=tuple(name for name in PASSES if name != left_out)), 4)
+    assert with_it.hash != without.hash
+    assert sorted(names(with_it)) == sorted(names(without))
+
+
+def test_two_passes_are_the_keys_that_say_so_too():
+    plan = Plan(data=4, zero=3)
+    keys = replace(plan, reduce_gradients='end', prefetch=0)
+    assert lower(GPT, replace(plan, overlap=(MATMUL,)), 4).hash == lower(GPT, keys, 4).hash
+    ahead = replace(plan, prefetch=2, reduce_gradients='end')
+    found = replace(plan, prefetch=2, overlap=(MATMUL, WEIGHTS))
+    assert lower(GPT, found, 4).hash == lower(GPT, ahead, 4).hash
+
+
+@pytest.mark.parametrize(
+    'plan', [Plan(overlap=(GRADIENTS,), reduce_gradients='end'), Plan(overlap=(WEIGHTS,), prefetch=0)], ids=str
+)
+def test_a_pass_that_another_key_denies_is_refused(plan):
+    with pytest.raises(Infeasible, match=r'is among plan\.overlap'):
+        lower(GPT, plan, 4)
+
+
+# gradients of weights under the sum of dx
+
+
+def test_gradients_of_weights_fill_under_the_sum_of_their_layers_dx():
+    """So do those of the row-cut layer behind it, which nothing waits for either."""
+    mine = names(lower(MLP, Plan(tensor=4), 4))
+    at = mine.index('dense4.I')
+    assert mine[at + 1].endswith('all_reduce.I')
+    assert mine[at + 2 : at + 5] == ['dense5.W', 'dense4.W', 'relu3.I']
+
+
+def test_without_the_pass_the_sum_waits_for_them():
+    """dX, dW, then the sum, and nothing beside it: exposed as in Megatron-LM without its asynchronous all-reduce."""
+    program = lower(MLP, Plan(tensor=4, overlap=(GRADIENTS, WEIGHTS)), 4)
+    trace = simulate(program, by_work(program, rate=4.0), steps=1)
+    spans = {span.op.name: span for span in trace.spans(0)}
+    sums = [span for name, span in spans.items() if name.endswith('all_reduce.I')]
+    for span in sums:
+        beside = [other for other in spans.values() if other.op.kind == 'compute' and other.end > other.start]
+        assert not [other for other in beside if other.start < span.end and span.start < other.end]
+    assert len(sums) == 2
+
+
+@pytest.mark.parametrize('rate', [1.0, 4.0, 16.0])
+def test_what_it_gains_is_the_shorter_of_gradients_and_sum(rate):
+    """For each of the two blocks whose input needs a gradient; forwards are as they were."""
+    product, message = 2 * 16 * 4 * 8 * 2.0**-20, 4 * 16 * 8 * rate * 2.0**-20
+    found = [step(lower(MLP, Plan(tensor=4, overlap=on), 4), rate) for on in ((GRADIENTS,), (GRADIENTS, MATMUL))]
+    assert found[0] - found[1] == 2 * min(2 * product, message)
+
+
+def test_segments_without_filling_leave_gradients_of_weights_where_they_are():
+    ops = [
+        OpClass('I1', 'compute', 'matmul', 'I', reads=('dy',), writes=('dx.partial',)),
+        OpClass('W1', 'compute', 'matmul', 'W', reads=('dy',)),
+        OpClass('R1', 'collective', 'all_reduce', 'I', reads=('dx.partial',), writes=('dx',)),
+        OpClass('I0', 'compute', 'matmul', 'I', reads=('dx',), writes=('done',)),
+    ]
+    assert [[op.name for op in part] for part in segments(ops)] == [['I1', 'R1'], ['W1', 'I0']]
+    assert [[op.name for op in part] for part in segments(ops, fill=False)] == [['I1', 'W1', 'R1'], ['I0']]
+
+
+# sums of gradients under the backward
+
+
+def test_sums_of_gradients_stand_under_the_backward_or_at_its_end():
+    def last_backward(overlap):
+        mine = names(lower(MLP, Plan(data=4, overlap=overlap), 4))
+        sums = [at for at, name in enumerate(mine) if '.gradients.' in name]
+        return mine.index('dense0.W'), sums
+
+    end, sums = last_backward((GRADIENTS,))
+    assert sum(at < end for at in sums) == 5
+    end, sums = last_backward(())
+    assert sum(at < end for at in sums) == 0
+
+
+# recomputation under the sum before it
+
+
+def test_what_is_recomputed_moves_before_the_op_that_waits_for_a_sum():
+    """A sum arrives for dense3's dx, behind whose relu stands what is recomputed of the block below."""
+    late, early = (names(lower(MLP, Plan(tensor=4, overlap=on), 4)) for on in (BY_DEFAULT, PASSES))
+    again = 'relu2.F.recompute'
+    waits = next(at for at, name in enumerate(late) if name == 'relu3.I')
+    assert late.index(again) > waits
+    assert early.index(again) < early.index('relu3.I')
+
+
+def test_it_hides_recomputation_under_the_sum_and_holds_what_it_makes_that_much_longer():
+    plan = Plan(tensor=4, recompute='full', overlap=BY_DEFAULT)
+    programs = [lower(GPT, replace(plan, overlap=on), 4) for on in (BY_DEFAULT, PASSES)]
+    traces = [simulate(program, by_work(program, rate=32.0)) for program in programs]
+    assert traces[1].step < traces[0].step
+    activations = [memory(trace).ranks[0].by_kind() for trace in traces]
+    peaks = [line.bytes[:, line.names.index('activation')].max() for line in activations]
+    assert peaks[1] >= peaks[0]
+
+
+def test_it_never_passes_another_sum():
+    ops = [
+        OpClass('R2', 'collective', 'all_reduce', 'I', reads=('a',), writes=('d2',)),
+        OpClass('I2', 'compute', 'matmul', 'I', reads=('d2',), writes=('b',)),
+        OpClass('R1', 'collective', 'all_reduce', 'I', reads=('b',), writes=('d1',)),
+        OpClass('I1', 'compute', 'relu', 'I', reads=('d1',), writes=('c',)),
+        OpClass('F', 'compute', 'relu', 'F', reads=('x',), writes=('y',), attributes={'recompute': True}),
+        OpClass('I0', 'compute', 'relu', 'I', reads=('c', 'y'), writes=('d0',)),
+    ]
+    assert [op.name for op in recomputed_early(ops)] == ['R2', 'I2', 'R1', 'F', 'I1', 'I0']
+    without = [op for op in ops if op.kind == 'compute']
+    assert recomputed_early(without) == without
+
+
+def test_nothing_is_issued_before_it_can_be():
+    """The same bytes and operations, whatever is listed, and no step is slower for filling."""
+    plan = Plan(tensor=2, data=2, recompute='full')
+    found = {names: step(lower(GPT, replace(plan, overlap=names), 4), rate=16.0) for names in ((), (MATMUL,), PASSES)}
+    assert found[PASSES] <= found[MATMUL,] <= found[()]
+    assert np.isfinite(list(found.values())).all()

@@ -1,0 +1,96 @@
+"""Fusion that is chosen by predicted cost: never slower than the sizes that are tried, and saved as a plain value."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from simpar import cli
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.memory import memory
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import resolve
+from simpar.resolve.buckets import SIZES
+from simpar.workload import Dense, Network, Transformer, Workload
+
+H100 = cluster(load_profile('h100-sxm-8'))
+ASCEND = cluster(load_profile('ascend910a-8'))
+GPT = Workload(model=Transformer(layers=8, hidden=1024, heads=16, vocab=8192, sequence=512), batch=32, precision='bf16')
+SMALL = Workload(
+    model=Network(layers=tuple(Dense(inputs=64, outputs=64, name=f'd{i}') for i in range(6))), batch=64, loss='mse'
+)
+
+
+def step(workload, plan, hardware):
+    """A step that another follows."""
+    program = lower(workload, plan, hardware.world)
+    return float(simulate(program, price(program, hardware), steps=4).step_times[-2])
+
+
+@pytest.mark.parametrize('choices', [{}, {'zero': 1}, {'zero': 3, 'prefetch': 1}, {'hsdp': 'level1'}], ids=str)
+@pytest.mark.parametrize(('workload', 'hardware'), [(GPT, H100), (SMALL, ASCEND)], ids=['gpt', 'small'])
+def test_no_size_that_is_tried_is_faster(workload, hardware, choices):
+    found = resolve(workload, Plan(fusion='predicted', **choices), hardware)
+    assert found.fusion in SIZES
+    best = min(step(workload, Plan(fusion=size, **choices), hardware) for size in SIZES)
+    assert step(workload, found, hardware) == best
+
+
+def test_messages_of_next_to_nothing_are_fused_into_one():
+    """Latency is all that there is to save, and nothing to overlap with."""
+    found = resolve(SMALL, Plan(fusion='predicted', reduce_gradients='end'), ASCEND)
+    program = lower(SMALL, found, 8)
+    assert sum(op.kind == 'collective' for op in program.op_classes) == 1
+
+
+def test_what_fits_is_preferred_to_what_is_faster(monkeypatch):
+    """With one message for all, all weights are gathered at once."""
+    wanted = Plan(fusion='predicted', zero=3, recompute='full')
+    sizes = {}
+    for size in SIZES:
+        program = lower(GPT, Plan(fusion=size, zero=3, recompute='full'), 8)
+        sizes[size] = memory(simulate(program, price(program, H100))).peak
+    least = min(sizes.values())
+    assert least < max(sizes.values())
+    monkeypatch.setattr('simpar.resolve.buckets.SIZES', ('all', *SIZES))
+    from dataclasses import replace
+
+    figure = H100.profile.device.memory.size
+    device = replace(H100.profile.device, memory=replace(H100.profile.device.memory, size=replace(figure, value=least)))
+    tight = replace(H100, profile=replace(H100.profile, device=device))
+    found = resolve(GPT, wanted, tight)
+    assert sizes[found.fusion] == least
+
+
+def test_it_comes_behind_balanced_stages():
+    plan = Plan(pipeline=2, micro_batches=4, stages='balanced', fusion='predicted', zero=1)
+    found = resolve(GPT, plan, H100)
+    assert sum(found.stages) == 8
+    assert found.fusion in SIZES
+    assert resolve(GPT, found, H100) == found
+
+
+def test_a_plan_that_is_not_resolved_is_not_lowered():
+    with pytest.raises(Infeasible, match='predicted is still to be resolved'):
+        lower(GPT, Plan(fusion='predicted'), 8)
+
+
+def test_the_resolved_schedule_says_which_and_needs_no_choice(tmp_path, capsys):
+    path = tmp_path / 'open.yaml'
+    path.write_text(
+        'simpar: 1\ncluster: h100-sxm-8\nworkload:\n'
+        '  transformer: {layers: 4, hidden: 512, heads: 8, vocab: 512, sequence: 128}\n  batch: 16\n'
+        'plan: {zero: 2, fusion: predicted}\n',
+        encoding='utf-8',
+    )
+    assert cli.main(['resolve', str(path)]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text)['plan']['fusion'] != 'predicted'
+    resolved = tmp_path / 'resolved.yaml'
+    resolved.write_text(text, encoding='utf-8')
+    assert cli.main(['resolve', str(resolved)]) == 0
+    assert capsys.readouterr().out == text
