@@ -43,21 +43,40 @@ class ClusterCollectives:
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
         self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
+        node = self.topology.node
+        self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
         members = tuple(ranks)
-        shape = self._shapes.get(members) or self._shapes.setdefault(members, self.topology.shape(members))
-        key = ((op.kind, op.operator, op.bytes, op.dtype), shape)
-        found = self._alone.get(key)
+        pair = op.kind != 'collective'
+        key = ('send' if pair else op.operator, op.bytes, op.dtype)
+        found = self._costs.get((key, members))
         if found is None:
-            found = self._alone[key] = self._price(op, shape)
-        cost, loads = found
-        # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
-        users = members if op.kind == 'collective' else members[:1]
+            # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
+            users = members[:1] if pair else members
+            found = self._costs[key, members] = self._cost(op, key, members, users)
+        return found
+
+    def _cost(self, op: OpClass, key: object, members: tuple[int, ...], users: tuple[int, ...]) -> CollectiveCost:
+        shape = self._shape(members)
+        alone = self._alone.get((key, shape))
+        if alone is None:
+            alone = self._alone[key, shape] = self._price(op, shape)
+        cost, loads = alone
         links = demands(self.topology, users, members, loads, cost.transfer)
         # A thousand ranks ask thousands of times, and `replace` takes twice as long.
         return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
+
+    def _shape(self, members: tuple[int, ...]) -> Shape:
+        """How a group lies; groups that lie alike from their first node on are looked at once."""
+        if self._node:
+            first = members[0] // self._node * self._node
+            members = tuple([rank - first for rank in members])
+        if members not in self._shapes:
+            self._shapes[members] = self.topology.shape(members)
+        return self._shapes[members]
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
