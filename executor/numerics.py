@@ -19,6 +19,9 @@ from simpar.workload import Adam, AdamW, Workload
 TOLERANCE = 1e-10
 EPSILON = 1e-5
 SHOWN = 8
+FLOOR = 1e-3
+"""Of the largest gradient's (parameter's) norm: what is smaller is held to this, as terms that cancel (signs of an
+absolute error, a key's bias) leave nothing but rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +110,20 @@ def compare(result: Result, reference: Result, first_step: int = 0) -> Iterator[
     """The deviations of a result; gradients and parameters count to its last step."""
     for index, losses in enumerate(zip(result.losses, reference.losses, strict=True)):
         loss, expected = (torch.tensor(value, dtype=torch.float64) for value in losses)
-        yield Deviation(first_step + index, 'loss', _error(loss, expected))
+        yield Deviation(first_step + index, 'loss', _error(loss, expected, 0.0))
     last = first_step + len(result.losses) - 1
     for found, wanted in ((result.gradients, reference.gradients), (result.parameters, reference.parameters)):
+        floor = FLOOR * max((float(tensor.norm()) for tensor in wanted.values()), default=0.0)
         for name in {**wanted, **found}:
             both = name in found and name in wanted
-            yield Deviation(last, name, _error(found[name], wanted[name]) if both else inf)
+            yield Deviation(last, name, _error(found[name], wanted[name], floor) if both else inf)
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def _error(found: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
+    """The norm of the difference as a share of the wanted norm, or of ``floor`` where that is more."""
     if found.shape != wanted.shape:
         return inf
-    difference, size = float((found.to(wanted.dtype) - wanted).norm()), float(wanted.norm())
+    difference, size = float((found.to(wanted.dtype) - wanted).norm()), max(float(wanted.norm()), floor)
     if not isfinite(difference):
         return inf
     return difference / size if size else (inf if difference else 0.0)
