@@ -126,6 +126,19 @@ class Prediction:
         return timeline(self.trace, self.baseline.trace, names=(self.name, self.baseline.name))
 
 
+def followed(program: Program, costs: Costs, steps: int) -> Trace:
+    """Simulate steps of which the last has a follower too.
+
+    Messages behind the last computation of a step (gathers of updated weights) go on under the next step's
+    computation, and both slow each other: the last step that is simulated would be too fast. So a further one is
+    simulated where there are such messages, and left out of the trace.
+    """
+    ends = (program.op(role, len(role) - 1).kind for role in program.roles)
+    if all(kind == 'compute' for kind in ends):
+        return simulate(program, costs, steps=steps)
+    return simulate(program, costs, steps=steps + 1).first(steps)
+
+
 def predict(
     program: Program,
     baseline: Program | None,
@@ -145,7 +158,7 @@ def predict(
     priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
     if baseline is None:
         costs = priced(EFFECTS[-1][1])
-        trace = simulate(program, costs, steps=steps)
+        trace = followed(program, costs, steps)
         return Prediction(name=names[0], trace=trace, costs=costs, profile=cluster.profile)
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
@@ -177,7 +190,7 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) ->
     for _, effects in EFFECTS:
         costs = priced(effects)
         same = bool(states) and _same(costs, states[-1].costs)
-        states.append(_State(costs, states[-1].trace if same else simulate(program, costs, steps=steps)))
+        states.append(_State(costs, states[-1].trace if same else followed(program, costs, steps)))
     return states
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -77,6 +77,12 @@ class Trace:
     def cold_step(self) -> float:
         """Seconds until the first step has ended."""
         return float(self.step_ends[0])
+
+    def first(self, steps: int) -> Trace:
+        """The trace without what comes after so many steps."""
+        lanes = (replace(lane, arrive_KS=lane.arrive_KS[:steps], start_KS=lane.start_KS[:steps],
+                         end_KS=lane.end_KS[:steps]) for lane in self.lanes)  # fmt: skip
+        return replace(self, lanes=tuple(lanes))
 
     def lane(self, rank: int) -> Lane:
         """The lane of a rank."""

@@ -173,6 +173,8 @@ def features(case: Case) -> list[dict[str, str]]:
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,
         f'micro_batches {plan.micro_batches}': plan.micro_batches > 1,
+        f'tiles {plan.tiles}': plan.tiles > 1,
+        'overlap passes': plan.overlap != 'default',
     }
     if is_pipeline(program):
         named = case.schedule.plan.order

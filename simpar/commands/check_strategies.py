@@ -6,11 +6,12 @@ All of it is read off the program, so that it is what the machines do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from simpar.case import Case
+from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
@@ -36,7 +37,7 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload):
         return None
-    listing = Listing(case.program)
+    listing = Listing(_in_whole_products(case))
     given = case.strategies.origins
     scattered = _out_strategies(case)
     rows = [
@@ -57,6 +58,13 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
         {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.proposals
     ]
     return {'operators': rows, 'weighed': weighed, 'bound': found.bound if case.plan.pipeline == 1 else None}
+
+
+def _in_whole_products(case: Case) -> Program:
+    """The program; where products are in tiles, the same with whole ones, which are the model's own."""
+    if case.plan.tiles == 1:
+        return case.program
+    return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
 
 
 def _out_strategies(case: Case) -> dict[str, list[int]]:
