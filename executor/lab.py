@@ -34,8 +34,9 @@ HELP: Final = 'run it as root, or under `unshare -Urn`, or take --net paced:RATE
 FLOWS: Final = 256
 """Queues that the connections of a rank are spread over; those in one queue go first in, first out."""
 FIRST_FLOW: Final = 0x10100
-QUANTUM: Final = 3028
-"""Bytes that a queue sends before it is the turn of the next: two frames."""
+QUANTUM: Final = 16384
+"""Bytes that a queue sends before it is the turn of the next, and the most that the kernel hands over as one packet: a
+queue sends one at least, so that larger ones would take more than their turn."""
 FLOW_OF_PORTS: Final = (
     '40 0 0 34',  # source port, behind 14 bytes of Ethernet and 20 of IP
     '7 0 0 0',
@@ -95,7 +96,7 @@ def shape(rank: int, rate: float) -> None:
     limit = f'rate {whole}bit ceil {whole}bit burst {BURST} cburst {BURST} quantum 60000'
     _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
     _do('ip link set lo up')
-    _do(f'ip link set {DEVICE} up')
+    _do(f'ip link set {DEVICE} gso_max_size {QUANTUM} up')
     _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 10 r2q 1000')
     _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
     _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
