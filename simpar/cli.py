@@ -66,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
         '--numerics', action='store_true', help='train one step in process; compare with the unsharded model'
     )
     check.add_argument('--program', type=Path, metavar='FILE', help='write the program in its text form')
-    check.add_argument('--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read")
+    check.add_argument(
+        '--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read"
+    )
 
     _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
 

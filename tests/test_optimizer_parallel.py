@@ -66,7 +66,9 @@ CLOSED = {
     'zero 2, 2 micro-batches': (
         Plan(data=N, zero=2, micro_batches=2), WHOLE, WHOLE / N + P * B, STATES / N, 0,
     ),
-    'zero 3 of groups of 2': (Plan(data=N, zero=3, shard_group=2, prefetch=0), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B),
+    'zero 3 of groups of 2': (
+        Plan(data=N, zero=3, shard_group=2, prefetch=0), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B,
+    ),
     'two thirds whole': (
         Plan(data=N, zero=3, prefetch=0, unsharded=('dense[0-3].*',)),
         P * B * (4 + 2 / N),

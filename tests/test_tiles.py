@@ -2,11 +2,13 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tile_cases import by_work, tiles_in
 
+from simpar.cli import main
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.lower import lower
@@ -269,3 +271,16 @@ def test_what_is_wrong_is_told_at_its_key(tmp_path, setting, told):
     with pytest.raises(ScheduleError) as refused:
         load_schedule(path, [setting])
     assert told in str(refused.value)
+
+
+def test_check_lists_strategies_of_whole_products_and_that_there_are_tiles(capsys):
+    example = str(Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml')
+
+    def told(*settings):
+        assert main(['check', example, *settings]) == 0
+        return capsys.readouterr().out
+
+    whole, tiled = told(), told('--set', 'plan.tiles=2')
+    listed = [text[text.index('strategies:') : text.index('collectives of a step')] for text in (whole, tiled)]
+    assert listed[0] == listed[1]
+    assert 'simulated and executable: strategies of operators, tiles 2' in tiled

@@ -1,0 +1,32 @@
+"""Tests that measure time run alone; all others share the cores (``make test`` runs both)."""
+
+from pathlib import Path
+
+import pytest
+
+ALONE = frozenset(
+    {
+        'test_bench',
+        'test_calibrate',
+        'test_engine_speed',
+        'test_evidence',
+        'test_evidence_optimizer',
+        'test_evidence_pipeline',
+        'test_evidence_tiles',
+        'test_executor_command',
+        'test_executor_faults',
+        'test_executor_launch',
+        'test_executor_measure',
+        'test_executor_net',
+        'test_executor_pipeline',
+        'test_executor_pool',
+        'test_executor_watchdog',
+        'test_executor_worked',
+    }
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(item.fspath).stem in ALONE:
+            item.add_marker(pytest.mark.alone)
