@@ -67,7 +67,7 @@ class Dense:
     ] = ()
     out_strategy: Annotated[
         Cuts,
-        Field(max_length=2, description="slices of its result, where the sum over ranks is scattered; empty: not"),
+        Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
     ] = ()
     name: Name = ''
 
