@@ -60,7 +60,7 @@ class Contents:
         Field(
             max_length=MOST_DIFFERENCES,
             description='dotted keys and their values in the baseline that gain is measured from; '
-            '{plan.copies: 1} unless given and copies above 1; {}: no baseline',
+            'one copy and one tile unless given; {}: no baseline',
         ),
     ] = None
     sweep: Annotated[
