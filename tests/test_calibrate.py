@@ -262,7 +262,7 @@ BROKEN = {
     'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
     'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
     'text for a number': broken(matmul=[row(1e-3, m='8', n=8, k=8, phase='F')]),
-    'an unknown collective': broken(collective=[collective('all_to_all', 2, 10**6, 1.0)]),
+    'an unknown collective': broken(collective=[collective('broadcast', 2, 10**6, 1.0)]),
     'one rank': broken(ranks=1),
     'everything wrong': broken(matmul=[row(-1.0, m=0, n=0, k=0, phase='X')] * 50),
 }
