@@ -2,12 +2,10 @@
 
 import json
 import os
-from itertools import accumulate
-from math import prod
-from operator import mul
 from pathlib import Path
 
 import pytest
+from golden_shapes import is_view_of
 
 from simpar.layout import operators
 from simpar.layout.axis import group_of
@@ -75,16 +73,6 @@ class Recorded:
             for op in ops
             if op.kind == 'collective'
         ]
-
-
-def is_view_of(shape, other):
-    """Whether one shape is the other with dims parted, or with its two dims transposed."""
-    ends = set(accumulate(bare(shape), mul))
-    return prod(shape) == prod(other) and any(set(accumulate(bare(way), mul)) <= ends for way in (other, other[::-1]))
-
-
-def bare(shape):
-    return [length for length in shape if length > 1]
 
 
 CASES = cases(FOLDER)

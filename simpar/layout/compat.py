@@ -2,14 +2,19 @@
 
 A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in order: what is
 wanted by an axis that cuts nothing is sliced; what is wanted by an axis that still cuts another part takes it from
-there, by an all-to-all or else by an all-gather and a slice; then axes that are to cut nothing are gathered, by version
-2.10 those of the last part first; where all parts wait for each other, the first is gathered. Version 2.10 without
-all-to-all gathers every part that changes, the last first, and then slices.
+there, by an all-to-all or else by an all-gather and a slice; then axes that are to cut nothing are gathered; where all
+parts wait for each other, the first is gathered.
+
+Version 2.10 goes over a sequence without all-to-all once more: gathers stand first, that of the last part first, then
+slices. A gather along a part behind parts of one element becomes one along the outermost dim, and of these such as
+follow one another over axes that count on become one; a gather of the first part itself stays alone. Its source has
+this in ``TensorTransform::ReorderAndMergeRedistributionOp``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from simpar.layout.axis import Axis
 from simpar.layout.frame import Frame, State
@@ -25,40 +30,57 @@ def steps(
     Arguments: ``sums``, axes whose pending sums are taken first (the compiler has none); ``last_first``: version 2.10's
     way.
     """
-    walk = Walk.start(frame, begin)
-    if sums:
-        walk.go('all_reduce', sums)
-    if last_first and not all_to_all:
+    walk = _start(frame, begin, sums)
+    _Parts(walk, end, all_to_all).settle()
+    if last_first and all(step.kind != 'all_to_all' for step in walk.steps):
+        walk = _start(frame, begin, sums)
         _gather_and_slice(walk, end)
-    else:
-        _Parts(walk, end, all_to_all, last_first).settle()
     return tuple(walk.steps)
 
 
+def _start(frame: Frame, begin: State, sums: tuple[Axis, ...]) -> Walk:
+    walk = Walk.start(frame, begin)
+    if sums:
+        walk.go('all_reduce', sums)
+    return walk
+
+
 def _gather_and_slice(walk: Walk, end: State) -> None:
+    """What any sequence without all-to-all comes to: every cut that changes is gathered, then made anew."""
     changed = [part for part, axis in enumerate(walk.state) if axis != end[part]]
-    for part in reversed(changed):
-        _gather(walk, part)
+    for axes in _together(walk, changed):
+        walk.go('all_gather', axes)
     for part in changed:
         axis = end[part]
         if axis is not None:
             walk.go('slice', (axis,), (part,))
 
 
-def _gather(walk: Walk, part: int) -> None:
-    axis = walk.state[part]
-    if axis is not None:
-        walk.go('all_gather', (axis,))
+def _together(walk: Walk, parts: list[int]) -> list[list[Axis]]:
+    """The axes on these parts by gather, the last part first."""
+    local = walk.frame.local(tuple(walk.state))
+    found: list[list[Axis]] = []
+    inner = 0
+    for part in reversed(parts):
+        axis = walk.state[part]
+        if axis is None:
+            continue
+        outermost = part > 0 and prod(local[:inner]) == 1
+        if found and outermost and axis.stride == found[-1][-1].size * found[-1][-1].stride:
+            found[-1].append(axis)
+        else:
+            found.append([axis])
+        inner = part
+    return found
 
 
 class _Parts:
     """The parts that are not yet as wanted."""
 
-    def __init__(self, walk: Walk, end: State, all_to_all: bool, last_first: bool) -> None:
+    def __init__(self, walk: Walk, end: State, all_to_all: bool) -> None:
         self.walk = walk
         self.end = end
         self.all_to_all = all_to_all
-        self.last_first = last_first
 
     @property
     def open(self) -> list[int]:
@@ -67,17 +89,25 @@ class _Parts:
     def settle(self) -> None:
         while self.open:
             done = len(self.walk.steps)
-            while self._pass(self._slice) or self._pass(self._take):
+            while self._slice_and_take():
                 pass
             self._pass(self._give_up)
             if len(self.walk.steps) == done:
                 part = next(part for part in self.open if self.walk.state[part] is not None)
-                _gather(self.walk, part)
+                self._gather(part)
+
+    def _slice_and_take(self) -> bool:
+        """Slices once, then whatever is taken; whether it did anything."""
+        done = len(self.walk.steps)
+        self._pass(self._slice)
+        while self._pass(self._take):
+            pass
+        return len(self.walk.steps) > done
 
     def _pass(self, rule: Callable[[int], None]) -> bool:
         """Try a rule on every open part in turn; whether it did anything."""
         done = len(self.walk.steps)
-        for part in reversed(self.open) if rule == self._give_up and self.last_first else self.open:
+        for part in self.open:
             if self.walk.state[part] != self.end[part]:
                 rule(part)
         return len(self.walk.steps) > done
@@ -101,3 +131,8 @@ class _Parts:
         held = self.walk.state[part]
         if held is not None and held not in self.end:
             self.walk.go('all_gather', (held,))
+
+    def _gather(self, part: int) -> None:
+        axis = self.walk.state[part]
+        if axis is not None:
+            self.walk.go('all_gather', (axis,))

@@ -1,13 +1,15 @@
 """Frames: two layouts of a tensor made comparable, each of its dims parted so that one axis cuts one part at most.
 
 ``[64, 64]`` cut (8, 1) and then (2, 4) becomes [2, 32, 64]: the outer axis cuts the first part before and after, the
-inner axis the second part before and the third after. MindSpore calls this unifying device arrangement and shape.
+inner axis the second part before and the third after. MindSpore calls this unifying device arrangement and shape. A
+frame may be finer than it must: the inner axis of four ranks as two of two, on [2, 2, 16, 2, 32].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
@@ -19,24 +21,37 @@ State = tuple[Axis | None, ...]
 Bounds = set[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frame:
     """A shape in parts.
 
-    Arguments: ``shape``, length of each part; ``dim_of``, the tensor dim that each belongs to; ``atoms``, the axes that
-    cut parts or have pending sums, none of them in use twice.
+    Arguments: ``whole``, the shape; ``source``, ``target``, both layouts; ``shape``, length of each part; ``dim_of``,
+    the tensor dim that each belongs to; ``atoms``, the axes that cut parts or have pending sums, none of them in use
+    twice.
     """
 
+    whole: tuple[int, ...]
+    source: TensorLayout
+    target: TensorLayout
     shape: tuple[int, ...]
     dim_of: tuple[int, ...]
     atoms: tuple[Axis, ...]
+
+    @cached_property
+    def begin(self) -> State:
+        """The axis on each part in the source."""
+        return self._state(self.source)
+
+    @cached_property
+    def end(self) -> State:
+        """The axis on each part in the target."""
+        return self._state(self.target)
 
     def local(self, state: State) -> tuple[int, ...]:
         """Lengths of a rank's slice."""
         return tuple(n // (axis.size if axis else 1) for n, axis in zip(self.shape, state, strict=True))
 
-    def state(self, layout: TensorLayout) -> State:
-        """The axis on each part in a layout that the frame was made for."""
+    def _state(self, layout: TensorLayout) -> State:
         found: list[Axis | None] = []
         for dim, axes in enumerate(layout.dims):
             parts = [index for index, of in enumerate(self.dim_of) if of == dim]
@@ -53,12 +68,26 @@ class Frame:
             if axis.stride <= atom.stride and atom.size * atom.stride <= axis.size * axis.stride
         )
 
+    def parted(self, strides: Iterable[int]) -> Frame | None:
+        """The coarsest frame as fine as this whose axes also begin at these strides; None where there is none."""
+        return frame(self.whole, self.source, self.target, {*strides, *(atom.stride for atom in self.atoms)})
 
-def frame(shape: Sequence[int], source: TensorLayout, target: TensorLayout) -> Frame | None:
-    """The coarsest frame of both layouts; None where their axes cannot be parted alike (2 × 3 and 3 × 2 ranks)."""
+    def finest(self) -> Frame:
+        """The frame whose axes have prime sizes, so far as they can be parted alike."""
+        found = self
+        for atom in self.atoms:
+            found = found.parted(_strides_inside(atom)) or found
+        return found
+
+
+def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, also: Iterable[int] = ()) -> Frame | None:
+    """The coarsest frame of both layouts; None where their axes cannot be parted alike (2 × 3 and 3 × 2 ranks).
+
+    Arguments: ``also``, strides within their axes at which these are to be parted.
+    """
     layouts = (source, target)
     axes = [axis for layout in layouts for axis in (*layout.cutting, *layout.partial)]
-    strides: Bounds = {bound for axis in axes for bound in (axis.stride, axis.size * axis.stride)}
+    strides: Bounds = {bound for axis in axes for bound in (axis.stride, axis.size * axis.stride)} | set(also)
     prefixes: list[Bounds] = [{1} for _ in shape]
     before = -1
     while before != len(strides) + sum(map(len, prefixes)):
@@ -69,7 +98,7 @@ def frame(shape: Sequence[int], source: TensorLayout, target: TensorLayout) -> F
                     return None
     if not all(map(_is_chain, (strides, *prefixes))):
         return None
-    return _framed(shape, prefixes, _atoms(axes, strides))
+    return Frame(shape, source, target, *_parts(shape, prefixes), _atoms(axes, strides))
 
 
 def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
@@ -106,11 +135,23 @@ def _atoms(axes: Sequence[Axis], strides: Bounds) -> tuple[Axis, ...]:
     return tuple(reversed(used))
 
 
-def _framed(shape: Sequence[int], prefixes: Sequence[Bounds], atoms: tuple[Axis, ...]) -> Frame:
+def _parts(shape: Sequence[int], prefixes: Sequence[Bounds]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The length of every part and the dim that it is of."""
     lengths: list[int] = []
     dim_of: list[int] = []
     for dim, (length, bounds) in enumerate(zip(shape, prefixes, strict=True)):
         outer = [high // low for low, high in pairwise(sorted(bounds))]
         lengths += [*outer, length // prod(outer)]
         dim_of += [dim] * (len(outer) + 1)
-    return Frame(tuple(lengths), tuple(dim_of), atoms)
+    return tuple(lengths), tuple(dim_of)
+
+
+def _strides_inside(axis: Axis) -> Iterable[int]:
+    """The strides at which an axis falls into prime sizes, the smallest outermost."""
+    left, factor = axis.size, 2
+    while left > 1:
+        if left % factor:
+            factor += 1
+            continue
+        left //= factor
+        yield axis.stride * left

@@ -91,9 +91,10 @@ def redistribute(
     """The steps from one layout to another.
 
     Arguments: ``shape`` of the whole tensor; ``method``: ``cheapest``, the fewest bytes, and of those the fewest
-    collectives; or the sequence of MindSpore's compiler; ``all_to_all``: may be used. Pending sums of ``source`` that
-    ``target`` has not are summed. Raises ``Infeasible`` where a layout does not fit the shape or sums would have to
-    be undone. Does not model: latency, links, memory of what is gathered on the way.
+    collectives (without all-to-all of axes that move whole); or the sequence of MindSpore's compiler; ``all_to_all``:
+    may be used. Pending sums of ``source`` that ``target`` has not are summed. Raises ``Infeasible`` where a layout
+    does not fit the shape or sums would have to be undone. Does not model: latency, links, memory of what is gathered
+    on the way.
     """
     source.slice_shape(shape), target.slice_shape(shape)
     if source.world != target.world:
@@ -102,21 +103,21 @@ def redistribute(
         return Redistribution(shape, source, target, ())
     common = frame(shape, source, target)
     if common is not None:
-        return Redistribution(shape, source, target, (_part(common, source, target, method, all_to_all),))
+        return Redistribution(shape, source, target, (_part(common, method, all_to_all),))
     # No common parts: all is gathered, then sliced.
     middle = TensorLayout(source.world, ((),) * len(shape), target.partial)
     halves = [redistribute(shape, *ends, method, all_to_all) for ends in ((source, middle), (middle, target))]
     return Redistribution(shape, source, target, tuple(part for half in halves for part in half.parts))
 
 
-def _part(common: Frame, source: TensorLayout, target: TensorLayout, method: Method, all_to_all: bool) -> Part:
-    begin, end = common.state(source), common.state(target)
-    pending, left = common.split(source.partial), set(common.split(target.partial))
+def _part(common: Frame, method: Method, all_to_all: bool) -> Part:
+    pending, left = common.split(common.source.partial), set(common.split(common.target.partial))
     if not left <= set(pending):
         raise Infeasible('what is whole cannot become a pending sum')
     sums = tuple(axis for axis in pending if axis not in left)
     if method == 'cheapest':
-        steps = cheapest.steps(common, begin, end, sums, all_to_all=all_to_all)
+        common, steps = cheapest.steps(common, sums, all_to_all=all_to_all)
     else:
-        steps = compat.steps(common, begin, end, sums, all_to_all=all_to_all, last_first=method == 'mindspore-2.10')
-    return Part(common.shape, common.dim_of, begin, end, steps)
+        last_first = method == 'mindspore-2.10'
+        steps = compat.steps(common, common.begin, common.end, sums, all_to_all=all_to_all, last_first=last_first)
+    return Part(common.shape, common.dim_of, common.begin, common.end, steps)

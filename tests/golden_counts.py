@@ -1,0 +1,167 @@
+"""How many recorded cases of MindSpore's compiler are compared, and equal: the table in docs/strategies.md.
+
+``python tests/golden_counts.py`` compares them again and puts the table into the documentation. A case is equal where
+the test of its kind passes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import colrow_cases
+import golden_steps as steps
+import test_interleave_golden as interleaved
+import test_overlap_golden as overlapped
+import test_recompute_golden as recomputed
+import test_redistribution_golden as redistributed
+import test_strategy_golden as products
+import test_strategy_search_golden as searches
+import test_strategy_training_golden as trained
+
+DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategies.md'
+BEGIN = '| group | version |'
+COLUMNS = ('cases', 'strategies', 'collectives', 'slices of parameters', 'messages', 'of one number', 'left out')
+VERSIONS = ('2.0.0', '2.10.0')
+BLOCKS = {'speedup': overlapped, 'interleave': interleaved, 'recompute': recomputed}
+"""Tests of networks of column-cut and row-cut products, by group."""
+GROUPS = ('matmul8', 'redist', 'seeds', 'prop', 'rec_chain', 'rec_transformer', 'opt', 'fusion', *BLOCKS)
+
+
+@dataclass
+class Count:
+    """Cases compared, and those of them that are equal."""
+
+    compared: int = 0
+    equal: int = 0
+
+    def add(self, test: Callable[[str], None], name: str) -> None:
+        self.compared += 1
+        try:
+            test(name)
+        except AssertionError:
+            return
+        self.equal += 1
+
+    def __str__(self) -> str:
+        return f'{self.equal} / {self.compared}' if self.compared else ''
+
+
+@dataclass
+class Row:
+    """Of one group and version."""
+
+    cases: int = 0
+    strategies: Count = field(default_factory=Count)
+    collectives: Count = field(default_factory=Count)
+    slices: Count = field(default_factory=Count)
+    recorded: int = 0
+    numbers: int = 0
+    messages: int = 0
+    """Recorded messages, those of them that are of one number, and those that are compared."""
+
+    @property
+    def left_out(self) -> int:
+        """Messages of more than one number that are not compared, where any are."""
+        return self.recorded - self.numbers - self.messages if self.messages else 0
+
+    def cells(self) -> tuple[object, ...]:
+        told = (self.messages, self.numbers, self.left_out) if self.messages else ('', '', '')
+        return self.cases, self.strategies, self.collectives, self.slices, *told
+
+
+Rows = dict[tuple[str, str], Row]
+
+
+def rows() -> Rows:
+    """By group and version."""
+    found: Rows = defaultdict(Row)
+    groups = {}
+    for path in sorted(steps.SHIPPED.rglob('*.json')):
+        version, group = path.parent.parent.name.removeprefix('v'), path.parent.name
+        groups[version, path.stem] = found[group, version]
+        found[group, version].cases += 1
+        case = json.loads(path.read_text(encoding='utf-8'))
+        _messages(found[group, version], case.get('final_comm') or [])
+    for name in searches.CASES:
+        version, _, stem = name.partition('/')
+        groups[version.removeprefix('v'), stem].strategies.add(searches.test_strategies, name)
+    for name, case in steps.CASES.items():
+        _step(groups[case['mindspore'], case['case']['name']], name, case)
+    for name, case in products.CASES.items():
+        _product(groups[case['mindspore'], case['case']['name']], name, case)
+    for name, case in redistributed.CASES.items():
+        row = groups[case['mindspore'], case['case']['name']]
+        row.collectives.add(redistributed.test_collectives_of_every_pair, name)
+        row.messages += redistributed.Recorded(case).messages.total()
+    for group, tests in BLOCKS.items():
+        _blocks(found[group, VERSIONS[-1]], tests)
+    return found
+
+
+def _messages(row: Row, ops: list[dict[str, Any]]) -> None:
+    known = [op for op in ops if op['op'] in steps.KINDS]
+    row.recorded += len(known)
+    row.numbers += sum(op['in_shapes'] == [[]] and op['op'] != 'Receive' for op in known)
+
+
+def _step(row: Row, name: str, case: dict[str, Any]) -> None:
+    recorded = steps.Recorded(case)
+
+    def collectives(name: str) -> None:
+        trained.test_collectives_of_a_training_step(name)
+        if not recorded.cuts_weights:
+            trained.test_shapes_of_messages(name)
+
+    row.collectives.add(collectives, name)
+    row.messages += len(recorded.compared)
+    if case.get('parameters_after'):
+        row.slices.add(trained.test_slices_of_parameters, name)
+
+
+def _product(row: Row, name: str, case: dict[str, Any]) -> None:
+    row.collectives.add(products.test_collectives_of_a_training_step, name)
+    row.messages += len(products.Recorded(case).collectives())
+    if case['parameters_after']:
+        row.slices.add(products.test_strategy_and_slices, name)
+
+
+def _blocks(row: Row, tests: Any) -> None:
+    for name, case in tests.RECORDED.items():
+        row.collectives.add(tests.test_messages_are_those_of_the_compiler, name)
+        row.slices.add(tests.test_parameters_and_states_are_cut_alike, name)
+        row.messages += len(colrow_cases.Recorded(case).messages)
+
+
+def table(found: Rows) -> Iterable[str]:
+    """Lines of the table."""
+    yield f'{BEGIN} {" | ".join(COLUMNS)} |'
+    yield f'|{"---|" * (2 + len(COLUMNS))}'
+    for group in GROUPS:
+        for version in VERSIONS:
+            row = found.get((group, version))
+            if row is not None:
+                cells = ' | '.join(map(str, (f'`{group}`', version, *row.cells())))
+                yield f'| {cells} |'.replace('|  |', '| |').replace('|  |', '| |')
+
+
+def documented(text: str) -> list[str]:
+    """Lines of the table in a document."""
+    lines = text.split('\n')
+    first = next(place for place, line in enumerate(lines) if line.startswith(BEGIN))
+    last = next(place for place in range(first, len(lines)) if not lines[place].startswith('|'))
+    return lines[first:last]
+
+
+def main() -> None:
+    """Put the table into the documentation."""
+    text = DOCUMENT.read_text(encoding='utf-8')
+    DOCUMENT.write_text(text.replace('\n'.join(documented(text)), '\n'.join(table(rows()))), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

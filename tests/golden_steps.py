@@ -1,0 +1,262 @@
+"""Training steps that MindSpore's compiler recorded, and the programs that we make of them."""
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+from golden_shapes import are_views, bare
+
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Dense, Flatten, Network, Relu, Workload
+
+SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
+FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
+GROUPS = ('prop', 'rec_chain', 'seeds', 'opt', 'fusion')
+NETWORKS = ('MatMulChain', 'Seed003', 'Mnist')
+KINDS = {
+    'AllReduce': 'all_reduce',
+    'AllGather': 'all_gather',
+    'ReduceScatter': 'reduce_scatter',
+    'AlltoAll': 'all_to_all',
+    'Send': 'send',
+    'Receive': 'recv',
+}
+MNIST = (784, 512, 512)
+"""Features of the tutorials' network before its last layer."""
+WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
+
+
+def cases(folder):
+    """Recorded cases by version and name."""
+    paths = [path for group in GROUPS for path in sorted(folder.rglob(f'{group}/*.json'))]
+    found = ({'group': path.parent.name, **json.loads(path.read_text(encoding='utf-8'))} for path in paths)
+    return {
+        f'{case["mindspore"]}-{case["case"]["name"]}': case
+        for case in found
+        if case.get('final_comm') and case['case']['net'] in NETWORKS
+    }
+
+
+CASES = cases(FOLDER)
+
+
+def tuples(value):
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+class Recorded:
+    """What a case says, and what we make of it."""
+
+    def __init__(self, golden):
+        self.golden, self.case = golden, golden['case']
+        self.world, self.rank = self.case['device_num'], self.case.get('rank') or 0
+        self.context, self.wrap = self.case['ctx'], self.case.get('wrap') or {}
+        self.is_mnist, self.group = self.case['net'] == 'Mnist', golden['group']
+        self.args = self.case['net_args']
+        self.widths = (
+            (*MNIST, self.args.get('out', 10))
+            if self.is_mnist
+            else self.args.get('dims') or tuple(self.args[key] for key in ('in_dim', 'hidden_dim', 'out_dim'))
+        )
+        self.program = lower(self.workload(), self.plan(), self.world)
+
+    # the case as a workload and a plan
+
+    @property
+    def stages(self):
+        return self.context.get('pipeline_stages', 1)
+
+    @property
+    def cuts_weights(self):
+        """Whether optimizer parallelism does: along the first dim, which is another of ours than of the compiler's."""
+        return self.context.get('enable_parallel_optimizer', False)
+
+    @property
+    def slices_batch(self):
+        """Whether micro-batches or copies are cut of a batch that lies in slices on the ranks."""
+        return self.context.get('dataset_strategy') == 'data_parallel' and {'interleave', 'pipeline'} & self.wrap.keys()
+
+    @property
+    def inputs(self):
+        """Shapes on a rank."""
+        return [bare(shape) for shape, _ in self.case['inputs']]
+
+    def entries(self, operator):
+        """Strategies that the compiler wrote, of a pipeline those of one micro-batch and both stages."""
+        found = [entry for entry in self.golden.get('strategies') or [] if entry['op'] == operator]
+        if self.stages > 1:
+            other = next(one for name, one in CASES.items() if 'rec_pp2' in name and one is not self.golden)
+            both = sorted((self.golden, other), key=lambda one: one['case'].get('rank') or 0)
+            mine = [[entry for entry in one['strategies'] if entry['op'] == operator] for one in both]
+            found = [entry for entries in mine for entry in entries[: len(entries) // self.wrap['pipeline']]]
+        return found
+
+    def layers(self):
+        products, relus = self.entries('MatMul'), [tuples(entry['in_strategy']) for entry in self.entries('ReLU')]
+        if not products:
+            whole = [[self.world, 1], [1, 1]]
+            given = [self.args['s1'], self.args['s2']] if 's1' in self.args else self.args.get('strategies')
+            products = [{'in_strategy': one} for one in given or [whole] * (len(self.widths) - 1)]
+            relus = [tuples(self.args.get('sr', [[self.world, 1]]))] * (len(products) - 1)
+            relus = relus if self.args.get('relu', True) else []
+        marks = self.args.get('comm_fusion') or self.args.get('fusion') or [None] * len(products)
+        for place, (inputs, outputs) in enumerate(pairwise(self.widths)):
+            yield Dense(
+                name=f'w{place}', inputs=inputs, outputs=outputs, bias=self.is_mnist, comm_fusion=marks[place],
+                strategy=self.transposed(tuples(products[place]['in_strategy'])),
+                out_strategy=first(tuples(products[place].get('out_strategy') or [])),
+                pipeline_stage=min(place, 1) if self.stages > 1 else None,
+            )  # fmt: skip
+            if place < len(relus):
+                yield Relu(name=f'relu{place}', strategy=relus[place])
+
+    def transposed(self, strategy):
+        """Of a dense layer, whose weight is [out, in], as x · weight with weight [in, out]."""
+        return (strategy[0], strategy[1][::-1]) if self.is_mnist else strategy
+
+    def workload(self):
+        ((images, *_), *_), *_ = self.case['inputs']
+        ranks = self.world // self.stages
+        batch = images * (ranks if self.context.get('dataset_strategy') == 'data_parallel' else 1)
+        batch *= self.wrap.get('grad_accum', 1)
+        loss = 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
+        subtractions = [] if loss == 'cross-entropy' else self.entries('Sub')
+        return Workload(
+            model=Network(layers=(Flatten(), *self.layers())),
+            batch=batch,
+            loss=loss,
+            loss_strategy=tuples(subtractions[0]['in_strategy']) if subtractions else (),
+        )
+
+    def plan(self):
+        options = self.context.get('parallel_optimizer_config', {})
+        level = options.get('optimizer_level', 'level1') if self.cuts_weights else 'off'
+        copies = self.wrap.get('interleave', 1)
+        return Plan(
+            dataset=self.context.get('dataset_strategy', 'full_batch').replace('_', '-'),
+            redistribution=f'mindspore-{self.golden["mindspore"].removesuffix(".0")}',
+            pipeline=self.stages,
+            micro_batches=self.wrap.get('pipeline', 1) * self.wrap.get('grad_accum', 1),
+            copies=copies,
+            copies_loss='sum',
+            reduce='late' if copies > 1 else 'early',
+            hsdp=level,
+            shard_group=options.get('optimizer_weight_shard_size', 0),
+            accumulate='sharded' if options.get('gradient_accumulation_shard') else 'full',
+            fusion='none',
+        )
+
+    # collectives
+
+    @property
+    def recorded(self):
+        """All messages."""
+        return [op for op in self.golden['final_comm'] if op['op'] in KINDS]
+
+    @property
+    def compared(self):
+        """Those that a program has: without sums of one number, for display of the loss or within it."""
+        found = (op for op in self.recorded if op['in_shapes'] != [[]] or op['op'] == 'Receive')
+        return [op for op in found if not self.of_data_or_loss(op)]
+
+    def theirs(self):
+        return Counter((*what, prod(shape)) for *what, shape in map(self.message, self.compared))
+
+    def ours(self):
+        return Counter((*what, prod(shape)) for *what, shape in self.messages())
+
+    def unlike(self):
+        """Messages, as (kind, ranks, elements), whose shapes on a rank are not views of ours."""
+        theirs, ours = shapes(map(self.message, self.compared)), shapes(self.messages())
+        return [what for what, found in theirs.items() if not are_views(found, ours[what])]
+
+    def message(self, op):
+        return KINDS[op['op']], self.ranks(op), self.slice(op)
+
+    def ranks(self, op):
+        """Of a collective, those of its group; of a message, its other end."""
+        if op['op'] in ('Send', 'Receive'):
+            return (op['dest_rank' if op['op'] == 'Send' else 'src_rank'],)
+        return tuple(range(self.world)) if op['ranks'] == 'world' else tuple(op['ranks'])
+
+    @staticmethod
+    def slice(op):
+        """What a rank has before a gather, behind a scatter and of a message."""
+        return tuple(op['out_shapes' if op['op'] in ('ReduceScatter', 'Receive') else 'in_shapes'][0])
+
+    def of_data_or_loss(self, op):
+        """Of the tutorials' network what a program has not: see ``of_batch`` and ``of_flatten``; and redistributions
+        within cross-entropy, which is one operator of ours and many of the compiler's."""
+        if not self.is_mnist or 'redistribution' not in (op.get('instance') or ''):
+            return False
+        shape = self.slice(op)
+        of_loss = shape[-1] == self.widths[-1] or len(shape) == 1
+        return of_loss or self.of_batch(op) or self.of_flatten(op)
+
+    def of_batch(self, op):
+        """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
+        without, and then gathered where an operator takes them whole."""
+        return self.slices_batch and op['op'] == 'AllGather' and self.slice(op) in self.inputs
+
+    def of_flatten(self, op):
+        """Whether images are gathered behind a Flatten, which the compiler cuts over all ranks; ours has no cut."""
+        return self.context.get('dataset_strategy') == 'full_batch' and self.slice(op)[1:] == MNIST[:1]
+
+    def messages(self):
+        """Ours as kind, ranks and shape: one of each tensor, as the compiler fuses later."""
+        role, program = self.program.role(self.rank), self.program
+        ops = [program.op(role, slot) for slot in range(len(role))]
+        # Of micro-batches that follow one another the compiler writes one.
+        ops = {op.name: op for op in ops}.values() if 'grad_accum' in self.wrap else ops
+        labels = {'target', 'labels'} if self.slices_batch else set()
+        for op in ops:
+            if op.kind == 'collective' and not labels.intersection(op.reads):
+                yield from self.members(op)
+            elif op.kind in ('send', 'recv'):
+                (name,) = op.reads or op.writes
+                yield op.kind, (self.other_end(op),), self.local(name)
+
+    def members(self, op):
+        ranks = self.program.partitions[op.partition].members(self.rank)
+        for source, target in zip(op.reads, op.writes + op.accumulates, strict=True):
+            yield op.operator, ranks, self.local(target if op.operator == 'reduce_scatter' else source)
+
+    def other_end(self, op):
+        members = self.program.partitions[op.partition].members(self.rank)
+        return members[(members.index(self.rank) + op.peer) % len(members)]
+
+    def local(self, name):
+        return self.program.local_shape(self.program.tensor[name])
+
+    # parameters
+
+    def parameters(self):
+        """Shapes of the slices of weights on the rank, as the compiler has them: but for the tutorials' [in, out]."""
+        held = self.program.tensors_of_role[int(self.program.role_of_rank[self.rank])]
+        mine = [one.name for one in self.program.tensors if one.kind == 'parameter' and one.name in held]
+        return sorted(self.local(name)[:: 1 if self.is_mnist else -1] for name in mine)
+
+    def recorded_parameters(self):
+        return sorted(
+            tuple(map(int, text.split(', ')))
+            for name, text in self.golden['parameters_after']
+            if text and WEIGHT.fullmatch(name)
+        )
+
+
+def shapes(messages):
+    """Shapes by kind, ranks and elements."""
+    found = defaultdict(list)
+    for *what, shape in messages:
+        found[(*what, prod(shape))].append(shape)
+    return found
+
+
+def first(strategy):
+    """The strategy of one tensor, whether it stands alone or in a list."""
+    return strategy[0] if strategy and isinstance(strategy[0], tuple) else strategy

@@ -1,0 +1,131 @@
+"""No sequence of steps receives less than the cheapest: held against all sequences on single bits of the ranks."""
+
+from math import lcm, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import layouts
+from redistribution_machine import cut, execute
+from redistribution_oracle import bits_of, least, places
+
+from simpar.layout import Axis, TensorLayout, mapped, redistribute
+from simpar.strategy_search.redistribution import redistribution_bytes
+
+SMALL = 2**18
+
+
+@st.composite
+def binary(draw, pending=True):
+    """A shape and two layouts on a power of two of ranks, at most 64."""
+    world, dims = draw(st.sampled_from((4, 8, 16, 32, 64))), draw(st.integers(1, 4))
+    source, target = draw(layouts(world, dims, pending and draw(st.booleans()))), draw(layouts(world, dims))
+    shape = tuple(lcm(*ends) * draw(st.sampled_from((1, 2, 3))) for ends in zip(source.cuts, target.cuts, strict=True))
+    return shape, source, target
+
+
+def collectives(found):
+    return sum(step.communicates for step in found.steps)
+
+
+def exchanged(power):
+    """Two axes of 2 ** power ranks and the same that have changed places."""
+    size = 2**power
+    return (size, size), mapped(size**2, (size, size), [[0], [1]]), mapped(size**2, (size, size), [[1], [0]])
+
+
+def counted(pair, found):
+    return found.elements / prod(pair[0]), collectives(found)
+
+
+def spread(layout):
+    """The same layout with room between the bits of a rank, so that no two of them are one axis."""
+    axes = [[Axis(2, stride**2) for axis in dim for stride in bits_of(axis)] for dim in (*layout.dims, layout.partial)]
+    return TensorLayout(layout.world**2, tuple(map(tuple, axes[:-1])), tuple(axes[-1]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(binary())
+def test_it_receives_the_least_in_the_fewest_collectives(pair):
+    assert counted(pair, redistribute(*pair)) == least(*pair[1:], all_to_all=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(binary())
+def test_without_all_to_all_it_receives_the_least_that_whole_axes_can(pair):
+    shape, *ends = pair
+    assert redistribute(*pair, all_to_all=False).elements >= prod(shape) * least(*ends, all_to_all=False)[0]
+    apart = redistribute(shape, *map(spread, ends), all_to_all=False)
+    assert counted(pair, apart) == least(*ends, all_to_all=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(binary())
+def test_the_least_sequence_brings_every_rank_its_slice(pair):
+    shape, source, target = pair
+    if prod(shape) * source.world > SMALL:
+        shape = tuple(map(lcm, source.cuts, target.cuts))
+    tensor = np.arange(1, prod(shape) + 1).reshape(shape)
+    found = execute(redistribute(shape, source, target), cut(tensor, source))
+    for rank, mine in enumerate(found):
+        np.testing.assert_array_equal(mine, tensor[target.slices(shape, rank)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(binary(pending=False))
+def test_strategy_search_counts_what_the_sequence_receives(pair):
+    shape, source, target = pair
+    bits = [_bits(layout) for layout in (source, target)]
+    found = redistribute(*pair).elements
+    assert redistribution_bytes(*bits, shape, itemsize=1) == pytest.approx(float(found), rel=1e-12)
+
+
+def _bits(layout):
+    """A layout in bits of a rank, 0 the most significant."""
+    found = [[] for _ in layout.dims]
+    for stride, (dim, _) in sorted(places(layout).items(), key=lambda item: item[1]):
+        found[dim].append((layout.world // stride).bit_length() - 2)
+    return tuple(map(tuple, found))
+
+
+@pytest.mark.parametrize('power', [1, 2, 3])
+def test_axes_that_change_places_do_so_by_halves(power):
+    """A half is gathered and, of twice the slice, exchanged for half of it: two slices for each; whole, 2 (g − 1)."""
+    shape, source, target = exchanged(power)
+    shape = (2 * shape[0], shape[1])
+    found = redistribute(shape, source, target)
+    assert found.elements == 2 * power * 2
+    assert collectives(found) == 2 * power
+    tensor = np.arange(prod(shape)).reshape(shape)
+    for rank, mine in enumerate(execute(found, cut(tensor, source))):
+        np.testing.assert_array_equal(mine, tensor[target.slices(shape, rank)])
+
+
+def test_without_all_to_all_an_axis_moves_whole():
+    rows, columns = mapped(8, (8,), [[0], []]), mapped(8, (8,), [[], [0]])
+    found = redistribute((64, 64), rows, columns, all_to_all=False)
+    assert [step.kind for step in found.steps] == ['all_gather', 'slice']
+    assert found.elements == 7 * 8 * 64
+
+
+def test_what_moves_together_stays_one_axis():
+    """An axis of eight is gathered whole, and only two of four, which wait for each other, move in parts."""
+    source = mapped(128, (8, 4, 4), [[0], [1], [2]])
+    target = mapped(128, (8, 4, 4), [[], [2], [1]])
+    found = redistribute((8, 4, 4), source, target)
+    axes = [axis for step in found.steps for axis in step.axes]
+    assert [axis.size for axis in axes if axis.stride >= 16] == [8]
+    assert {axis.size for axis in axes if axis.stride < 16} == {2}
+
+
+def test_one_all_gather_takes_several_axes():
+    whole = TensorLayout(16, ((), ()))
+    found = redistribute((64, 64), mapped(16, (4, 2, 2), [[0, 2], [1]]), whole)
+    assert [step.kind for step in found.steps] == ['all_gather']
+    assert found.elements == 15 * 16 * 16
+
+
+@pytest.mark.parametrize(('power', 'slices'), [(5, 2 * 5), (6, 2 * 63)])
+def test_more_than_ten_parts_move_whole(power, slices):
+    assert redistribute(*exchanged(power)).elements == slices
