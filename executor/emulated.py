@@ -60,7 +60,7 @@ class EmulatedMachine:
     def communicate(self, work: Work, arrived: float) -> float:
         """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
 
-        When that is must be known before where the link is ours, and meanwhile where the start slows compute.
+        When that is must be known before a send, and where the link is ours; meanwhile where the start slows compute.
         """
         if work.channel is None or work.channel.size == 1:
             return arrived
@@ -70,11 +70,12 @@ class EmulatedMachine:
             busy.append(self._device.open(arrived if self._costs.waiting_slows else start))
 
         start = arrived
-        if self._link is not None:
+        if self._link is not None or work.op.kind != 'collective':
+            # What is sent before its receive is posted would wait in buffers that links between devices do not have.
             start = _meet(work.op, channel, arrived)
             begin(start)
         elif self._slows:
-            channel.meet(arrived, _others(work.op, channel), begin)
+            channel.meet(arrived, _others(channel), begin)
         _transfer(work.op, channel, self._pace(work), start)
         channel.settle()
         end = self._clock.now()
@@ -92,10 +93,8 @@ class EmulatedMachine:
         return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
 
 
-def _others(op: OpClass, channel: Channel) -> list[int]:
+def _others(channel: Channel) -> list[int]:
     """Positions of all that take part but this."""
-    if op.kind != 'collective':
-        return [(channel.position + op.peer) % channel.size]
     return [position for position in range(channel.size) if position != channel.position]
 
 

@@ -12,18 +12,24 @@ import torch
 from torch.nn import functional
 
 from executor.dropout import kept
+from executor.reference_network import (
+    EPSILON,
+    Declared,
+    Input,
+    Parameters,
+    network_inputs,
+    network_parameters,
+    network_result,
+)
 from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
+from simpar.layers import Network
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Transformer, Workload
 
-EPSILON = 1e-5
 DIFFERENCES = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses of a network whose target is a tensor like its result."""
-Parameters = dict[str, torch.Tensor]
-Input = tuple[str, str, tuple[int, ...], bool]
-"""Name, draw, shape, and whether it holds integers."""
 
 
 class Reference:
@@ -102,20 +108,14 @@ def _optimizer(workload: Workload, parameters: Parameters) -> torch.optim.Optimi
     return torch.optim.SGD(weights, lr=rate)
 
 
-def _inputs(
-    workload: Workload,
-) -> tuple[tuple[str, str, tuple[int, ...], bool], tuple[str, str, tuple[int, ...], bool]]:
-    """Name, draw, shape and whether it is of integers, of the model's input and of its target."""
+def _inputs(workload: Workload) -> tuple[Input, Input]:
+    """The model's input and its target."""
     model, batch = workload.model, workload.batch
-    if isinstance(model, Transformer):
-        shape, initial = (batch, model.sequence), f'tokens:{model.vocab}'
-        return ('tokens', initial, shape, True), ('labels', initial, shape, True)
-    dense = _dense(model)
-    digits = 'mnist' if workload.data == 'mnist' else ''
-    x = ('x', digits or 'normal:1', (batch, dense[0].inputs), False)
-    if workload.loss in DIFFERENCES:
-        return x, ('target', 'normal:1', (batch, dense[-1].outputs), False)
-    return x, ('labels', digits or f'classes:{dense[-1].outputs}', (batch,), True)
+    if isinstance(model, Network):
+        classes, mnist = workload.loss not in DIFFERENCES, workload.data == 'mnist'
+        return network_inputs(model, batch, classes=classes, mnist=mnist)
+    shape, initial = (batch, model.sequence), f'tokens:{model.vocab}'
+    return ('tokens', initial, shape, True), ('labels', initial, shape, True)
 
 
 def _loss(
@@ -123,27 +123,19 @@ def _loss(
 ) -> torch.Tensor:
     model = workload.model
     if isinstance(model, Network):
-        y = _network(model, parameters, x)
+        y = network_result(model, parameters, x)
         return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
     logits = _transformer(model, parameters, x, keys)
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
-def _dense(model: Network) -> list[Dense]:
-    return [layer for layer in model.layers if isinstance(layer, Dense)]
-
-
-def _parameters(workload: Workload) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _parameters(workload: Workload) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
     model = workload.model
-    weight = f'normal:{model.weight_deviation}'
     if isinstance(model, Network):
-        for index, dense in enumerate(_dense(model)):
-            name = dense.name or f'dense{index}'
-            yield f'{name}.weight', (dense.outputs, dense.inputs), weight
-            if dense.bias:
-                yield f'{name}.bias', (dense.outputs,), 'zeros'
+        yield from network_parameters(model, workload.batch)
         return
+    weight = f'normal:{model.weight_deviation}'
     hidden, ffn, groups = model.hidden, model.ffn_width, model.key_value_heads
     queries, head_dim = model.heads // groups, hidden // model.heads
     yield 'embedding.weight', (model.vocab, hidden), weight
@@ -164,20 +156,6 @@ def _parameters(workload: Workload) -> Iterator[tuple[str, tuple[int, ...], str]
     yield 'norm.bias', (hidden,), 'zeros'
     if not model.tied:
         yield 'head.weight', (model.vocab, hidden), weight
-
-
-def _network(model: Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
-    count = 0
-    for layer in model.layers:
-        if isinstance(layer, Dense):
-            name = layer.name or f'dense{count}'
-            x = functional.linear(x, parameters[f'{name}.weight'], parameters.get(f'{name}.bias'))
-            count += 1
-        elif isinstance(layer, Flatten):
-            x = x.flatten(1)
-        else:
-            x = functional.relu(x)
-    return x
 
 
 def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simpar.cost.price import Effects as Effects
     from simpar.cost.price import price as price
     from simpar.engine import simulate as simulate
+    from simpar.layers import Network as Network
     from simpar.plan import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from simpar.schedule import load_schedule as load_schedule
     from simpar.sweep import load_sweep as load_sweep
     from simpar.trace import Trace as Trace
-    from simpar.workload import Network as Network
     from simpar.workload import Transformer as Transformer
     from simpar.workload import Workload as Workload
 
@@ -41,7 +41,7 @@ __version__: Final = '0.1.0'
 _HOMES: Final = {
     'Case': 'simpar.case',
     'Effects': 'simpar.cost.price',
-    'Network': 'simpar.workload',
+    'Network': 'simpar.layers',
     'Plan': 'simpar.plan',
     'Prediction': 'simpar.predict',
     'Program': 'simpar.program',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -35,6 +35,8 @@ class Plan:
         streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
             compute stream, so that nothing overlaps.
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
+        device_matrix: with layouts, the axes that they name, the outermost first; what they leave of the ranks of a
+            stage repeats the calculation.
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
             as MindSpore's compiler of a version does; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
         search: who gives strategies to a network's layers that have none: ``none``, nobody (they are cut by batch);
@@ -130,6 +132,12 @@ class Plan:
         Literal['data-parallel', 'full-batch'],
         Field(description='with strategies, what a rank reads: its slice of the batch, or all of it'),
     ] = 'data-parallel'
+    device_matrix: Annotated[
+        dict[Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')], Annotated[int, Field(ge=1, le=2**20)]],
+        Field(
+            examples=[{'dp': 2, 'sp': 2, 'mp': 2}], description="axes that layers' layouts name, the outermost first"
+        ),
+    ] = field(default_factory=dict)
     redistribution: Annotated[
         Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10'],
         Field(description='with strategies, from layout to layout: by the fewest bytes, or as the compiler does'),

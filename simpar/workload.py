@@ -8,33 +8,14 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from simpar.document import OneOf, Short
+from simpar.layers import Deviation, Network, Strategy
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'
 """Where a file's ``transformer:`` or ``network:`` is put before it is read: a key that no file can hold."""
 
-# The limits keep every size of a tensor below 2⁶² bytes, so that no count overflows.
-Name = Annotated[
-    str,
-    Field(
-        max_length=40,
-        pattern='^[A-Za-z0-9_-]*$',
-        examples=['matmul'],
-        description='in traces and programs: letters, digits, _ and -; made from the kind unless given',
-    ),
-]
-Width = Annotated[int, Field(ge=1, le=2**24)]
+# The limit keeps every size of a tensor below 2⁶² bytes, so that no count overflows.
 Size = Annotated[int, Field(ge=1, le=2**20)]
-Deviation = Annotated[
-    float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
-]
-Cuts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
-"""Into how many slices each dim of a tensor is cut."""
-Strategy = tuple[Cuts, ...]
-"""Into how many slices each dim of each input of an operator is cut."""
-Recomputed = Annotated[
-    bool, Field(description='its result is made again in the backward instead of kept, where the backward needs it')
-]
 LearningRate = Annotated[float, Field(ge=0, le=1e6, description='step size')]
 MasterWeights = Annotated[
     bool, Field(description='updates weights kept in fp32, and casts them to the precision (mixed precision)')
@@ -42,66 +23,6 @@ MasterWeights = Annotated[
 Beta1 = Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')]
 Beta2 = Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')]
 Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """y = x · weightᵀ + bias."""
-
-    inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
-    outputs: Annotated[Width, Field(alias='out', description='features of its result')]
-    bias: Annotated[bool, Field(description='adds a bias')] = True
-    pipeline_stage: Annotated[
-        int | None, Field(ge=0, le=2**12, description='stage of the pipeline, from this layer on; none: as before')
-    ] = None
-    comm_fusion: Annotated[
-        int | None,
-        Field(ge=0, le=2**20, description='for fusion ids: its messages are fused with those of equal id; 0: not'),
-    ] = None
-    recompute: Recomputed = False
-    strategy: Annotated[
-        Strategy,
-        Field(
-            max_length=2, description='slices of x [batch, in] and weight [in, out], as [[2, 4], [4, 1]]; empty: none'
-        ),
-    ] = ()
-    out_strategy: Annotated[
-        Cuts,
-        Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
-    ] = ()
-    name: Name = ''
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relu:
-    """y = max(x, 0)."""
-
-    strategy: Annotated[
-        Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
-    ] = ()
-    recompute: Recomputed = False
-    name: Name = ''
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flatten:
-    """All dims of a sample into one; a change of shape, no work."""
-
-    name: Name = ''
-
-
-Layer = Annotated[Dense | Relu | Flatten, OneOf(flatten=Flatten, dense=Dense, relu=Relu)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """Layers one after the other.
-
-    Arguments: ``weight_deviation``, standard deviation of the normal initial weights; biases start at zero.
-    """
-
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096, description='in order')]
-    weight_deviation: Deviation = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

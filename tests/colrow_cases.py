@@ -5,9 +5,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Momentum, Network, Relu, Workload
+from simpar.workload import Momentum, Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from golden_shapes import are_views, bare
 
+from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Flatten, Network, Relu, Workload
+from simpar.workload import Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

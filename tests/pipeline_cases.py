@@ -6,10 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from simpar.errors import ScheduleError
+from simpar.layers import Dense, Network, Relu
 from simpar.pipeline import ORDERS, Action, Order, check_order, gives, named_order, needs, overlap
 from simpar.plan import Plan
 from simpar.program import Program, ProgramBuilder
-from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
 
 Slot = tuple[str, str, int, int]
 """Op class, stream, micro-batch, copy."""

@@ -3,8 +3,9 @@
 import random
 from itertools import pairwise
 
+from simpar.layers import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Sgd, Workload
+from simpar.workload import Adam, Sgd, Workload
 
 
 def divisors(world, *lengths):

@@ -14,10 +14,10 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.commands import ir
 from simpar.commands.check import facts_of, screen
-from simpar.commands.check_strategies import Listing, strategy_facts, strategy_text
+from simpar.commands.check_strategies import strategy_facts, strategy_text
+from simpar.commands.listing import Listing
+from simpar.layers import Dense, Relu, layer_names
 from simpar.lower import lower
-from simpar.resolve.strategies import layer_names
-from simpar.workload import Dense, Relu
 
 ROOT = Path(__file__).parent.parent
 PROPAGATION, RECURSIVE = ROOT / 'examples' / 'sharding_propagation.yaml', ROOT / 'examples' / 'double_recursive.yaml'

@@ -207,9 +207,28 @@ def test_calibrated_shapes_in_no_grid(tmp_path):
     assert 3e-4 < between < 5e-4
 
 
-@pytest.mark.parametrize('operator', ['attention_scores', 'attention_values'])
-def test_products_of_unfused_attention_cost_what_a_product_of_all_their_rows_does(operator):
+@pytest.mark.parametrize('operator', ['batch_matmul', 'attention_scores', 'attention_values'])
+def test_products_of_many_matrices_cost_what_a_product_of_all_their_rows_does(operator):
     op = matmul(6 * 24 * 1024, 1024, 96)
     same = dataclasses.replace(op, operator=operator)
     assert MODELS['a100-sxm-8'].seconds(same) == MODELS['a100-sxm-8'].seconds(op)
     assert MODELS['ascend910a-8'].seconds(dataclasses.replace(same, dtype='fp16')).seconds > 0
+
+
+def test_a_batch_of_products_by_hand():
+    """A batch of 16 products [1024, 512] · [512, 2048]: all their rows at the share of the peak."""
+    device = PROFILES['ascend910a-8'].device
+    m, n, k = 16 * 1024, 2048, 512
+    cost = MODELS['ascend910a-8'].seconds(dataclasses.replace(matmul(m, n, k, 'fp16'), operator='batch_matmul'))
+    waste = (1 + device.matmul.half_area.value / (m * n)) * (1 + device.matmul.half_depth.value / k)
+    assert cost.seconds == pytest.approx(5e-6 + 2 * m * n * k / (256e12 * device.matmul.share.value) * waste)
+
+
+@pytest.mark.parametrize('phase', ['F', 'I'])
+@pytest.mark.parametrize('name', sorted(MODELS))
+def test_a_view_costs_nothing_and_a_transpose_what_it_moves(name, phase):
+    cost = MODELS[name].seconds(streaming('reshape', 1e9, dtype='fp32', phase=phase))
+    assert (cost.seconds, cost.best) == (0.0, 0.0)
+    moved = MODELS[name].seconds(streaming('transpose', 1e9, dtype='fp32', phase=phase))
+    assert moved.best > 0
+    assert moved.seconds == MODELS[name].seconds(streaming('norm', 1e9, dtype='fp32', phase=phase)).seconds

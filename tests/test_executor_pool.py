@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from simpar.cost.costs import Communication, Costs
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

@@ -13,9 +13,10 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.backend import Pool
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import AdamW, Dense, Momentum, Network, Relu, Sgd, Workload
+from simpar.workload import AdamW, Momentum, Sgd, Workload
 
 pytestmark = pytest.mark.torch
 

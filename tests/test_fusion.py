@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.fusion import fuse
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 WIDTH = 8
 SIZE = WIDTH * WIDTH * 4

@@ -187,6 +187,61 @@ def test_residual_without_bias_add_and_scale():
     close(run('scale', 'I', x, factor=0.25), x / 4)
 
 
+@pytest.mark.parametrize('transpose_b', [False, True])
+@pytest.mark.parametrize('transpose_a', [False, True])
+@pytest.mark.parametrize('batch', [(3,), (2, 3)])
+def test_batch_matmul(batch, transpose_a, transpose_b):
+    """Also both of its gradients, which are such products of one operand and of dy."""
+    a = random(*batch, *((5, 4) if transpose_a else (4, 5)))
+    b = random(*batch, *((6, 5) if transpose_b else (5, 6)))
+    spelled = f'...{"km" if transpose_a else "mk"},...{"nk" if transpose_b else "kn"}->...mn'
+    y, dy, (da, db) = differentiate(partial(torch.einsum, spelled), a, b)
+    close(run('batch_matmul', 'F', a, b, transpose_a=transpose_a, transpose_b=transpose_b), y)
+    left = (
+        run('batch_matmul', 'I', b, dy, transpose_a=transpose_b, transpose_b=True)
+        if transpose_a
+        else run('batch_matmul', 'I', dy, b, transpose_a=False, transpose_b=not transpose_b)
+    )
+    right = (
+        run('batch_matmul', 'I', dy, a, transpose_a=True, transpose_b=transpose_a)
+        if transpose_b
+        else run('batch_matmul', 'I', a, dy, transpose_a=not transpose_a, transpose_b=False)
+    )
+    close(left, da)
+    close(right, db)
+
+
+@pytest.mark.parametrize(
+    ('permutation', 'inverse'),
+    [((0, 2, 1, 3), (0, 2, 1, 3)), ((0, 3, 1, 2), (0, 2, 3, 1)), ((0, 1, 2, 3), (0, 1, 2, 3))],
+)
+def test_transpose(permutation, inverse):
+    x = random(2, 3, 4, 5)
+    y, dy, (dx,) = differentiate(lambda x: x.permute(permutation), x)
+    found = run('transpose', 'F', x, permutation=' '.join(map(str, permutation)))
+    close(found, y)
+    assert found.is_contiguous(), 'the kernel moves the elements'
+    close(run('transpose', 'I', dy, permutation=' '.join(map(str, inverse))), dx)
+
+
+@pytest.mark.parametrize('shape', [(-1, 3, 2, 4), (-1, 2), (-1, 24)])
+def test_reshape_is_a_view(shape):
+    x = random(6, 8)
+    y, dy, (dx,) = differentiate(lambda x: x.view(shape), x)
+    found = run('reshape', 'F', x, shape=' '.join(map(str, shape)))
+    close(found, y)
+    assert found.data_ptr() == x.data_ptr()
+    close(run('reshape', 'I', dy, shape='-1 8'), dx)
+
+
+@pytest.mark.parametrize('factor', [0.125, -3.0, 0.0])
+def test_mul(factor):
+    x = random(2, 3)
+    y, dy, (dx,) = differentiate(lambda x: factor * x, x)
+    close(run('mul', 'F', x, factor=factor), y)
+    close(run('mul', 'I', dy, factor=factor), dx)
+
+
 @pytest.mark.parametrize('dim', [0, 1, 2])
 def test_padded_pieces_of_all_positions_sum_to_the_whole(dim):
     """What takes the gradient of a slice back: the transposed map."""

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.interleave import segments
 from simpar.plan import Plan
 from simpar.program import OpClass
-from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 GPT = Workload(
     model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=16, precision='fp16', optimizer=Adam()

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.memory import check_fit, memory, sequential
 from simpar.plan import Plan
 from simpar.program.needs import instance
 from simpar.program.tensor import KINDS
-from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 SETTINGS = settings(max_examples=40, deadline=None)
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.plan import Plan
 from simpar.trace import Lane, Trace
-from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

@@ -6,9 +6,10 @@ import pytest
 from sabotage import change_ops, drop_sum, skip
 
 from simpar.errors import NumericsWrong
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

@@ -8,9 +8,10 @@ import pytest
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
+from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Flatten, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

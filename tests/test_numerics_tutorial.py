@@ -2,9 +2,10 @@
 
 import pytest
 
+from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Flatten, Network, Relu, Sgd, Workload
+from simpar.workload import Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

@@ -6,12 +6,13 @@ import pytest
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.optimizer_parallel import LEVELS, STAGES, choice_of
 from simpar.memory import memory, sequential
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
-from simpar.workload import Adam, Dense, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WIDTH, LAYERS, RANKS = 16, 6, 4
 P = WIDTH * WIDTH

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Workload
+from simpar.workload import Adam, Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

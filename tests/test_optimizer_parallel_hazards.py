@@ -9,10 +9,11 @@ from pipeline_cases import edited
 from executor.bench.item import Item, isolate, program_of
 from executor.validate import validate
 from simpar.errors import ProgramError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 WORKLOAD = Workload(
     model=Network(layers=(Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu())), batch=8, loss='mse'

@@ -13,12 +13,13 @@ from worked import worked_costs, worked_program
 
 import simpar.predict as module
 from simpar.cost.price import Effects
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
 from simpar.report import as_json, screen
-from simpar.workload import Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
 ONE_STREAM = PROGRAM.replace(

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Cut, OpClass, ProgramBuilder, Tensor, grid
 from simpar.program.text import format_program, parse_program
-from simpar.workload import Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 PLANS = [Plan(), Plan(tensor=2), Plan(tensor=4, copies=2, sequence_parallel=True), Plan(tensor=8, reduce='late')]
 GPT = Workload(model=Transformer(layers=1, hidden=32, heads=8, vocab=64, sequence=8), batch=16)

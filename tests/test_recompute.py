@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.interleave import segments
 from simpar.plan import Plan
 from simpar.program.op import OpClass
 from simpar.schedule import load_schedule
-from simpar.workload import Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 L, S, B, H, A, V = 2, 16, 4, 32, 4, 64
 """Layers, sequence, batch, hidden width, heads, vocabulary."""

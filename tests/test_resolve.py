@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.balance import balanced
 from simpar.resolve.times import layer_times
-from simpar.workload import Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 HEAVY_HEAD = Workload(
     model=Transformer(layers=16, hidden=1024, heads=16, vocab=128000, sequence=1024), batch=32, precision='bf16'

@@ -9,13 +9,14 @@ from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.buckets import SIZES
-from simpar.workload import Dense, Network, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 H100 = cluster(load_profile('h100-sxm-8'))
 ASCEND = cluster(load_profile('ascend910a-8'))

@@ -14,14 +14,21 @@ from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layer_blocks import block_network
+from simpar.layers import (
+    Dense,
+    Flatten,
+    Network,
+    Relu,
+    layer_names,
+)
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.proposal import Proposal, least_first, sent_bytes
-from simpar.resolve.strategies import layer_names
 from simpar.schedule import load_schedule
-from simpar.workload import Dense, Flatten, Network, Relu, Workload
+from simpar.workload import Workload
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / 'golden' / 'mindspore'
@@ -258,11 +265,15 @@ def test_exact_is_no_worse_than_the_compilers_choice_and_plain_degrees(seed):
         assert best == costs[0]
 
 
-def test_the_bound_is_what_moves_where_the_sum_sees_all():
-    """Without biases, with all-to-all, a program sends what the sum over operators says, the loss's number aside."""
-    found = find_strategies(chain(32, 16, 16), Plan(search='exact', all_to_all=True), EIGHT)
-    loss = 4 * 7 / 8 * 4
-    assert found.proposals[0].sent == pytest.approx(found.bound - loss)
+@pytest.mark.parametrize('all_to_all', [False, True])
+@pytest.mark.parametrize(
+    'model', [chain(32, 16, 16).model, block_network(8, 32, 4, 64), block_network(4, 16, 2, 64, layers=2)]
+)
+def test_the_bound_is_what_moves_where_the_sum_sees_all(model, all_to_all):
+    """Without biases a program sends what the sum over operators says."""
+    workload = Workload(model=model, batch=64, loss='mse')
+    found = find_strategies(workload, Plan(search='exact', all_to_all=all_to_all), EIGHT)
+    assert found.proposals[0].sent == pytest.approx(found.bound)
 
 
 def test_what_fits_into_memory_comes_first():

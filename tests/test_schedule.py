@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from good_schedules import NETWORK, TRANSFORMER
+from good_schedules import GRAPH, NETWORK, TRANSFORMER
 
 from simpar.errors import ScheduleError
+from simpar.layers import (
+    Add,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+)
 from simpar.plan import Plan
 from simpar.schedule import (
     ClusterReference,
     Schedule,
     check_against_cluster,
     load_schedule,
+    written,
 )
-from simpar.workload import Adam, Dense, Flatten, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
+
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
 
 
 def read(tmp_path: Path, text: str, *overrides: str) -> Schedule:
@@ -60,6 +79,54 @@ def test_the_long_form_of_a_network_holds_its_deviation(tmp_path):
     assert read(tmp_path, text, 'workload.network.weight_deviation=0.5').workload.model == Network(
         layers=(Dense(inputs=4, outputs=2),), weight_deviation=0.5
     )
+
+
+def test_a_network_that_is_a_graph_of_operators(tmp_path):
+    model = read(tmp_path, GRAPH).workload.model
+    assert (model.is_graph, model.input, len(model.layers)) == (True, (8,), 17)
+    assert model.layers[0] == Embedding(vocab=32, width=16, name='words', strategy=((4, 1), (2, 1)))
+    assert model.layers[1] == Reshape(shape=(-1, 16), name='rows')
+    assert model.layers[2] == LayerNorm(strategy=((8, 1), (1,), (1,)), recompute=True)
+    assert model.layers[5] == Transpose(permutation=(0, 2, 1, 3), name='heads', strategy=((2, 1, 4, 1),))
+    assert model.layers[6:10] == (
+        MatMul(of=('heads', 'heads'), transpose_b=True, strategy=((2, 4, 1, 1), (2, 4, 1, 1))),
+        Mul(factor=0.5),
+        Softmax(strategy=((2, 4, 1, 1),)),
+        MatMul(of=('softmax0', 'heads')),
+    )
+    assert model.layers[13] == Add(of=('rows', 'proj'), name='sum', strategy=((8, 1), (8, 1)))
+    assert model.layers[14:16] == (Gelu(strategy=((2, 4),)), Relu(of='sum'))
+
+
+def test_a_chain_is_written_short_and_an_input_in_full(tmp_path):
+    chain, graph = (read(tmp_path, text) for text in (NETWORK, GRAPH))
+    assert [next(iter(layer)) for layer in written(chain)['workload']['network']] == [
+        'flatten',
+        'dense',
+        'relu',
+        'dense',
+    ]
+    full = written(graph)['workload']['network']
+    assert (full['input'], full['weight_deviation'], len(full['layers'])) == ([8], 0.01, 17)
+    told = written(
+        read(
+            tmp_path,
+            NETWORK.replace('- relu: {}', '- gelu: {}').replace('data: mnist', 'data: random'),
+            'plan.tensor=1',
+        )
+    )
+    assert [next(iter(layer)) for layer in told['workload']['network']] == ['flatten', 'dense', 'gelu', 'dense']
+
+
+def test_settings_reach_into_a_graph(tmp_path):
+    changed = read(tmp_path, GRAPH, 'workload.network.1.reshape.name=other', 'workload.network.13.add.of=[other, proj]')
+    assert changed.workload.model.layers[13].of == ('other', 'proj')
+    assert read(tmp_path, GRAPH, 'workload.network.input=[16]').workload.model.input == (16,)
+
+
+@pytest.mark.parametrize('text', re.findall('```yaml\n(.*?)```', DOCUMENTATION.read_text(encoding='utf-8'), re.DOTALL))
+def test_the_documentations_examples_are_schedules(text, tmp_path):
+    assert read(tmp_path, text).simpar == 1
 
 
 def test_merged_and_aliased_parts(tmp_path):

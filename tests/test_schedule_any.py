@@ -5,19 +5,35 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
-from good_schedules import NETWORK, TRANSFORMER
+from good_schedules import GRAPH, NETWORK, TRANSFORMER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
+from simpar.layers import (
+    Add,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+)
 from simpar.plan import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
-from simpar.workload import Adam, AdamW, Dense, Flatten, Momentum, Network, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -25,7 +41,8 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 words = st.sampled_from(
     ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',
      'in', 'out', 'relu', 'batch', 'optimizer', 'sgd', 'adam', 'plan', 'data', 'tensor', 'copies', 'against', '<<',
-     'plan.copies', 'cluster.nodes', '\0model', '', '3']
+     'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm',
+     '\0model', '', '3']
 )  # fmt: skip
 scalars = st.one_of(
     st.none(),
@@ -51,7 +68,7 @@ def places(tree: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def changed_schedules(draw: st.DrawFn) -> Any:
     """A good schedule of which up to four values are replaced, removed or added to."""
-    tree = {'schedule': yaml.safe_load(draw(st.sampled_from([TRANSFORMER, NETWORK])))}
+    tree = {'schedule': yaml.safe_load(draw(st.sampled_from([TRANSFORMER, NETWORK, GRAPH])))}
     for _ in range(draw(st.integers(0, 4))):
         *way, last = draw(st.sampled_from(places(tree)[1:]))
         node: Any = tree
@@ -126,6 +143,46 @@ networks = st.builds(
     st.booleans(),
     st.floats(0, 1e6),
 )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Network:
+    """Operators on rows of one width, of every kind, that read any rows before them."""
+    width, layers, rows = draw(st.integers(1, 2**10)), [], ['x']
+
+    def put(kind: type, **keys: Any) -> str:
+        """Strategies are any: whether they fit is found out when they are lowered."""
+        names = {one.name for one in fields(kind)}
+        keys |= {'strategy': draw(cuts)} if 'strategy' in names else {}
+        keys |= {'recompute': draw(st.booleans())} if 'recompute' in names else {}
+        keys |= {'name': f'n{len(layers)}'}
+        layers.append(kind(**keys))
+        return f'n{len(layers) - 1}'
+
+    tokens = draw(st.booleans())
+    if tokens:
+        put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
+        rows = [put(Reshape, shape=(-1, width))]
+    for kind in draw(st.lists(st.sampled_from([Gelu, Relu, Mul, Softmax, LayerNorm, Dense, Add, Transpose, MatMul]))):
+        last = rows[-1]
+        if kind in (Transpose, MatMul):
+            lone = put(Reshape, shape=(-1, 1, width), of=last)
+            if kind is Transpose:
+                turned = put(Transpose, permutation=(0, 2, 1), of=lone)
+            else:
+                square = put(MatMul, of=(lone, lone), transpose_a=True)
+                turned = put(MatMul, of=(square, lone), transpose_b=True)
+            rows.append(put(Reshape, shape=(-1, width), of=turned))
+        elif kind is Add:
+            rows.append(put(Add, of=(draw(st.sampled_from(rows)), last)))
+        else:
+            more = {Dense: {'inputs': width, 'outputs': width}, Mul: {'factor': draw(st.floats(-1e12, 1e12))}}
+            rows.append(put(kind, of=last, **more.get(kind, {})))
+    rows.append(put(Dense, inputs=width, outputs=width, of=rows[-1]))
+    return Network(layers=tuple(layers), input=(draw(st.integers(1, 64)),) if tokens else (width,))
+
+
+cuts = st.lists(st.lists(st.integers(1, 8), max_size=3).map(tuple), max_size=1).map(tuple)
 transformers = st.builds(
     lambda heads, width, **keys: Transformer(heads=heads, hidden=heads * width, **keys),
     st.sampled_from([2, 4, 6]),
@@ -150,11 +207,23 @@ clusters = st.builds(
     slow=st.dictionaries(st.integers(0, 99), st.floats(0, 1, exclude_min=True), max_size=3),
 )
 workloads = st.builds(
-    Workload, model=networks | transformers, batch=st.integers(1, 99).map(lambda part: 12 * part), optimizer=optimizers
+    Workload,
+    model=networks | graphs() | transformers,
+    batch=st.integers(1, 99).map(lambda part: 12 * part),
+    optimizer=optimizers,
 )
 plans = st.builds(
     Plan, tensor=st.integers(1, 2), copies=st.integers(1, 4), streams=st.sampled_from(['group', 'single'])
 )
+
+
+def fitting(schedule: Schedule) -> Schedule:
+    """Degrees go with chains and transformers only."""
+    model = schedule.workload.model
+    graph = isinstance(model, Network) and model.is_graph
+    return replace(schedule, plan=replace(schedule.plan, tensor=1)) if graph else schedule
+
+
 schedules = st.builds(
     Schedule,
     simpar=st.just(1),
@@ -162,7 +231,7 @@ schedules = st.builds(
     workload=workloads,
     plan=plans,
     against=st.sampled_from([None, {}, {'plan.copies': 1, 'plan.reduce': 'late'}]),
-)
+).map(fitting)
 
 
 @FUZZ
@@ -240,7 +309,7 @@ def test_the_schema_accepts_the_examples():
     assert examples
     for path in examples:
         assert isinstance(load_schedule(path), Schedule)
-    for text in (TRANSFORMER, NETWORK, *(path.read_text() for path in examples)):
+    for text in (TRANSFORMER, NETWORK, GRAPH, *(path.read_text() for path in examples)):
         tree = in_json(yaml.safe_load(text))
         assert valid(tree, schema, schema)
         wrong = copy.deepcopy(tree)

@@ -8,10 +8,11 @@ from strategy_cases import random_case
 from simpar.case import load_case
 from simpar.commands.check import facts_of
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 
 def network(*layers, batch=16, loss='mse'):

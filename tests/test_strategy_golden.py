@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from golden_shapes import is_view_of
 
+from simpar.layers import Dense, Network
 from simpar.layout import operators
 from simpar.layout.axis import group_of
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

@@ -6,9 +6,10 @@ import pytest
 from strategy_cases import random_case
 
 from simpar.errors import NumericsWrong
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Relu, Sgd, Workload
+from simpar.workload import Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

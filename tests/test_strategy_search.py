@@ -10,6 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
+from simpar.layer_blocks import block_network
+from simpar.layers import (
+    Add,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+)
 from simpar.strategy_search import (
     Bytes,
     Choice,
@@ -25,8 +41,17 @@ from simpar.strategy_search import (
 )
 from simpar.strategy_search.candidates import candidates
 from simpar.strategy_search.elimination import Elimination, Factor
-from simpar.strategy_search.traffic import Block, best_degrees, laid_out, plain_bytes, table, traffic
-from simpar.workload import Dense, Flatten, Network, Relu, Transformer, Workload
+from simpar.strategy_search.networks import network_graph
+from simpar.strategy_search.traffic import (
+    Block,
+    best_degrees,
+    laid_out,
+    plain_bytes,
+    recorded_blocks,
+    table,
+    traffic,
+)
+from simpar.workload import Transformer, Workload
 
 # --- elimination -----------------------------------------------------------------------------------------------------
 
@@ -269,6 +294,58 @@ def test_a_network_of_a_workload():
     # The recorded search of the same network on 4 devices is pure data parallelism.
     recorded = workload_graph(Workload(model=Network(layers=layers), batch=256))
     assert double_recursive(recorded, 4)['dense1'] == Choice(((4, 1), (1, 1)))
+
+
+@pytest.mark.parametrize('compat', ['2.0', '2.10'])
+@pytest.mark.parametrize('layers', [1, 2])
+@pytest.mark.parametrize('block', recorded_blocks(), ids=str)
+def test_blocks_as_layers_are_cut_as_the_compiler_cut_them(block, layers, compat):
+    """Its choices for the operators are recorded (tests/test_strategy_search_golden.py); here weights are [out, in]."""
+    sizes = (block.sequence, block.hidden, block.heads, block.ffn, layers)
+    ours = network_graph(block_network(*sizes), block.batch * block.sequence, 'mse')
+    theirs = transformer_blocks(block.batch, *sizes)
+    assert [operator.primitive for operator in ours.operators] == [operator.primitive for operator in theirs.operators]
+    found, wanted = (double_recursive(graph, block.devices, compat) for graph in (ours, theirs))
+    for operator, choice, other in zip(ours.operators, found.values(), wanted.values(), strict=True):
+        strategy = choice.strategy
+        if operator.primitive == 'MatMul':
+            strategy = (strategy[0], strategy[1][::-1])
+        assert Choice(strategy, choice.out_strategy) == other, operator.name
+
+
+def test_exact_search_sees_layers_as_it_sees_the_blocks_operators():
+    for devices in (2, 4, 8):
+        ours = network_graph(block_network(16, 32, 4, 128), 64, 'mse')
+        assert exact(ours, devices).cost == exact(transformer_blocks(4, 16, 32, 4, 128), devices).cost
+
+
+def test_a_network_with_every_kind_of_layer():
+    layers = (
+        Embedding(vocab=32, width=16, name='table'),
+        Reshape(shape=(-1, 16)),
+        LayerNorm(name='norm'),
+        Dense(inputs=16, outputs=32, name='up'),
+        Gelu(name='gelu'),
+        Reshape(shape=(-1, 8, 4, 8), name='heads'),
+        Transpose(permutation=(0, 2, 3, 1), name='turned'),
+        MatMul(of=('turned', 'turned'), transpose_a=True, name='product'),
+        Mul(factor=0.5),
+        Softmax(),
+        Relu(name='positive'),
+        Add(of=('product', 'positive')),
+        Flatten(),
+        Dense(inputs=256, outputs=4, bias=False),
+    )
+    graph = network_graph(Network(layers=layers, input=(8,)), 16, 'cross-entropy')
+    assert [operator.primitive for operator in graph.operators] == [
+        *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'GeLU', 'Reshape', 'Transpose'),
+        *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
+    ]
+    shapes = {'x': (16, 8), 'table': (16, 8, 16), 'turned': (16, 4, 8, 8), 'product': (16, 4, 8, 8), 'label': (16,)}
+    assert {name: graph.shapes[name] for name in shapes} == shapes
+    assert graph.parameters == {'table.weight', 'norm.gain', 'norm.bias', 'up.weight', 'up.bias', 'dense1.weight'}
+    assert graph.operator('positive').reads == ('softmax0',)
+    assert exact(graph, 4).cost < inf
 
 
 def test_a_transformer_of_a_workload():

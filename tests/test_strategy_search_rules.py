@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.layout import Axis, TensorLayout, redistribute
+from simpar.layout.axis import merged
 from simpar.strategy_search import GraphBuilder, exact, transformer_blocks
 from simpar.strategy_search.graph import ELEMENTWISE
 from simpar.strategy_search.redistribution import redistribution_bytes
@@ -110,3 +111,17 @@ def test_redistribution_moves_what_the_cheapest_sequence_moves(pair):
     shape = (64,) * len(source)
     theirs = redistribute(shape, *ends).elements
     assert redistribution_bytes(source, target, shape, itemsize=1) == pytest.approx(float(theirs), rel=1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(layouts())
+def test_without_all_to_all_redistribution_moves_what_whole_axes_move(pair):
+    bits, *ends = pair
+    shape = (64,) * len(ends[0])
+    whole = [
+        TensorLayout(2**bits, tuple(merged(Axis(2, 2 ** (bits - 1 - bit)) for bit in dim) for dim in layout))
+        for layout in ends
+    ]
+    theirs = redistribute(shape, *whole, all_to_all=False).elements
+    ours = redistribution_bytes(*ends, shape, itemsize=1, all_to_all=False)
+    assert ours == pytest.approx(float(theirs), rel=1e-12)

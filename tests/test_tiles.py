@@ -11,11 +11,12 @@ from tile_cases import by_work, tiles_in
 from simpar.cli import main
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
+from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
-from simpar.workload import Dense, Network, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=4, precision='fp16')
 PAIR = Workload(

@@ -11,9 +11,10 @@ from sabotage import change_ops
 from tile_cases import PASSES, tiled_case
 
 from simpar.errors import NumericsWrong, ProgramError
+from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Sgd, Transformer, Workload
+from simpar.workload import Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

@@ -9,9 +9,10 @@ from sabotage import drop_sum
 from training_cases import Coverage, training_case
 
 from simpar.errors import NumericsWrong, ProgramError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Adam, Dense, Network, Relu, Workload
+from simpar.workload import Adam, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

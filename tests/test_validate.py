@@ -10,10 +10,11 @@ from worked import worked_program
 from executor.hazards import hazards
 from executor.validate import validate
 from simpar.errors import ProgramError
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
-from simpar.workload import Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Transformer, Workload
 
 TRANSFORMER = Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8)
 NETWORK = Network(layers=(Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=8)))

@@ -10,8 +10,9 @@ from test_numerics_fuzz import random_case
 
 from simpar.cost.costs import Communication, Costs
 from simpar.errors import Infeasible
+from simpar.layers import Network
 from simpar.lower import lower
-from simpar.workload import Network, Transformer
+from simpar.workload import Transformer
 
 PASSES = (
     'matmul_grad_comm_overlap',

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
 from executor.tensors import batch_of, draw
-from simpar.workload import Dense
+from simpar.layers import Dense
 
 CLASSES = {
     'gpipe': schedules.ScheduleGPipe,

@@ -11,13 +11,14 @@ from pipeline_cases import any_case, named_case
 from test_numerics_fuzz import random_case
 
 from simpar.errors import Infeasible
+from simpar.layers import Flatten, Layer, Network, Relu
 from simpar.lower import lower
 from simpar.lower.optimizer_parallel import choice_of
 from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
 from simpar.program import Program
-from simpar.workload import Adam, AdamW, Flatten, Layer, Momentum, Network, Relu, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 RANKS, MOST_OPS = 8, 120
 SLOTS = 10

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from executor.bench.item import Item, Key, isolate, operand, result
 from executor.bench.sizes import Probe, Sizes
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.op import Phase
-from simpar.workload import Adam, Dense, Network, Relu, Transformer, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 HEADS = 8
 """At most so many heads in a sample of attention; more work is more samples."""

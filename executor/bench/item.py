@@ -103,8 +103,8 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
         partition = partition_name(size)
         attributes |= {'partition': partition} if op.kind == 'compute' else {}
     reads = _operands(program, op)
-    updates = op.phase == 'U' and op.kind == 'compute'
-    writes = [reads[op.reads.index(name)] if updates else _written(program, op, name) for name in op.writes]
+    changed = set(op.reads) if op.phase == 'U' and op.kind == 'compute' else set()
+    writes = [reads[op.reads.index(name)] if name in changed else _written(program, op, name) for name in op.writes]
     sums = [replace(_written(program, op, name), kind='gradient') for name in op.accumulates]
     alone = replace(
         op,
@@ -113,7 +113,7 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
         reads=tuple(tensor.name for tensor in reads),
         writes=tuple(tensor.name for tensor in writes),
         accumulates=tuple(tensor.name for tensor in sums),
-        frees=() if updates else tuple(tensor.name for tensor in (*writes, *sums)),
+        frees=tuple(tensor.name for tensor in (*writes, *sums) if tensor not in reads),
     )
     return alone, tuple({tensor.name: tensor for tensor in (*reads, *writes, *sums)}.values())
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from simpar.hardware import Cluster
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.resolve import resolve
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 Receive = Literal['early', 'late']
 RECEIVES: Final[tuple[Receive, ...]] = ('early', 'late')

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from executor.evidence.cases import EvidenceCase
+from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 WIDTH: Final = 768
 LAYERS: Final = 6

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from executor.evidence.cases import EvidenceCase
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 BLOCKS: Final = 2
 WIDTH, INNER = 1024, 4096

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from simpar.case import Case
-from simpar.commands.check_strategies import PRIMITIVES, Listing, bracketed, is_own, strategy_text
+from simpar.commands.check_strategies import PRIMITIVES, bracketed, strategy_text
+from simpar.commands.listing import Listing, is_own
 from simpar.lower.strategy import has_strategies
 from simpar.program import OpClass
-from simpar.program.tensor import PER_RANK
 
 NAMES: Final = {
     **PRIMITIVES,
@@ -26,6 +26,8 @@ NAMES: Final = {
     'all_to_all': 'AlltoAll',
 }
 """MindSpore's names of operators; others are written in its way."""
+SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'transpose', 'reshape'})
+"""Operators that are the same in forward and backward."""
 ENDINGS: Final = {'F': '', 'I': 'GradInput', 'W': 'GradWeight', 'U': ''}
 
 
@@ -76,7 +78,7 @@ class _Writer:
         role = program.role(self.rank)
         yield f'# rank {self.rank} of {program.world}, role {role.name}, program {program.hash[:12]}'
         if self.strategies:
-            yield '# strategies and shapes of weights as [in, out]; programs hold them as [out, in]'
+            yield "# strategies and shapes of products' weights as [in, out]; programs hold them as [out, in]"
         held = program.tensors_of_role[int(program.role_of_rank[self.rank])]
         kept = [tensor for tensor in program.tensors if tensor.kind == 'parameter' and tensor.name in held]
         for number, tensor in enumerate(kept):
@@ -89,14 +91,15 @@ class _Writer:
 
     def line(self, slot: int, op: OpClass, micro_batch: int, copy: int) -> str:
         """One op: ``%3 = MatMul(%1, %2) {instance name: matmul} {...} : (shapes) -> (shapes)``."""
-        sources = [self.called(name, micro_batch, copy) for name in op.reads]
+        reads = self.listing.inputs(op)
+        sources = [self.called(name, micro_batch, copy) for name in reads]
         written = (*op.writes, *op.accumulates)
         for place, name in enumerate(written):
             self.value[self.key(name, micro_batch, copy)] = f'%{slot}[{place}]' if place else f'%{slot}'
-        arguments = ', '.join([*sources, *self.window(op)])
+        arguments = ', '.join([*sources, *constants(op), *self.window(op)])
         facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
         braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
-        shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (op.reads, written))
+        shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (reads, written))
         return f'%{slot} = {primitive(op)}({arguments}) {braces} : {shapes}'
 
     def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
@@ -110,10 +113,10 @@ class _Writer:
         return f'<{self.case.program.tensor[name].dtype}, {bracketed(self.local(name))}>'
 
     def local(self, name: str) -> tuple[int, ...]:
-        """A rank's slice of a tensor; of a network's weight and what belongs to it, as [in, out]."""
-        tensor = self.case.program.tensor[name]
-        shape = self.case.program.local_shape(tensor)
-        return shape[::-1] if self.strategies and tensor.kind in PER_RANK else shape
+        """A rank's slice of a tensor; with strategies, of a product's weight and what belongs to it, as [in, out]."""
+        if self.strategies:
+            return self.listing.shape(name)
+        return self.case.program.local_shape(self.case.program.tensor[name])
 
     def window(self, op: OpClass) -> list[str]:
         """Of a slice, where it begins and ends on this rank, and its strides."""
@@ -135,13 +138,21 @@ class _Writer:
             if op.kind in ('send', 'recv'):
                 found['peer'] = str(ranks[(ranks.index(self.rank) + op.peer) % len(ranks)])
             found['bytes'] = f'{op.bytes:.0f}'
-        if self.strategies and op.phase == 'F' and is_own(op):
-            found['in_strategy'] = strategy_text(self.listing.strategy(op))
-        return found
+        strategy = self.listing.strategy(op) if self.strategies and op.phase == 'F' and is_own(op) else []
+        found |= {'in_strategy': strategy_text(strategy)} if strategy else {}
+        return found | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
+
+
+def constants(op: OpClass) -> list[str]:
+    """What else an operator takes: a permutation, a shape, a factor."""
+    if op.operator in ('transpose', 'reshape'):
+        text = str(op.attributes['permutation' if op.operator == 'transpose' else 'shape'])
+        return [bracketed([int(number) for number in text.split()])]
+    return [str(op.attributes['factor'])] if op.operator == 'mul' else []
 
 
 def primitive(op: OpClass) -> str:
     """MindSpore's name of an op, or ours in its way; what is no forward says so."""
     name = NAMES.get(op.operator) or ''.join(part.capitalize() for part in op.operator.split('_'))
-    own = op.kind == 'compute' and op.operator not in ('slice', 'pad', 'scale', 'add')
+    own = op.kind == 'compute' and op.operator not in SAME
     return name + (ENDINGS[op.phase] if own else '')

@@ -13,11 +13,11 @@ from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-PRODUCTS = frozenset({'matmul', 'attention_scores', 'attention_values'})
-"""Matrix products; those of attention are one for each head and sample, priced as one product of all their rows."""
+PRODUCTS = frozenset({'matmul', 'batch_matmul', 'attention_scores', 'attention_values'})
+"""Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows."""
 MATRIX = PRODUCTS | {'attention'}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
-NO_WORK = frozenset({'piece', 'reshard', 'split', 'join'})
+NO_WORK = frozenset({'piece', 'reshard', 'split', 'join', 'reshape'})
 """Operators that launch nothing: views, and the freeing of memory."""
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}

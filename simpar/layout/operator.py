@@ -120,13 +120,14 @@ class Operator:
             matrix=tuple(matrix),
             inputs=tuple(map(layout, self.inputs)),
             local=local,
-            output=self._output(local, out_strategy),
+            output=self.output_of(local, out_strategy),
         )
 
-    def _output(self, local: TensorLayout, out_strategy: Sequence[int]) -> TensorLayout:
+    def output_of(self, local: TensorLayout, out_strategy: Sequence[int]) -> TensorLayout:
         """The output's layout: summed, or scattered where the out_strategy asks for it.
 
-        The axis of the sum must cut one dim of the output further, inside of what cuts it already.
+        Arguments: ``local``, that of what a rank computes. The axis of the sum must cut one dim of the output further,
+        inside of what cuts it already; raises ``Infeasible`` where it does not.
         """
         wanted = tuple(out_strategy)
         if not wanted or wanted == local.cuts:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 AUTO: Final = 64.0 * 2**20
 """Bytes that MindSpore's automatic fusion stays below."""
@@ -93,6 +94,7 @@ def fusion_ids(workload: Workload, plan: Plan, parameters: Sequence[str]) -> dic
 
 
 def _marks(model: Network) -> dict[str, int]:
-    dense = [layer for layer in model.layers if isinstance(layer, Dense)]
-    names = [layer.name or f'dense{index}' for index, layer in enumerate(dense)]
-    return {name: layer.comm_fusion for name, layer in zip(names, dense, strict=True) if layer.comm_fusion is not None}
+    layers = zip(layer_names(model), model.layers, strict=True)
+    return {
+        name: layer.comm_fusion for name, layer in layers if isinstance(layer, Dense) and layer.comm_fusion is not None
+    }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.layers import Network
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
@@ -18,7 +19,7 @@ from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.roles import issues, stages_of
-from simpar.lower.stages import marked_stages, stage_of_layer
+from simpar.lower.stages import layer_stages, stage_of_layer
 from simpar.lower.strategy import has_strategies, lay_out
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
@@ -32,7 +33,7 @@ from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, ProgramBuilder
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 COMPUTE = 'compute'
 
@@ -64,9 +65,7 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     summed = plan.copies_loss == 'sum'
     model = workload.model
     if isinstance(model, Network):
-        marks = [layer.pipeline_stage for layer in model.layers if isinstance(layer, Dense)]
-        layers = marked_stages(marks, mesh.stages) or stage_of_layer(len(marks), mesh.stages, given)
-        network(tape, workload, model, stages=layers, summed=summed)
+        network(tape, workload, model, stages=layer_stages(model, mesh.stages, given), summed=summed)
     else:
         layers = stage_of_layer(model.layers, mesh.stages, given)
         transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)

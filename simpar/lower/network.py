@@ -3,17 +3,18 @@ with a note."""
 
 from __future__ import annotations
 
+from simpar.layers import Dense, Network, Relu
 from simpar.lower import loss, rules
 from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 
 def network(tape: Tape, workload: Workload, model: Network, *, stages: tuple[int, ...], summed: bool) -> None:
     """Emit forward, loss and backward of one copy of a micro-batch.
 
-    Arguments: ``stages``, the stage of each dense layer; what follows a dense layer is in its stage.
+    Arguments: ``stages``, the stage of each layer.
     """
     batch = workload.batch // tape.mesh.micro_batches
     dense = [layer for layer in model.layers if isinstance(layer, Dense)]
@@ -33,9 +34,9 @@ def network(tape: Tape, workload: Workload, model: Network, *, stages: tuple[int
 
 def _layers(tape: Tape, model: Network, x: Value, stages: tuple[int, ...]) -> Value:
     counts = {Dense: 0, Relu: 0}
-    for layer in model.layers:
+    for layer, stage in zip(model.layers, stages, strict=True):
+        x = go_to(tape, x, stage)
         if isinstance(layer, Dense):
-            x = go_to(tape, x, stages[counts[Dense]])
             x = _dense(tape, layer, layer.name or f'dense{counts[Dense]}', x, model.weight_deviation)
             counts[Dense] += 1
         elif isinstance(layer, Relu):

@@ -16,11 +16,12 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.layers import Network, Operator, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 RECOMPUTE: Final = 'recompute'
 """The attribute of a clone, and the end of its name."""
@@ -94,11 +95,8 @@ def recompute_of(workload: Workload, plan: Plan) -> Recompute:
 
 def _marked(model: Network) -> Iterable[str]:
     """Names of the layers that carry ``recompute``."""
-    for kind, word in ((Dense, 'dense'), (Relu, 'relu')):
-        layers = [layer for layer in model.layers if isinstance(layer, kind)]
-        for index, layer in enumerate(layers):
-            if isinstance(layer, Dense | Relu) and layer.recompute:
-                yield layer.name or f'{word}{index}'
+    layers = zip(layer_names(model), model.layers, strict=True)
+    return (name for name, layer in layers if isinstance(layer, Operator) and layer.recompute)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:

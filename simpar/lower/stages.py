@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simpar.errors import Infeasible
+from simpar.layers import Dense, Network
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 
@@ -39,6 +40,22 @@ def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
         found.append(mark if mark is not None else found[-1] if found else 0)
     if found != sorted(found) or set(found) != set(range(stages)):
         raise Infeasible(f'pipeline_stage marks give {found}, but must rise from 0 to {stages - 1} without a gap')
+    return tuple(found)
+
+
+def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
+    """For each layer of a network its stage: by marks, or by counts of dense layers, each with what follows it.
+
+    Arguments: ``given``, dense layers of each stage; empty: equal counts. Raises ``Infeasible`` where these do not fit.
+    """
+    marked = marked_stages([getattr(layer, 'pipeline_stage', None) for layer in model.layers], stages)
+    if marked:
+        return marked
+    of_dense = iter(stage_of_layer(len(model.dense), stages, given))
+    found, stage = [], 0
+    for layer in model.layers:
+        stage = next(of_dense) if isinstance(layer, Dense) else stage
+        found.append(stage)
     return tuple(found)
 
 

@@ -21,8 +21,9 @@ from simpar.workload import Workload
 class Proposal:
     """Strategies and what becomes of them.
 
-    Arguments: ``name``, who proposed them; ``sent``, bytes that the busiest rank sends in a step, in ring and pairwise
-    form; ``step``, predicted seconds; ``too_much``, bytes that the fullest rank lacks.
+    Arguments: ``name``, who proposed them first, and ``also``, who else did; ``sent``, bytes that the busiest rank
+    sends in a step, in ring and pairwise form; ``step``, predicted seconds; ``too_much``, bytes that the fullest rank
+    lacks.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Proposal:
     sent: float
     step: float
     too_much: float
+    also: tuple[str, ...] = ()
 
 
 def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Proposal:

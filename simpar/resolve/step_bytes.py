@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.layout.axis import merged
+from simpar.layout.operators import reshape
 from simpar.layout.redistribution import Method
-from simpar.strategy_search.bits import Bits
+from simpar.strategy_search.bits import Bits, counts
 from simpar.strategy_search.candidates import Candidate
 from simpar.strategy_search.graph import Graph, Operator, Shape
 from simpar.strategy_search.objective import Bytes
+from simpar.strategy_search.redistribution import redistribution_bytes
+
+NEVER: Final = 1e30
+"""More than any step sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +34,39 @@ class StepBytes(Bytes):
     all_to_all: bool = True
 
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
-        """Sums of activations for every slice, sums of gradients once."""
-        return self.slices * self.sums(graph, operator, candidate) + self.mirrors(graph, operator, candidate, devices)
+        """Sums of activations for every slice, sums of gradients once; no reshape that programs do not have."""
+        if operator.primitive == 'Reshape' and not _is_view(graph, operator, candidate, devices):
+            return NEVER
+        # The loss is no tensor that a program sums: every rank keeps its part of the number.
+        sums = self.sums(graph, operator, candidate) if graph.output_shape(operator) else 0.0
+        return self.slices * sums + self.mirrors(graph, operator, candidate, devices)
 
-    def redistribution(self, source: Bits, target: Bits, shape: Shape, *, backward: bool) -> float:
-        """Bytes of the plan's sequence, and of its reverse, for every slice."""
+    def redistribution(
+        self, source: Bits, target: Bits, shape: Shape, *, backward: bool, reshaped: bool = False
+    ) -> float:
+        """Bytes of the plan's sequence, and of its reverse, for every slice.
+
+        A reshape reads a tensor as it lies, but for inner cuts that its result cannot have: these are gathered.
+        """
         if source == target:
             return 0.0
+        if reshaped and any(dim != cut[: len(dim)] for dim, cut in zip(target, source, strict=True)):
+            return NEVER
+        if self.method == 'cheapest':
+            moved = redistribution_bytes(source, target, shape, self.itemsize, all_to_all=self.all_to_all)
+            return self.slices * (2 * moved if backward else moved)
         there, back = _elements(self.devices, source, target, shape, self.method, self.all_to_all)
         return self.slices * self.itemsize * (there + back if backward else there)
+
+
+def _is_view(graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> bool:
+    """Whether a reshape's result lies as what it reads does."""
+    (read,) = graph.read_shapes(operator)
+    rule = reshape(operator.name, read, graph.output_shape(operator))
+    strategy = candidate.choice.strategy
+    if rule.wrong(strategy, devices):
+        return False
+    return rule.sharded(strategy, devices).output.cuts == counts(candidate.output)
 
 
 @lru_cache(maxsize=1 << 17)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
+from simpar.layer_shapes import network_shapes
+from simpar.layers import AnyLayer, Dense, Embedding, Network, layer_names, reads_of
 from simpar.layout import operators
+from simpar.lower.strategy.rule import rule_of
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
+from simpar.resolve.cuts import cut, in_graphs, strategy_of
+from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.proposal import Proposal, least_first, weighed
 from simpar.resolve.step_bytes import StepBytes
 from simpar.strategy_search import Choice, Graph, double_recursive, exact, propagate, ranked, workload_graph
 from simpar.strategy_search.graph import Dataset
 from simpar.strategy_search.propagate import Compat
-from simpar.workload import Dense, Layer, Network, Relu, Workload
+from simpar.workload import Workload
 
 GIVEN, LOSS = 'given', 'loss'
 BEST = 8
@@ -63,30 +67,16 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
     return search.best()
 
 
-def layer_names(network: Network) -> tuple[str, ...]:
-    """The names that programs give to layers: their own, or kind and count."""
-    counts: dict[str, int] = {}
-    names = []
-    for layer in network.layers:
-        kind = type(layer).__name__.lower()
-        names.append(layer.name or f'{kind}{counts.get(kind, 0)}')
-        counts[kind] = counts.get(kind, 0) + 1
-    return tuple(names)
-
-
 class _Search:
     """The searches of one network, its layers under the names that programs give them."""
 
     def __init__(self, workload: Workload, model: Network, plan: Plan, cluster: Cluster) -> None:
         self.workload, self.model, self.plan, self.cluster = workload, model, plan, cluster
-        self.names = layer_names(model)
+        self.layers = _named(model)
         self.devices = cluster.world // plan.pipeline
         self.slices = plan.micro_batches * plan.copies
-        self.fixed = {
-            name: _choice(layer)
-            for name, layer in zip(self.names, model.layers, strict=True)
-            if isinstance(layer, Dense | Relu) and layer.strategy
-        }
+        given = {name: strategy_of(layer) for name, layer in self.layers.items()}
+        self.fixed = in_graphs(self.layers, {name: strategy for name, strategy in given.items() if strategy})
         self.loss = LOSS if workload.loss == 'cross-entropy' else f'{LOSS}.sub'
         if workload.loss_strategy:
             self.fixed[self.loss] = Choice(workload.loss_strategy)
@@ -98,7 +88,7 @@ class _Search:
 
     def graph(self, *, biases: bool = True) -> Graph:
         """The operators of one copy of a micro-batch; without biases, which programs leave where products put them."""
-        named = (replace(layer, name=name) for name, layer in zip(self.names, self.model.layers, strict=True))
+        named = (replace(layer, name=name) for name, layer in self.layers.items())
         layers = tuple(
             replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense) else layer for layer in named
         )
@@ -108,18 +98,14 @@ class _Search:
 
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
-        features = next(layer.inputs for layer in self.model.layers if isinstance(layer, Dense))
-        for name, layer in zip(self.names, self.model.layers, strict=True):
-            if isinstance(layer, Dense):
-                if layer.strategy:
-                    product = operators.matmul(name, (self.batch, layer.inputs), (layer.inputs, layer.outputs))
-                    product.sharded(layer.strategy, self.devices, layer.out_strategy)
-                features = layer.outputs
-            elif isinstance(layer, Relu) and layer.strategy:
-                operators.elementwise(name, (self.batch, features)).sharded(layer.strategy, self.devices)
+        shapes = network_shapes(self.model, self.batch)
+        for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
+            if strategy := strategy_of(layer):
+                scattered = layer.out_strategy if isinstance(layer, Dense) else ()
+                rule_of(layer, name, [shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
         if self.workload.loss_strategy:
             make = operators.cross_entropy if self.loss == LOSS else operators.mean_loss
-            make(LOSS, (self.batch, features)).sharded(self.workload.loss_strategy, self.devices)
+            make(LOSS, shapes[next(reversed(self.layers))]).sharded(self.workload.loss_strategy, self.devices)
 
     # searches
 
@@ -129,15 +115,17 @@ class _Search:
     def recursive(self, compat: Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
         stages = self.plan.pipeline
-        return double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
+        found = double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
+        # What the compiler makes of an embedding is not known from any record: it is left to be cut by batch.
+        return {name: choice for name, choice in found.items() if not isinstance(self.layers.get(name), Embedding)}
 
     def reached(self) -> dict[str, str]:
-        """From which of the given layers each other was reached: the last before it, else the first of all."""
-        origins, last = {}, next(iter(self.fixed))
-        for name in (*self.names, self.loss):
-            last = name if name in self.fixed else last
-            told = LOSS if last == self.loss else last
-            origins[name] = f'propagated from {told} as MindSpore {self.plan.compat} does'
+        """From which of the given layers each other was reached."""
+        told = spread_from(self.graph(), self.fixed)
+        names = {name: LOSS if first == self.loss else first for name, first in told.items()}
+        origins = {
+            name: f'propagated from {first} as MindSpore {self.plan.compat} does' for name, first in names.items()
+        }
         return {**origins, LOSS: origins[self.loss]}
 
     def best(self) -> Strategies:
@@ -156,16 +144,18 @@ class _Search:
         done = replace(self.plan, search='none')
         for name, choices in self.pool(graph, least.choices, objective):
             workload = self.applied(choices)
-            if workload not in known:
-                try:
-                    known[workload] = weighed(name, workload, done, self.cluster)
-                except Infeasible as wrong:
-                    problems.append(wrong)
+            if workload in known:
+                known[workload] = replace(known[workload], also=(*known[workload].also, name))
+                continue
+            try:
+                known[workload] = weighed(name, workload, done, self.cluster)
+            except Infeasible as wrong:
+                problems.append(wrong)
         if not known:
             raise problems[0]
         ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
-        origins = self.origins(f'searched: {ranking[0].name}, least {self.plan.objective}')
         best = ranking[0].workload
+        origins = self.origins(best, f'searched: {ranking[0].name}, least {self.plan.objective}')
         return Strategies(workload=best, plan=done, origins=origins, proposals=ranking, bound=least.cost)
 
     def pool(
@@ -191,35 +181,24 @@ class _Search:
             tensor *= 2
 
     def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
-        """Products cut by columns and by rows in turn, activations as they come (Megatron-LM)."""
-        found: dict[str, Choice] = {}
-        columns = 1
-        turns = cycle(((1, tensor), (tensor, 1)))
-        for name, layer in zip(self.names, self.model.layers, strict=True):
-            if isinstance(layer, Dense):
-                inner, outer = next(turns)
-                found[name] = Choice(((data, inner), (outer, inner)))
-                columns = outer
-            elif isinstance(layer, Relu):
-                found[name] = Choice(((data, columns),))
-        return found
+        """A data × tensor layout."""
+        return in_graphs(self.layers, degree_strategies(self.model, self.batch, data, tensor))
 
     # results
 
     def applied(self, choices: Mapping[str, Choice]) -> Workload:
         """The workload with a strategy for each layer that has none, and for the loss; none: by batch."""
         layers = tuple(
-            layer if name in self.fixed else _cut(layer, choices.get(name))
-            for name, layer in zip(self.names, self.model.layers, strict=True)
+            layer if name in self.fixed else cut(layer, choices.get(name)) for name, layer in self.layers.items()
         )
         model = replace(self.model, layers=layers)
         loss = self.fixed.get(self.loss) or choices.get(self.loss) or Choice(())
         return replace(self.workload, model=model, loss_strategy=loss.strategy)
 
-    def origins(self, origin: str | Mapping[str, str]) -> dict[str, str]:
-        """Where the strategies of layers and loss come from."""
-        layers = zip(self.names, self.model.layers, strict=True)
-        names = [name for name, layer in layers if isinstance(layer, Dense | Relu)]
+    def origins(self, workload: Workload, origin: str | Mapping[str, str]) -> dict[str, str]:
+        """Where the strategies of layers and loss come from; of layers that have none, nothing."""
+        layers = _named(workload.model) if isinstance(workload.model, Network) else {}
+        names = [name for name, layer in layers.items() if strategy_of(layer)]
         found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, LOSS)}
         return found | self.given
 
@@ -230,22 +209,29 @@ class _Search:
 
     def result(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
         done = replace(self.plan, search='none')
-        return Strategies(workload=self.applied(choices), plan=done, origins=self.origins(origin))
+        workload = self.applied(choices)
+        return Strategies(workload=workload, plan=done, origins=self.origins(workload, origin))
 
 
-def _choice(layer: Dense | Relu) -> Choice:
-    """A layer's strategy for the graph, whose weights are [out, in]."""
-    if isinstance(layer, Relu):
-        return Choice(layer.strategy)
-    x, weight = layer.strategy
-    return Choice((x, weight[::-1]), layer.out_strategy or None)
+def _named(network: Network) -> dict[str, AnyLayer]:
+    return dict(zip(layer_names(network), network.layers, strict=True))
 
 
-def _cut(layer: Layer, choice: Choice | None) -> Layer:
-    """A layer with what a search chose for it."""
-    if isinstance(layer, Relu) and choice:
-        return replace(layer, strategy=choice.strategy)
-    if isinstance(layer, Dense) and choice:
-        x, weight = choice.strategy
-        return replace(layer, strategy=(x, weight[::-1]), out_strategy=choice.out_strategy or ())
-    return layer
+def spread_from(graph: Graph, given: Collection[str]) -> dict[str, str]:
+    """By operator, the given one from which propagation reaches it: of each in turn all that is not yet reached."""
+    found = {name: name for name in given}
+    for first in given:
+        queue = [first]
+        for name in queue:
+            near = [other for other in _neighbours(graph, name) if other not in found]
+            found.update(dict.fromkeys(near, first))
+            queue += near
+    return found
+
+
+def _neighbours(graph: Graph, name: str) -> list[str]:
+    operator = graph.operator(name)
+    places = {reader for tensor in operator.writes for reader in graph.readers.get(tensor, ())}
+    places |= {graph.writer[tensor] for tensor in operator.reads if tensor in graph.writer}
+    near = (graph.operators[place] for place in places)
+    return [other.name for other in near if other.primitive != '_VirtualDataset']

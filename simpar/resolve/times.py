@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.hardware import Cluster
+from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
 from simpar.program import Program, Role
 from simpar.program.needs import Instance, instance
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 PHASES = ('F', 'I', 'W')
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from math import gcd, prod
 
 from simpar.document import Complaint, Key
+from simpar.layers import Network
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
+from simpar.schedule.networks import network_fits
 from simpar.schedule.optimizer_parallel import shards_fit
 from simpar.schedule.overlap import overlap_fits
 from simpar.schedule.pipelines import pipeline_fits
@@ -16,14 +17,8 @@ from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import strategies_fit, whole_batch
 from simpar.schedule.sweep import sweep_fits
-from simpar.workload import Dense, Momentum, Network, Transformer, Workload
+from simpar.workload import Momentum, Transformer, Workload
 
-MNIST_PIXELS = 28 * 28
-MNIST_CLASSES = 10
-RESERVED = frozenset({'x', 'target', 'labels', 'loss'})
-"""Names that a program gives to tensors and operators of its own."""
-
-_NETWORK: Key = ('workload', 'network')
 _TRANSFORMER: Key = ('workload', 'transformer')
 
 
@@ -31,7 +26,7 @@ def check(contents: Contents) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
     if isinstance(workload.model, Network):
-        yield from _network(workload, workload.model)
+        yield from network_fits(workload, workload.model, plan)
     else:
         yield from _transformer(workload, workload.model)
     yield from _optimizer(workload)
@@ -70,50 +65,6 @@ def _multiple(number: int, of: int) -> str:
     return f'write a multiple of {of}, e.g. {max(1, round(number / of)) * of}'
 
 
-def _network(workload: Workload, model: Network) -> Iterator[Complaint]:
-    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
-    if not dense:
-        yield Complaint(_NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
-        return
-    for (_, before), (place, layer) in pairwise(dense):
-        if layer.inputs != before.outputs:
-            what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
-            yield Complaint(_dense(place, 'in'), what, f'write {before.outputs}')
-    yield from _names(model)
-    if workload.data == 'mnist':
-        yield from _mnist(workload, dense)
-
-
-def _dense(place: int, key: str) -> Key:
-    return (*_NETWORK, 'layers', place, 'dense', key)
-
-
-def _names(model: Network) -> Iterator[Complaint]:
-    taken = set(RESERVED)
-    counts: dict[str, int] = {}
-    for place, layer in enumerate(model.layers):
-        kind = type(layer).__name__.lower()
-        name = layer.name or f'{kind}{counts.get(kind, 0)}'
-        counts[kind] = counts.get(kind, 0) + 1
-        if name in taken:
-            key = (*_NETWORK, 'layers', place, kind, 'name')
-            yield Complaint(key, f'the name {name} is taken', 'write another name')
-        taken.add(name)
-
-
-def _mnist(workload: Workload, dense: list[tuple[int, Dense]]) -> Iterator[Complaint]:
-    (start, first), (end, last) = dense[0], dense[-1]
-    if first.inputs != MNIST_PIXELS:
-        what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
-        yield Complaint(_dense(start, 'in'), what, f'write {MNIST_PIXELS}')
-    if last.outputs < MNIST_CLASSES:
-        what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
-        yield Complaint(_dense(end, 'out'), what, f'write at least {MNIST_CLASSES}')
-    if workload.loss != 'cross-entropy':
-        what = f'mnist has classes, which {workload.loss} cannot take'
-        yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
-
-
 def _transformer(workload: Workload, model: Transformer) -> Iterator[Complaint]:
     if model.hidden % model.heads:
         what = f'{model.hidden} does not divide by heads {model.heads}'
@@ -139,7 +90,8 @@ def _sequence_parallel(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     if not plan.sequence_parallel:
         return
     if isinstance(workload.model, Network):
-        yield Complaint(key, 'a network has no sequence', 'write false')
+        graph = 'cuts a transformer; operators of a network take strategies'
+        yield Complaint(key, graph if workload.model.is_graph else 'a network has no sequence', 'write false')
     elif plan.tensor == 1:
         yield Complaint(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
     elif workload.model.sequence % plan.tensor:

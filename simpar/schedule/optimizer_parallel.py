@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
+from simpar.layers import Dense, Embedding, LayerNorm, Network
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Workload
+from simpar.workload import Workload
 
 
 def shards_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
@@ -32,8 +33,8 @@ def _fusion(workload: Workload, plan: Plan) -> Iterator[Complaint]:
 
 
 def _layers(workload: Workload) -> int:
-    """Dense layers; or embedding, position, layers, norm, and the head unless it is the embedding's."""
+    """A transformer's are embedding, position, layers, norm, and the head unless it is the embedding's."""
     model = workload.model
     if isinstance(model, Network):
-        return sum(isinstance(layer, Dense) for layer in model.layers)
+        return sum(isinstance(layer, Dense | Embedding | LayerNorm) for layer in model.layers)
     return model.layers + 3 + (not model.tied)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
-from simpar.errors import ScheduleError
+from simpar.errors import Infeasible, ScheduleError
+from simpar.layers import INPUT, Dense, Network, layer_names, reads_of
+from simpar.lower.stages import layer_stages
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Workload
+from simpar.schedule.networks import NETWORK, layer_key
+from simpar.workload import Workload
 
 MOST_ACTIONS = 2**20
 """Micro-batches × stages beyond which an order is refused unmade: it would not be read by anybody."""
@@ -68,6 +71,7 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
     what = 'dense layers' if is_network else 'layers'
     if isinstance(model, Network):
         yield from _marks(model, order.stages)
+        yield from crossings(model, plan, order.stages)
     if isinstance(plan.stages, str):
         return
     if plan.stages and len(plan.stages) != order.stages:
@@ -78,7 +82,7 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
         yield Complaint(('plan', 'stages'), lists, f'choose counts whose sum is {layers}')
     elif not plan.stages and layers < order.stages:
         few = f'{order.stages} stages for {layers} {what}'
-        yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {layers} stages')
+        yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {max(layers, 1)} stages')
     if is_network and 0 in plan.stages:
         yield Complaint(
             ('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {layers}'
@@ -86,17 +90,55 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
 
 
 def _marks(model: Network, stages: int) -> Iterator[Complaint]:
-    """Marks must rise from 0 to the last stage, one by one."""
-    stage = 0
-    marked = False
+    """Marks must rise to the last stage, one by one; what comes before the first mark is stage 0."""
+    if not _marked(model):
+        return
+    stage, held = 0, False
     for place, layer in enumerate(model.layers):
-        if isinstance(layer, Dense) and layer.pipeline_stage is not None:
-            key: Key = ('workload', 'network', 'layers', place, 'dense', 'pipeline_stage')
-            if not stage <= layer.pipeline_stage <= stage + marked or layer.pipeline_stage >= stages:
-                what = f'{layer.pipeline_stage} does not follow {stage} in a pipeline of {stages} stages'
-                yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
-                return
-            stage, marked = layer.pipeline_stage, True
-    if marked and stage != stages - 1:
+        told = getattr(layer, 'pipeline_stage', None)
+        mark = stage if told is None else told
+        if not stage <= mark <= stage + held or mark >= stages:
+            what = f'{mark} does not follow {stage} in a pipeline of {stages} stages'
+            key = layer_key(model, place, 'pipeline_stage')
+            yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
+            return
+        stage, held = mark, held or isinstance(layer, Dense)
+    if stage != stages - 1:
         what = f'marks end with stage {stage} of {stages}'
-        yield Complaint(('workload', 'network'), what, f'mark a layer with pipeline_stage: {stages - 1}')
+        yield Complaint(NETWORK, what, f'mark a layer with pipeline_stage: {stages - 1}')
+
+
+def crossings(model: Network, plan: Plan, stages: int) -> Iterator[Complaint]:
+    """One value goes from a stage to the next; what else a later stage reads is told at the layer that reads it.
+
+    A dense layer may begin a stage, and what follows it is in its stage, as in lowering.
+    """
+    stage_of = _stages_of_layers(model, plan, stages)
+    made = {INPUT: 0}
+    passed: dict[int, str] = {}
+    for place, (name, reads, stage) in enumerate(zip(layer_names(model), reads_of(model), stage_of, strict=False)):
+        for read in reads:
+            before = next(
+                (one for one in range(made.get(read, stage), stage) if passed.setdefault(one, read) != read), -1
+            )
+            if before >= 0:
+                what = f'reads {read} of stage {made[read]}, but what goes on from stage {before} is {passed[before]}'
+                key = layer_key(model, place, 'of' if hasattr(model.layers[place], 'of') else '')
+                yield Complaint(key, what, 'begin a stage where one value is all that it reads of those before')
+                break
+        made[name] = stage
+
+
+def _stages_of_layers(model: Network, plan: Plan, stages: int) -> tuple[int, ...]:
+    """The stage of each layer; empty where that is not known yet, or is complained of elsewhere."""
+    given = () if isinstance(plan.stages, str) else plan.stages
+    if isinstance(plan.stages, str) and not _marked(model):
+        return ()
+    try:
+        return layer_stages(model, stages, given)
+    except Infeasible:
+        return ()
+
+
+def _marked(model: Network) -> bool:
+    return any(getattr(layer, 'pipeline_stage', None) is not None for layer in model.layers)

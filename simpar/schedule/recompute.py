@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
+from simpar.layers import Network
 from simpar.plan import Plan
-from simpar.workload import Network, Workload
+from simpar.workload import Workload
 
 
 def recompute_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
+from simpar.layers import Network
 from simpar.lower.strategy import has_strategies
 from simpar.plan import Plan
+from simpar.schedule.layouts import layouts_fit
 from simpar.workload import Transformer, Workload
 
 
@@ -14,7 +16,14 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     if workload.loss_strategy and isinstance(workload.model, Transformer):
         yield Complaint(('workload', 'loss_strategy'), 'a transformer takes degrees', 'leave it out')
-    if plan.tensor > 1 and plan.search == 'none' and has_strategies(workload):
+    if isinstance(workload.model, Network):
+        yield from layouts_fit(workload.model, plan)
+    if plan.tensor == 1 or plan.search != 'none':
+        return
+    if isinstance(workload.model, Network) and workload.model.is_graph:
+        what = 'is a degree, but operators of this network are cut by strategies, and by batch without'
+        yield Complaint(('plan', 'tensor'), what, 'write 1, and give layers strategies, or search: exact')
+    elif has_strategies(workload):
         what = 'is a degree, but layers of the network have strategies, which say how each is cut'
         yield Complaint(('plan', 'tensor'), what, 'write 1, or no strategies')
 

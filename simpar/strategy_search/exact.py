@@ -170,7 +170,13 @@ class _Problem:
                 place, meeting = self.shared[name], self.layouts[self.shared[name] - len(self.options)]
                 made.append(Factor((self.graph.writer[name], place), self.between(name, source, meeting)))
                 source = list(meeting)
-            made += [Factor((place, reader), self.between(name, source, self.read(reader, name))) for reader in readers]
+            made += [
+                Factor(
+                    (place, reader),
+                    self.between(name, source, self.read(reader, name), self.graph.operators[reader].primitive),
+                )
+                for reader in readers
+            ]
         return made
 
     def priced(self, place: int, price: float) -> Table:
@@ -200,15 +206,22 @@ class _Problem:
             self.made[key] = np.array(costs)
         return self.made[key]
 
-    def between(self, name: str, source: Sequence[Bits], target: Sequence[Bits]) -> Table:
-        """Redistribution from every layout to every other; a table is made once for all tensors alike."""
+    def between(self, name: str, source: Sequence[Bits], target: Sequence[Bits], reader: str = '') -> Table:
+        """Redistribution from every layout to every other; a table is made once for all tensors alike.
+
+        Arguments: ``reader``, the primitive that reads the other; none: where it is handed to several.
+        """
         shape, fed = self.graph.shapes[name], self.graph.operators[self.graph.writer[name]].primitive
-        key = (shape, fed == '_VirtualDataset', tuple(source), tuple(target))
+        reshaped = reader == 'Reshape'
+        key = (shape, fed == '_VirtualDataset', reshaped, tuple(source), tuple(target))
         if key not in self.made:
             rows, columns = list(dict.fromkeys(source)), list(dict.fromkeys(target))
             backward = fed != '_VirtualDataset'
             costs = np.array(
-                [[self.objective.redistribution(a, b, shape, backward=backward) for b in columns] for a in rows]
+                [
+                    [self.objective.redistribution(a, b, shape, backward=backward, reshaped=reshaped) for b in columns]
+                    for a in rows
+                ]
             )
             at, to = {a: n for n, a in enumerate(rows)}, {b: n for n, b in enumerate(columns)}
             self.made[key] = costs[np.ix_([at[a] for a in source], [to[b] for b in target])]

@@ -1,13 +1,34 @@
-"""Operator graphs of workloads: networks of dense layers, and transformer blocks in MindSpore's primitives."""
+"""Operator graphs of workloads: the layers of networks, and transformer blocks in MindSpore's primitives."""
 
 from __future__ import annotations
 
 from math import prod
 
-from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
-from simpar.workload import Dense, Flatten, Network, Transformer, Workload
+from simpar.layer_shapes import network_shapes
+from simpar.layers import (
+    INPUT,
+    Add,
+    AnyLayer,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+    layer_names,
+    reads_of,
+)
+from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator, Shape
+from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)
+ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Add: 'Add'}
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
@@ -22,23 +43,52 @@ def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph
 
 
 def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'full_batch') -> Graph:
-    """A network's layers, x · weightᵀ each, and its loss."""
+    """A network's layers under the names that programs give them, products as x · weightᵀ each, and its loss.
+
+    Raises ``Infeasible`` where layers do not fit each other.
+    """
     build = GraphBuilder()
-    dense = [layer for layer in network.layers if isinstance(layer, Dense)]
-    whole = isinstance(network.layers[0], Flatten) and dense[0].inputs == prod(MNIST_SAMPLE)
-    sample = MNIST_SAMPLE if whole else (dense[0].inputs,)
-    columns = () if loss == 'cross-entropy' else (dense[-1].outputs,)
-    x, label = build.dataset(x=(batch, *sample), label=(batch, *columns))
-    for place, layer in enumerate(network.layers):
-        name = layer.name or f'{type(layer).__name__.lower()}{place}'
-        if isinstance(layer, Dense):
-            x = dense_layer(build, name, x, layer.outputs, bias=layer.bias)
-        elif isinstance(layer, Flatten):
-            x = build.reshape(name, x, batch, prod(build.shapes[x][1:]), primitive='Flatten')
-        else:
-            x = build.elementwise('ReLU', name, x)
-    LOSSES[loss](build, x, label)
+    names, shapes = layer_names(network), network_shapes(network, batch)
+    result = shapes[names[-1]]
+    images = isinstance(network.layers[0], Flatten) and network.sample == (prod(MNIST_SAMPLE),)
+    sample = MNIST_SAMPLE if images else network.sample
+    x, label = build.dataset(x=(batch, *sample), label=result[:1] if loss == 'cross-entropy' else result)
+    values = {INPUT: x}
+    for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
+        values[name] = network_layer(build, name, layer, tuple(values[read] for read in reads), shapes[name])
+    LOSSES[loss](build, values[names[-1]], label)
     return build.graph(dataset)
+
+
+def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[str, ...], shape: Shape) -> str:
+    """The operators of a layer; returns the name of its result."""
+    x = reads[0]
+    match layer:
+        case Dense():
+            return dense_layer(build, name, x, layer.outputs, bias=layer.bias)
+        case Embedding():
+            return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
+        case LayerNorm():
+            return build.layer_norm(name, x)
+        case Softmax():
+            return build.softmax(name, x)
+        case MatMul():
+            swapped = Operator(
+                name='',
+                primitive='',
+                reads=(),
+                writes=(),
+                transpose_a=layer.transpose_a,
+                transpose_b=layer.transpose_b,
+            )
+            return build.add('BatchMatMul', name, reads, shape, swapped)
+        case Transpose():
+            return build.transpose(name, x, *layer.permutation)
+        case Reshape() | Flatten():
+            return build.reshape(name, x, *shape, primitive=type(layer).__name__)
+        case Mul():
+            return build.elementwise('Mul', name, x, build.constant(f'{name}.factor'))
+    return build.elementwise(ELEMENTWISE_LAYERS[type(layer)], name, *reads)
 
 
 def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:

@@ -18,8 +18,13 @@ class Objective(Protocol):
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
         """Cost of the collectives that an operator brings with it, forward, backward and for its parameters."""
 
-    def redistribution(self, source: Bits, target: Bits, shape: Shape, *, backward: bool) -> float:
-        """Cost of bringing a tensor from a layout to another, and its gradient back where there is one."""
+    def redistribution(
+        self, source: Bits, target: Bits, shape: Shape, *, backward: bool, reshaped: bool = False
+    ) -> float:
+        """Cost of bringing a tensor from a layout to another, and its gradient back where there is one.
+
+        Arguments: ``reshaped``: a reshape reads it there.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Bytes:
                 total += 2 * local * (1 - 0.5 ** (device_bits(devices) - cut))
         return total
 
-    def redistribution(self, source: Bits, target: Bits, shape: Shape, *, backward: bool) -> float:
+    def redistribution(
+        self, source: Bits, target: Bits, shape: Shape, *, backward: bool, reshaped: bool = False
+    ) -> float:
         """Bytes of the cheapest sequence, and of its reverse."""
         return redistribution_bytes(source, target, shape, self.itemsize) * (2 if backward else 1)

@@ -185,12 +185,11 @@ def _reduce(operator: Operator, shape: Shape) -> Rule:
 
 
 def _gather(shapes: tuple[Shape, ...]) -> Rule:
-    """An embedding: axes: indices' dims, vocabulary (a cut leaves zeros to be summed), columns."""
+    """An embedding: axes, as in ``simpar.layout``: vocabulary (a cut leaves zeros to be summed), columns, indices."""
     table, indices = shapes
-    rows = tuple((axis,) for axis in range(len(indices)))
-    vocabulary, columns = len(indices), len(indices) + 1
-    sizes = (*indices, *table)
-    return Rule(sizes, (True,) * len(sizes), (((vocabulary,), (columns,)), rows), (*rows, (columns,)))
+    rows = tuple((2 + dim,) for dim in range(len(indices)))
+    sizes = (*table, *indices)
+    return Rule(sizes, (True,) * len(sizes), (((0,), (1,)), rows), (*rows, (1,)))
 
 
 def _reshape(operator: Operator, shape: Shape, output: Shape) -> Rule:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from simpar.errors import Infeasible
+from simpar.layers import Network
+from simpar.layout import Layout
 from simpar.lower.mesh import Mesh
-from simpar.lower.stages import marked_stages, stage_of_layer
+from simpar.lower.stages import layer_stages
+from simpar.lower.strategy.graph import Lowering
 from simpar.lower.strategy.move import Mover
-from simpar.lower.strategy.network import Lowering
 from simpar.lower.strategy.tape import LaidTape
 from simpar.plan import Plan
-from simpar.workload import Dense, Network, Relu, Workload
+from simpar.workload import Workload
 
 
 def has_strategies(workload: Workload) -> bool:
-    """Whether any layer of a network, or its loss, carries a strategy."""
+    """Whether any layer of a network, or its loss, carries a strategy, or has to be lowered as if it did."""
     model = workload.model
     if not isinstance(model, Network):
         return False
-    given = (layer.strategy for layer in model.layers if isinstance(layer, Dense | Relu))
-    return any(given) or bool(workload.loss_strategy)
+    given = (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()) for layer in model.layers)
+    return any(given) or bool(workload.loss_strategy) or model.is_graph
 
 
 def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> LaidTape:
@@ -40,17 +44,20 @@ def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ..
         micro_batches=plan.micro_batches,
         placement=placement,
     )
-    tape = LaidTape(mesh, workload.precision, workload.gradients or '', shard_group=plan.shard_group)
+    tape = LaidTape(
+        mesh, workload.precision, workload.gradients or '', shard_group=plan.shard_group, names=_matrix(plan, ranks)
+    )
     lowering = Lowering(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all),
         workload=workload,
+        model=model,
         batch=workload.batch // plan.micro_batches,
-        stages=_stages(model, plan, mesh.stages),
+        stages=layer_stages(model, mesh.stages, () if isinstance(plan.stages, str) else plan.stages),
         full_batch=plan.dataset == 'full-batch',
         summed=plan.copies_loss == 'sum',
     )
-    lowering.network(model)
+    lowering.network()
     return tape
 
 
@@ -59,6 +66,17 @@ def _ranks(plan: Plan, world: int) -> int:
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
     return world // plan.pipeline
+
+
+def _matrix(plan: Plan, ranks: int) -> Layout | None:
+    """The device matrix of a stage, if layouts have one."""
+    sizes = tuple(plan.device_matrix.values())
+    if not sizes:
+        return None
+    if ranks % prod(sizes):
+        shown = ' × '.join(f'{name} {size}' for name, size in plan.device_matrix.items())
+        raise Infeasible(f'plan.device_matrix: {shown} is {prod(sizes)} ranks, which do not divide {ranks}')
+    return Layout(sizes, tuple(plan.device_matrix), ranks)
 
 
 def _refuse(workload: Workload, plan: Plan, ranks: int) -> None:
@@ -72,10 +90,3 @@ def _refuse(workload: Workload, plan: Plan, ranks: int) -> None:
             f'a batch of {workload.batch} cannot be cut into micro_batches {plan.micro_batches} × copies '
             f'{plan.copies} equal slices; choose a multiple of {slices}'
         )
-
-
-def _stages(model: Network, plan: Plan, stages: int) -> tuple[int, ...]:
-    """The stage of each dense layer."""
-    marks = [layer.pipeline_stage for layer in model.layers if isinstance(layer, Dense)]
-    given = () if isinstance(plan.stages, str) else plan.stages
-    return marked_stages(marks, stages) or stage_of_layer(len(marks), stages, given)

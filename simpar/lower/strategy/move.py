@@ -7,7 +7,7 @@ parts for the time, with a copy at either end (what MindSpore's Reshape, Split a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from simpar.layout import Axis, Step, TensorLayout, redistribute
@@ -23,12 +23,18 @@ Dims = tuple[tuple[Axis, ...], ...]
 class Mover:
     """Brings values into layouts.
 
-    Arguments: ``method`` and ``all_to_all`` of ``simpar.layout.redistribute``.
+    Arguments: ``method`` and ``all_to_all`` of ``simpar.layout.redistribute``; ``results``, of ops emitted forward.
     """
 
     tape: LaidTape
     method: Method
     all_to_all: bool
+    results: set[str] = field(default_factory=set)
+
+    @property
+    def as_compiler(self) -> bool:
+        """Whether values go the way of MindSpore's compiler."""
+        return self.method != 'cheapest'
 
     def move(self, value: Laid, target: TensorLayout, name: str = '') -> Laid:
         """The value in a layout; its gradient will come back.
@@ -37,21 +43,49 @@ class Mover:
         """
         if value.layout == target:
             return value
+        # One redistribution for all that want the same; the compiler has one for each: see ``share``.
+        key = (value.name, target, self.tape.stage)
+        if not self.as_compiler and key in self.tape.moved:
+            return self.tape.moved[key]
         found = redistribute(value.shape, value.layout, target, self.method, self.all_to_all)
         result = self._emit(found, value, name or self._fresh(value.name), 'F')
         self.tape.backward_of(result, lambda gradient: self._back(found, value, gradient))
+        self.tape.moved[key] = result
         return result
 
-    def _fresh(self, name: str) -> str:
+    def share(self) -> None:
+        """Do once what several redistributions of a value begin with alike, forward; each gradient has its own way.
+
+        The compiler eliminates common subexpressions behind its differentiation.
+        """
+        ops, instead, known = [], dict[str, str](), dict[object, str]()
+        for op in self.tape.ops:
+            if not instead.keys().isdisjoint(op.reads):
+                op = replace(op, reads=tuple(instead.get(name, name) for name in op.reads))
+            if self.results.isdisjoint(op.writes):
+                ops.append(op)
+                continue
+            (result,) = op.writes
+            first = known.setdefault((op.stage, op.operator, op.partition, op.reads, *op.attributes.items()), result)
+            if first == result:
+                ops.append(op)
+            else:
+                instead[result] = first
+                del self.tape.tensors[result]
+        self.tape.ops[:] = ops
+
+    def _fresh(self, name: str, mark: str = '') -> str:
         """A name for another layout of a value."""
         base, count = name.partition('@')[0], 1
-        while f'{base}@{count}' in self.tape.tensors:
+        while f'{base}@{mark}{count}' in self.tape.tensors:
             count += 1
-        return f'{base}@{count}'
+        return f'{base}@{mark}{count}'
 
     def _back(self, found: Redistribution, value: Laid, gradient: Laid) -> None:
         if value.needs_gradient:
-            self.tape.give(value, self._emit(found.backward(), gradient, f'd:{value.name}', 'I'))
+            name = f'd:{value.name}'
+            name = self._fresh(name, 'back') if name in self.tape.tensors else name
+            self.tape.give(value, self._emit(found.backward(), gradient, name, 'I'))
 
     def _emit(self, found: Redistribution, value: Laid, name: str, phase: Phase) -> Laid:
         actions = [action for part in found.parts for action in _actions(found.shape, part)]
@@ -63,6 +97,7 @@ class Mover:
             result = Laid(name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient)
             self.tape.lay(result, dtype=dtype, batch_dim=action.batch_dim)
             self._op(action, phase, source, result.name)
+            self.results.update([result.name] if phase == 'F' else [])
             source = result.name
         return result
 

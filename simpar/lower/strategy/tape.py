@@ -55,9 +55,10 @@ class LaidTape(Tape):
         self.world = mesh.data
         self._shard_group = shard_group
         self.partitions = {name: of for name, of in self.partitions.items() if name == PIPELINE}
-        self._names = names
+        self.names = names
         self._layouts: dict[str, TensorLayout] = {}
-        self._laid_gradients: dict[str, Laid] = {}
+        self._laid_gradients: dict[str, list[Laid]] = {}
+        self.moved: dict[tuple[str, TensorLayout, int], Laid] = {}
 
     # tensors
 
@@ -80,9 +81,9 @@ class LaidTape(Tape):
         return self.partitions.setdefault(partition.name, partition).name
 
     def _alias(self, axes: tuple[Axis, ...]) -> str:
-        if self._names is None:
+        if self.names is None:
             return ''
-        known = {self._names.axis(alias): alias for alias in self._names.aliases}
+        known = {self.names.axis(alias): alias for alias in self.names.aliases}
         return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
 
     def lay(
@@ -137,9 +138,11 @@ class LaidTape(Tape):
         dims: dict[str, int] | None = None,
         accumulates: Sequence[str] = (),
         attributes: dict[str, Attribute] | None = None,
+        moved: float | None = None,
     ) -> None:
-        """Emit a compute op; it moves all that it reads and writes."""
-        moved = sum(map(self.held_bytes, (*reads, *writes))) + 2 * sum(map(self.held_bytes, accumulates))
+        """Emit a compute op; ``moved``, bytes of memory traffic, is all that it reads and writes unless given."""
+        if moved is None:
+            moved = sum(map(self.held_bytes, (*reads, *writes))) + 2 * sum(map(self.held_bytes, accumulates))
         self.emit(
             OpClass(
                 name=f'{name}.{phase}',
@@ -187,13 +190,20 @@ class LaidTape(Tape):
     # gradients
 
     def give(self, value: Laid, gradient: Laid | None) -> None:
-        """The gradient of a value, from the only operator that reads it."""
+        """The gradient of a value, from one of the operators that read it."""
         if gradient is not None and value.needs_gradient:
-            self._laid_gradients[value.name] = gradient
+            self._laid_gradients.setdefault(value.name, []).append(gradient)
 
     def take(self, value: Laid) -> Laid | None:
-        """The gradient of a value, as its reader gave it; None if there is none."""
-        return self._laid_gradients.pop(value.name, None)
+        """The gradient of a value, the sum of what its readers gave; None if there is none."""
+        parts = self._laid_gradients.pop(value.name, [])
+        total = parts[0] if parts else None
+        for count, part in enumerate(parts[1:], 1):
+            summed = self.lay(replace(parts[0], name=f'd:{value.name}.sum{count}'))
+            reads = [total.name if total else '', part.name]
+            self.work(summed.name, 'add', 'I', reads, [summed.name], flops=self.held(summed.name))
+            total = summed
+        return total
 
     def new_gradient(self, value: Laid, of: str) -> Laid:
         """Register the gradient of a value that operator ``of`` reads."""
@@ -246,6 +256,8 @@ class LaidTape(Tape):
         if self.mesh.pipeline_rank(sender) == self.mesh.pipeline_rank(receiver):
             kept = self._apart_from(value) if value.name in self.saved else value
             self.stage += 1
+            # Summed in this stage, which ends what it sums: of what two stages read neither would.
+            self.backward_of(kept, lambda gradient: self.give(kept, gradient))
             return kept
         arrived = self._send(value, f'{value.name}.received', 'F', sender, receiver)
 

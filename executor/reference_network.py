@@ -1,0 +1,105 @@
+"""The reference of a ``network:``: its layers in plain torch, each of which reads values by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from simpar.layer_shapes import network_shapes
+from simpar.layers import (
+    INPUT,
+    Add,
+    AnyLayer,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+    layer_names,
+    reads_of,
+)
+
+EPSILON: Final = 1e-5
+Parameters = dict[str, torch.Tensor]
+Declared = tuple[str, tuple[int, ...], str]
+"""Name, shape and draw of a parameter."""
+Input = tuple[str, str, tuple[int, ...], bool]
+"""Name, draw, shape, and whether it holds integers."""
+
+
+def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
+    """Name, shape and draw of every parameter."""
+    shapes, weight = network_shapes(model, batch), f'normal:{model.weight_deviation}'
+    for name, layer in zip(layer_names(model), model.layers, strict=True):
+        if isinstance(layer, Dense):
+            yield f'{name}.weight', (layer.outputs, layer.inputs), weight
+            if layer.bias:
+                yield f'{name}.bias', (layer.outputs,), 'zeros'
+        elif isinstance(layer, LayerNorm):
+            yield f'{name}.gain', shapes[name][-1:], 'ones'
+            yield f'{name}.bias', shapes[name][-1:], 'zeros'
+        elif isinstance(layer, Embedding):
+            yield f'{name}.weight', (layer.vocab, layer.width), weight
+
+
+def network_inputs(model: Network, batch: int, *, classes: bool, mnist: bool) -> tuple[Input, Input]:
+    """The input and the target.
+
+    Arguments: ``classes``: the target is a class for each row of the last result, not a tensor like it; ``mnist``: both
+    are drawn from its samples.
+    """
+    *_, result = network_shapes(model, batch).values()
+    first, digits = model.layers[0], 'mnist' if mnist else ''
+    tokens = isinstance(first, Embedding)
+    drawn = f'tokens:{first.vocab}' if isinstance(first, Embedding) else digits or 'normal:1'
+    x = (INPUT, drawn, (batch, *model.sample), tokens)
+    if classes:
+        return x, ('labels', digits or f'classes:{result[-1]}', result[:-1], True)
+    return x, ('target', 'normal:1', result, False)
+
+
+def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
+    """What the last layer gives."""
+    values = {INPUT: x}
+    for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
+        own = {key.removeprefix(f'{name}.'): of for key, of in parameters.items() if key.startswith(f'{name}.')}
+        x = values[name] = _result(layer, own, *(values[read] for read in reads))
+    return x
+
+
+def _result(layer: AnyLayer, own: Parameters, x: torch.Tensor, *z: torch.Tensor) -> torch.Tensor:
+    """A layer of its own parameters and of what it reads."""
+    if isinstance(layer, Dense):
+        return functional.linear(x, own['weight'], own.get('bias'))
+    if isinstance(layer, LayerNorm):
+        return functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON)
+    if isinstance(layer, Embedding):
+        return functional.embedding(x, own['weight'])
+    if isinstance(layer, Mul):
+        return layer.factor * x
+    if isinstance(layer, Reshape):
+        return x.reshape(layer.shape)
+    if isinstance(layer, Transpose):
+        return x.permute(layer.permutation)
+    if isinstance(layer, MatMul):
+        return torch.matmul(x.mT if layer.transpose_a else x, z[0].mT if layer.transpose_b else z[0])
+    return _PLAIN[type(layer)](x, *z)
+
+
+_PLAIN: Final[dict[type, Callable[..., torch.Tensor]]] = {
+    Relu: functional.relu,
+    Gelu: functional.gelu,
+    Softmax: lambda x: functional.softmax(x, -1),
+    Add: torch.add,
+    Flatten: lambda x: x.flatten(1),
+}

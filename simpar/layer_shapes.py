@@ -1,0 +1,176 @@
+"""Shapes of what a network's layers give, and what does not fit between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from simpar.errors import Infeasible
+from simpar.layers import (
+    INPUT,
+    Add,
+    AnyLayer,
+    Dense,
+    Embedding,
+    Flatten,
+    MatMul,
+    Network,
+    Reshape,
+    Transpose,
+    layer_names,
+    reads_of,
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What is wrong with a layer.
+
+    Arguments: ``place`` of the layer; ``key`` of it to change, empty: the layer; ``what`` is wrong; ``remedy``.
+    """
+
+    place: int
+    key: str
+    what: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Shapes:
+    """Shapes by name, for so many samples, and all misfits; a layer that does not fit has no shape."""
+
+    samples: int
+    of: dict[str, Shape] = field(default_factory=dict)
+    misfits: list[Misfit] = field(default_factory=list)
+
+    def read(self, place: int, layer: AnyLayer, name: str, reads: tuple[str, ...], known: set[str]) -> None:
+        """Add a layer's shape, or what is wrong with it."""
+        for missing in (read for read in reads if read not in known):
+            shown = ', '.join(sorted(known)[:12])
+            self.misfits.append(Misfit(place, 'of', f'{missing} is no layer before this one', f'write one of {shown}'))
+        if not all(read in self.of for read in reads):
+            return
+        try:
+            self.of[name] = _shape(layer, [self.of[read] for read in reads], self.samples)
+        except _WrongError as wrong:
+            self.misfits.append(Misfit(place, *wrong.args))
+
+
+class _WrongError(Exception):
+    """Arguments: key, what is wrong, remedy."""
+
+
+def shapes_of(network: Network, samples: int) -> Shapes:
+    """The shape of every layer's result by name, and of the input; and what does not fit.
+
+    Arguments: ``samples``, in dim 0 of the input.
+    """
+    found = Shapes(samples, {INPUT: (samples, *network.sample)})
+    known = {INPUT}
+    unread: dict[str, int] = {}
+    named = zip(layer_names(network), network.layers, reads_of(network), strict=True)
+    for place, (name, layer, reads) in enumerate(named):
+        found.read(place, layer, name, reads, known)
+        known.add(name)
+        unread[name] = place
+        for read in reads:
+            unread.pop(read, None)
+        if isinstance(layer, Embedding) and place:
+            found.misfits.append(
+                Misfit(place, '', 'an embedding reads the tokens of samples', 'make it the first layer')
+            )
+    for name, place in list(unread.items())[:-1]:
+        what = f'nobody reads what {name} gives'
+        found.misfits.append(Misfit(place, '', what, f'leave it out, or write of: {name} in a later layer'))
+    return found
+
+
+def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
+    """The shape of every layer's result by name, and of the input.
+
+    Raises ``Infeasible`` with the first thing that does not fit.
+    """
+    found = shapes_of(network, samples)
+    if found.misfits:
+        wrong = found.misfits[0]
+        raise Infeasible(f'{layer_names(network)[wrong.place]}: {wrong.what}; {wrong.remedy}')
+    return found.of
+
+
+def _shape(layer: AnyLayer, reads: list[Shape], samples: int) -> Shape:
+    x = reads[0]
+    if isinstance(layer, Dense):
+        return _dense(layer, x)
+    if isinstance(layer, Add):
+        _alike(*reads)
+        return x
+    if isinstance(layer, MatMul):
+        return _product(layer, *reads)
+    if isinstance(layer, Reshape):
+        return _reshaped(layer, x, samples)
+    if isinstance(layer, Transpose):
+        return _transposed(layer, x)
+    if isinstance(layer, Embedding):
+        return (*x, layer.width)
+    return (x[0], prod(x[1:])) if isinstance(layer, Flatten) else x
+
+
+def _dense(layer: Dense, x: Shape) -> Shape:
+    if len(x) != 2:
+        what = f'reads values of {_shown(x)} a sample, but a dense layer takes rows of features'
+        raise _WrongError('', what, f'put - reshape: {{shape: [-1, {x[-1]}]}} before it')
+    if layer.inputs != x[1]:
+        raise _WrongError('in', f'{layer.inputs} features, but what it reads has {x[1]}', f'write {x[1]}')
+    return (x[0], layer.outputs)
+
+
+def _alike(one: Shape, other: Shape) -> None:
+    if one != other:
+        what = f'adds values of {_shown(one)} and {_shown(other)} a sample'
+        raise _WrongError('of', what, 'name two layers whose results have one shape')
+
+
+def _product(layer: MatMul, a: Shape, b: Shape) -> Shape:
+    if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
+        what = f'multiplies values of {_shown(a)} and {_shown(b)} a sample'
+        raise _WrongError('of', what, 'name two of [batch..., m, k] and [batch..., k, n] with the same leading dims')
+    m, k = a[-2:][::-1] if layer.transpose_a else a[-2:]
+    inner, n = b[-2:][::-1] if layer.transpose_b else b[-2:]
+    if k != inner:
+        what = f'multiplies matrices [{m}, {k}] and [{inner}, {n}]'
+        raise _WrongError('of', what, 'name two that fit, or write transpose_a or transpose_b: true')
+    return (*a[:-2], m, n)
+
+
+def _reshaped(layer: Reshape, x: Shape, samples: int) -> Shape:
+    first, *rest = layer.shape
+    if first != -1 or any(length < 1 for length in rest):
+        what = f'dim 0 is -1, and the others are told (got {list(layer.shape)})'
+        raise _WrongError('shape', what, f'write [-1, {", ".join(str(max(1, length)) for length in rest)}]')
+    size = prod(rest)
+    if prod(x) % size or ((prod(x) // size) % samples and samples % (prod(x) // size)):
+        what = f'{list(x)} for {samples} samples does not become rows of {size} elements that keep samples apart'
+        raise _WrongError(
+            'shape', what, 'choose dims whose product divides a sample, or is so many samples that they divide a copy'
+        )
+    return (prod(x) // size, *rest)
+
+
+def _transposed(layer: Transpose, x: Shape) -> Shape:
+    permutation = layer.permutation
+    if sorted(permutation) != list(range(len(x))) or permutation[0]:
+        what = f'{list(permutation)} is no order of {len(x)} dims that begins with 0'
+        raise _WrongError('permutation', what, f'write e.g. {[0, *range(len(x) - 1, 0, -1)]}')
+    return tuple(x[dim] for dim in permutation)
+
+
+def _shown(shape: Shape) -> str:
+    return 'shape ' + str(list(shape[1:]))
+
+
+def misfits(network: Network, samples: int) -> Iterator[Misfit]:
+    """Everything that does not fit between the layers of a network."""
+    yield from shapes_of(network, samples).misfits

@@ -1,0 +1,261 @@
+"""A ``network:`` whose operators carry strategies, on the tape.
+
+A dense layer is ``MatMul(x, weight)`` with x [batch, in] and weight [in, out], cut as its strategy says; without one it
+is cut by batch over all ranks, as MindSpore's semi-automatic mode does, and so are an embedding and the loss. What has
+no strategy else lies as its input does, as far as that can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Final
+
+from simpar.errors import Infeasible
+from simpar.layer_shapes import Shape, network_shapes
+from simpar.layers import (
+    INPUT,
+    Add,
+    AnyLayer,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Network,
+    Relu,
+    Reshape,
+    Softmax,
+    Transpose,
+    layer_names,
+    reads_of,
+)
+from simpar.layout import Layout, TensorLayout, operators, replicated
+from simpar.lower.strategy import emit
+from simpar.lower.strategy.loss import add_loss
+from simpar.lower.strategy.move import Mover
+from simpar.lower.strategy.place import Placed, Placer
+from simpar.lower.strategy.rule import lead_of, rule_of
+from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.workload import Workload
+
+UNARY: Final[dict[type, emit.Unary]] = {
+    Relu: emit.RELU,
+    Gelu: emit.GELU,
+    Softmax: emit.SOFTMAX,
+    Mul: emit.MUL,
+    Transpose: emit.TRANSPOSE,
+    Reshape: emit.RESHAPE,
+    Flatten: emit.RESHAPE,
+}
+
+
+Named = tuple[str, AnyLayer, tuple[str, ...]]
+"""A layer with its name and the names of what it reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """Emits one copy of a micro-batch.
+
+    Arguments: ``batch``, samples of a micro-batch; ``stages``, the stage of each layer;
+    ``full_batch``: every rank reads all samples, else its own slice; ``summed``, losses of copies.
+    """
+
+    tape: LaidTape
+    mover: Mover
+    workload: Workload
+    model: Network
+    batch: int
+    stages: tuple[int, ...]
+    full_batch: bool
+    summed: bool
+
+    @property
+    def placer(self) -> Placer:
+        """Places operators."""
+        return Placer(self.tape.world, self.tape.mesh.copies)
+
+    def network(self) -> None:
+        """Forward, loss and backward."""
+        model, drawn = self.model, 'mnist' if self.workload.data == 'mnist' else ''
+        shapes = network_shapes(model, self.batch)
+        first = model.layers[0]
+        tokens = f'tokens:{first.vocab}' if isinstance(first, Embedding) else ''
+        x = self.input(INPUT, shapes[INPUT], tokens or drawn or 'normal:1', 'int64' if tokens else self.tape.dtype)
+        values, last = {INPUT: x}, INPUT
+        named = list(zip(layer_names(model), model.layers, reads_of(model), strict=True))
+        for place, (name, layer, reads) in enumerate(named):
+            self._go_to(self.stages[place], values, [of for _, _, of in named[place:]])
+            read = [values[of] for of in reads]
+            if isinstance(layer, Reshape) and self.mover.as_compiler:
+                read = [self._before_reshape(layer, name, read[0], named[place + 1 :], values, shapes)]
+            values[name] = self._layer(layer, name, read, shapes[name])
+            last = name
+        self._go_to(self.tape.mesh.stages - 1, values, [(last,)])
+        add_loss(self.tape, self.mover, self.placer, self.workload, self.input, values[last], summed=self.summed)
+        self.tape.backpropagate()
+        if self.mover.as_compiler:
+            self.mover.share()
+
+    def _go_to(self, stage: int, values: dict[str, Laid], later: list[tuple[str, ...]]) -> None:
+        """Hand the one value that is still read on to the next stage, until this one is reached."""
+        while self.tape.stage < stage:
+            crossing = [name for name in values if any(name in reads for reads in later)]
+            if len(crossing) > 1:
+                raise Infeasible(
+                    f'stage {self.tape.stage + 1} of the pipeline would read {", ".join(crossing)} of earlier ones; '
+                    'let a stage begin where one value alone is read on'
+                )
+            value = values[crossing[0]]
+            if any(value.name in op.reads for op in self.tape.ops):
+                self.tape.saved.add(value.name)
+            values[crossing[0]] = self.tape.pass_on(value)
+
+    def input(self, name: str, shape: Shape, drawn: str, dtype: str) -> Laid:
+        """Register an input of the step, whole or by batch as the data set is."""
+        layout = replicated(self.tape.world, len(shape))
+        if not self.full_batch:
+            # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds whole samples.
+            samples = shape[0] if self.tape.mesh.copies == 1 else self._samples
+            cuts = (self.placer.by_batch(samples), *(1,) * (len(shape) - 1))
+            layout = operators.elementwise(name, shape).sharded((cuts,), self.tape.world).output
+        return self.tape.lay(Laid(name, shape, layout, needs_gradient=False), 'input', dtype, initial=drawn)
+
+    @property
+    def _samples(self) -> int:
+        """What rows of any value can be taken together to, by reshapes."""
+        return gcd(*(shape[0] for shape in network_shapes(self.model, self.batch).values()))
+
+    # layers
+
+    def _before_reshape(
+        self,
+        layer: Reshape,
+        name: str,
+        x: Laid,
+        later: list[Named],
+        values: dict[str, Laid],
+        shapes: dict[str, Shape],
+    ) -> Laid:
+        """What a reshape reads, brought to where its first reader wants the result if its own shape is the finer one.
+
+        So the compiler does: its reshape is the redistribution from the operator before it to the one behind it, in a
+        shape as fine as both.
+        """
+        shape = shapes[name]
+        reader = next((found for found in later if name in found[2]), None)
+        if reader is None or _fineness(shape) >= _fineness(x.shape):
+            return x
+        y = Laid(name, shape, self._placed(layer, name, [x]).output)
+        own, wanting, reads = reader
+        known = {name: y, **values}
+        unknown = replicated(self.tape.world, 1)
+        laid = [known.get(read) or Laid(read, shapes[read], unknown) for read in reads]
+        target = self._placed(wanting, own, laid).inputs[lead_of(wanting) + reads.index(name)]
+        back = self.placer.viewed(operators.reshape(name, shape, x.shape), target)
+        return self.mover.move(x, back.output) if back else x
+
+    def _layer(self, layer: AnyLayer, name: str, reads: list[Laid], shape: Shape) -> Laid:
+        if isinstance(layer, Flatten) and reads[0].shape == shape:
+            return reads[0]
+        placed = self._placed(layer, name, reads)
+        lead = lead_of(layer)
+        layouts = placed.inputs[lead : lead + len(reads)]
+        reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
+        y = Laid(name, shape, placed.local)
+        if isinstance(layer, Dense):
+            return self._dense(layer, reads[0], y, placed)
+        if isinstance(layer, MatMul):
+            a, b = emit.Factor(reads[0], layer.transpose_a), emit.Factor(reads[1], layer.transpose_b)
+            return self._summed(emit.batch_matmul(self.tape, a, b, _pending(y)), name, placed)
+        if isinstance(layer, Embedding):
+            return self._embedding(layer, reads[0], y, placed)
+        if isinstance(layer, LayerNorm):
+            return emit.layer_norm(self.tape, reads[0], y)
+        if isinstance(layer, Add):
+            return emit.add(self.tape, reads[0], reads[1], y)
+        return emit.unary(self.tape, UNARY[type(layer)], reads[0], y, *_attributes(layer, reads[0], y))
+
+    def _placed(self, layer: AnyLayer, name: str, reads: list[Laid]) -> Placed:
+        operator = rule_of(layer, name, [read.shape for read in reads])
+        if isinstance(layer, Reshape | Flatten):
+            kept = self.placer.viewed(operator, reads[0].layout) if self.mover.as_compiler else None
+            return kept or self.placer.followed(operator, reads[0].layout)
+        lead, strategy = lead_of(layer), layer.strategy
+        if layer.layout:
+            out = layer.out_layout if isinstance(layer, Dense) else ()
+            return self.placer.by_layout(operator, self._matrix(name), layer.layout, out, lead)
+        if not strategy and isinstance(layer, Dense | Embedding):
+            rows = (self.placer.by_batch(reads[0].shape[0]), *(1,) * (len(reads[0].shape) - 1))
+            strategy = (rows, (1, 1)) if isinstance(layer, Dense) else ((1, 1), rows)
+        if not strategy:
+            return self.placer.followed(operator, reads[0].layout, lead)
+        out_strategy = layer.out_strategy if isinstance(layer, Dense) else ()
+        return self.placer.by_strategy(operator, strategy, out_strategy, reads[0].layout, lead)
+
+    def _matrix(self, name: str) -> Layout:
+        if self.tape.names is None:
+            raise Infeasible(
+                f'{name}: its layout names axes, but plan.device_matrix has none; write e.g. {{dp: 2, mp: 4}}'
+            )
+        return self.tape.names
+
+    def _dense(self, layer: Dense, x: Laid, y: Laid, placed: Placed) -> Laid:
+        name, world = y.name, self.tape.world
+        rows, columns = placed.inputs[1].dims
+        deviation = f'normal:{self.model.weight_deviation}'
+        weight = self.tape.laid_parameter(
+            f'{name}.weight', (layer.outputs, layer.inputs), TensorLayout(world, (columns, rows)), deviation
+        )
+        bias = TensorLayout(world, placed.output.dims[1:])
+        parameters = [weight]
+        if layer.bias:
+            parameters.append(self.tape.laid_parameter(f'{name}.bias', (layer.outputs,), bias, 'zeros'))
+        if not placed.local.partial:
+            return emit.matmul(self.tape, x, parameters, y)
+        y = self._summed(emit.matmul(self.tape, x, parameters[:1], _pending(y)), name, placed)
+        return emit.bias(self.tape, name, y, parameters[1]) if layer.bias else y
+
+    def _embedding(self, layer: Embedding, tokens: Laid, y: Laid, placed: Placed) -> Laid:
+        weight = self.tape.laid_parameter(
+            f'{y.name}.weight', (layer.vocab, layer.width), placed.inputs[0], f'normal:{self.model.weight_deviation}'
+        )
+        return self._summed(emit.embedding(self.tape, tokens, weight, _pending(y)), y.name, placed)
+
+    def _summed(self, y: Laid, name: str, placed: Placed) -> Laid:
+        """The operator's own sum, whatever the way of redistributions: scattered where out_strategy says so."""
+        return replace(self.mover, method='cheapest').move(y, placed.output, name) if y.layout.partial else y
+
+
+def _pending(y: Laid) -> Laid:
+    return replace(y, name=f'{y.name}.partial') if y.layout.partial else y
+
+
+def _attributes(layer: AnyLayer, x: Laid, y: Laid) -> tuple[emit.Attributes | None, emit.Attributes | None]:
+    """What the kernels of an operator of one value must know, forward and backward."""
+    if isinstance(layer, Mul):
+        return {'factor': layer.factor}, {'factor': layer.factor}
+    if isinstance(layer, Softmax):
+        return {'causal': False}, None
+    if isinstance(layer, Transpose):
+        back = sorted(range(len(layer.permutation)), key=layer.permutation.__getitem__)
+        return {'permutation': _text(layer.permutation)}, {'permutation': _text(back)}
+    if isinstance(layer, Reshape | Flatten):
+        return {'shape': _local(y)}, {'shape': _local(x)}
+    return None, None
+
+
+def _fineness(shape: Shape) -> int:
+    """How many dims can be cut."""
+    return sum(length > 1 for length in shape)
+
+
+def _local(value: Laid) -> str:
+    return _text([-1, *value.layout.slice_shape(value.shape)[1:]])
+
+
+def _text(numbers: list[int] | tuple[int, ...]) -> str:
+    return ' '.join(map(str, numbers))

@@ -1,0 +1,40 @@
+"""Cuts: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
+
+They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simpar.layers import AnyLayer, Dense, Flatten, Mul, Reshape, Strategy
+from simpar.strategy_search import Choice
+
+
+def strategy_of(layer: AnyLayer) -> Strategy:
+    """The strategy that a user gave a layer; empty where there is none."""
+    return () if isinstance(layer, Flatten | Reshape) else layer.strategy
+
+
+def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
+    """The choice that a layer's strategy is."""
+    if isinstance(layer, Dense):
+        x, weight = strategy
+        return Choice((x, weight[::-1]), layer.out_strategy or None)
+    return Choice((*strategy, ()) if isinstance(layer, Mul) else strategy)
+
+
+def cut(layer: AnyLayer, choice: Choice | None) -> AnyLayer:
+    """A layer with what was chosen for it; changes of shape take none."""
+    if choice is None or isinstance(layer, Flatten | Reshape):
+        return layer
+    if isinstance(layer, Dense):
+        x, weight = choice.strategy
+        return replace(layer, strategy=(x, weight[::-1]), out_strategy=choice.out_strategy or ())
+    return replace(layer, strategy=choice.strategy[:1] if isinstance(layer, Mul) else choice.strategy)
+
+
+def in_graphs(layers: Mapping[str, AnyLayer], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
+    """Choices by name."""
+    return {name: in_graph(layers[name], strategy) for name, strategy in strategies.items()}

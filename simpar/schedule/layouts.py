@@ -1,0 +1,49 @@
+"""Whether layouts of layers, by the axes of a device matrix, fit the rest of a schedule; each is tried when lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final
+
+from simpar.document import Complaint
+from simpar.layers import AnyLayer, Network
+from simpar.plan import Plan
+from simpar.schedule.networks import layer_key
+
+UNCUT: Final = 'none'
+"""What a layout has for a dim that no axis cuts."""
+
+
+def layouts_fit(model: Network, plan: Plan) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change."""
+    for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
+        yield Complaint(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
+    for place, layer in enumerate(model.layers):
+        for key, what, instead in _of_layer(layer, plan):
+            yield Complaint(layer_key(model, place, key), what, instead)
+
+
+def _of_layer(layer: AnyLayer, plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Key, what is wrong, remedy."""
+    layout, out = getattr(layer, 'layout', ()), getattr(layer, 'out_layout', ())
+    if layout and plan.search != 'none':
+        yield 'layout', f'names axes, but {plan.search} takes strategies', 'write strategy instead, or search: none'
+    if layout and (getattr(layer, 'strategy', ()) or getattr(layer, 'out_strategy', ())):
+        yield 'layout', 'stands beside a strategy', 'write one of them'
+    if out and not layout:
+        yield 'out_layout', 'stands without a layout', 'write out_strategy, or layout too'
+    yield from _axes('layout', chain.from_iterable(layout), plan)
+    yield from _axes('out_layout', out, plan)
+
+
+def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """The first axis that is not there."""
+    known = [name for name in plan.device_matrix if name.lower() != UNCUT]
+    for name in (axis for dim in dims if dim.lower() != UNCUT for axis in dim.split('+')):
+        if name not in known:
+            instead = (
+                f'write {", ".join(known)} or {UNCUT}' if known else f'write e.g. plan.device_matrix: {{{name}: 2}}'
+            )
+            yield key, f'{name} is no axis of plan.device_matrix', instead
+            return

@@ -1,0 +1,121 @@
+"""Whether the layers of a network fit together: their names, the shapes that they read, the loss, the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+from simpar.document import Complaint, Key
+from simpar.layer_shapes import Shapes, shapes_of
+from simpar.layers import Dense, Embedding, Network, kind_of, layer_names
+from simpar.plan import Plan
+from simpar.workload import Workload
+
+MNIST_PIXELS: Final = 28 * 28
+MNIST_CLASSES: Final = 10
+RESERVED: Final = frozenset({'x', 'target', 'labels', 'loss'})
+"""Names that a program gives to tensors and operators of its own."""
+MOST_ELEMENTS: Final = 2**56
+"""Of one value in a step, so that no count of bytes overflows."""
+NETWORK: Final[Key] = ('workload', 'network')
+
+
+def network_fits(workload: Workload, model: Network, plan: Plan) -> Iterator[Complaint]:
+    """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
+    clashes = list(_names(model))
+    yield from clashes
+    if not model.is_graph:
+        yield from _chain(workload, model)
+        return
+    if workload.data == 'mnist':
+        what = 'mnist has images for a chain of flatten, dense and relu, which this network is not'
+        yield Complaint(('workload', 'data'), what, 'write random')
+    if _sample_is_told(model) and not clashes:
+        yield from _graph(workload, model, plan.micro_batches * plan.copies)
+    elif not clashes:
+        yield _untold(model)
+
+
+def layer_key(model: Network, place: int, key: str = '') -> Key:
+    """Where a file has a layer, or a key of it."""
+    return (*NETWORK, 'layers', place, kind_of(model.layers[place]), *((key,) if key else ()))
+
+
+def _names(model: Network) -> Iterator[Complaint]:
+    taken = set(RESERVED)
+    for place, name in enumerate(layer_names(model)):
+        if name in taken:
+            yield Complaint(layer_key(model, place, 'name'), f'the name {name} is taken', 'write another name')
+        taken.add(name)
+
+
+# chains of dense layers and activations
+
+
+def _chain(workload: Workload, model: Network) -> Iterator[Complaint]:
+    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
+    if not dense:
+        yield Complaint(NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
+        return
+    for (_, before), (place, layer) in pairwise(dense):
+        if layer.inputs != before.outputs:
+            what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
+            yield Complaint(layer_key(model, place, 'in'), what, f'write {before.outputs}')
+    if workload.data == 'mnist':
+        yield from _mnist(workload, model, dense)
+
+
+def _mnist(workload: Workload, model: Network, dense: list[tuple[int, Dense]]) -> Iterator[Complaint]:
+    (start, first), (end, last) = dense[0], dense[-1]
+    if first.inputs != MNIST_PIXELS:
+        what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
+        yield Complaint(layer_key(model, start, 'in'), what, f'write {MNIST_PIXELS}')
+    if last.outputs < MNIST_CLASSES:
+        what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
+        yield Complaint(layer_key(model, end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    if workload.loss != 'cross-entropy':
+        what = f'mnist has classes, which {workload.loss} cannot take'
+        yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
+
+
+# graphs of operators
+
+
+def _sample_is_told(model: Network) -> bool:
+    """Tokens have no features that a dense layer could tell."""
+    return bool(model.input or (model.dense and not isinstance(model.layers[0], Embedding)))
+
+
+def _untold(model: Network) -> Complaint:
+    if isinstance(model.layers[0], Embedding):
+        what = 'how many tokens a sample has is not told'
+        return Complaint(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [128]')
+    what = 'the shape of a sample is not told, by an input or a dense layer'
+    return Complaint(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [512]')
+
+
+def _graph(workload: Workload, model: Network, slices: int) -> Iterator[Complaint]:
+    """Arguments: ``slices``, copies of micro-batches that the batch is cut into."""
+    divides = workload.batch % slices == 0
+    found = shapes_of(model, workload.batch // slices if divides else workload.batch)
+    for misfit in found.misfits:
+        yield Complaint(layer_key(model, misfit.place, misfit.key), misfit.what, misfit.remedy)
+    yield from _sizes(model, found, slices if divides else 1)
+    last = found.of.get(layer_names(model)[-1])
+    if last is not None and len(last) != 2 and workload.loss == 'cross-entropy':
+        what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
+        yield Complaint(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
+
+
+def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Complaint]:
+    """The first value that has too many elements is told."""
+    if prod(found.of['x']) * slices > MOST_ELEMENTS:
+        yield Complaint((*NETWORK, 'input'), f'{list(model.input)} in a batch are too many', 'write a smaller shape')
+        return
+    for place, name in enumerate(layer_names(model)):
+        if prod(found.of.get(name, ())) * slices > MOST_ELEMENTS:
+            what = f'gives {list(found.of[name])}, too many elements'
+            yield Complaint(layer_key(model, place), what, 'choose smaller dims or a smaller batch')
+            return

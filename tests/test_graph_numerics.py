@@ -1,0 +1,291 @@
+"""Networks that are graphs of operators compute what autograd computes on the unsharded model, to 1e-10 in norm."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from graph_cases import graph_case
+from pipeline_cases import left_over
+from sabotage import change_ops, drop_sum
+
+from executor.backend import Pool
+from executor.bench.compute import program_items
+from executor.bench.item import program_of
+from executor.inprocess import InProcess
+from executor.numerics import TOLERANCE, check, compare
+from executor.reference import Reference
+from executor.result import Result
+from executor.tensors import batch_of
+from executor.validate import validate
+from simpar.cost.compute import NO_WORK
+from simpar.errors import NumericsWrong, ProgramError
+from simpar.layer_blocks import block_network
+from simpar.layers import KINDS, Add, Flatten, MatMul, Reshape
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.workload import Sgd, Workload
+
+pytestmark = pytest.mark.torch
+CASES = 120
+GLOO = 4
+
+case = cache(graph_case)
+
+
+@pytest.mark.parametrize('seed', range(CASES))
+def test_a_random_graph_computes_what_autograd_computes(seed):
+    workload, plan, world = case(seed)
+    program = lower(workload, plan, world)
+    validate(program)
+    report = check(program, workload, plan, steps=2, seed=seed)
+    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
+    assert len(report.deviations) == 2 * (1 + 2 * parameters)
+    assert left_over(program) <= {'loss', 'gradients.squares', 'gradients.overflow'}
+
+
+def test_the_graphs_cover_what_can_be_combined():
+    workloads, plans, _ = zip(*map(case, range(CASES)), strict=True)
+    layers = [layer for workload in workloads for layer in workload.model.layers]
+    cut = Counter(type(layer) for layer in layers if getattr(layer, 'strategy', ()))
+    assert {kind for kind in KINDS.values() if cut[kind] >= 8} == set(KINDS.values()) - {Reshape, Flatten}
+    assert {(layer.transpose_a, layer.transpose_b) for layer in layers if isinstance(layer, MatMul)} == {
+        (a, b) for a in (False, True) for b in (False, True)
+    }
+    assert any(isinstance(layer, Add) and layer.of[0] == layer.of[1] for layer in layers)
+    assert sum(plan.pipeline > 1 for plan in plans) >= 20
+    assert sum(bool(plan.zero or plan.shard or plan.hsdp != 'off') for plan in plans) >= 20
+    assert sum(workload.loss == 'cross-entropy' for workload in workloads) >= 20
+
+
+def test_the_programs_use_every_operator_and_every_collective():
+    ops = [op for seed in range(CASES) for op in lower(*case(seed)).op_classes]
+    operators = Counter((op.operator, op.phase) for op in ops)
+    unary = ('relu', 'gelu', 'softmax', 'mul', 'transpose', 'reshape', 'norm', 'batch_matmul')
+    moved = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
+    assert {(operator, phase) for operator in unary + moved for phase in 'FI'} <= operators.keys()
+    assert {('slice', 'F'), ('pad', 'I'), ('send', 'F'), ('send', 'I'), ('add', 'I')} <= operators.keys()
+    assert {('norm', 'W'), ('embedding', 'W'), ('all_reduce', 'W'), ('reduce_scatter', 'W')} <= operators.keys()
+    assert any(op.operator == 'embedding' and 'partition' in op.attributes for op in ops), 'a cut vocabulary'
+    assert {op.operator for op in ops if 'recompute' in op.attributes} >= {'norm', 'softmax', 'batch_matmul'}
+
+
+@pytest.mark.parametrize('seed', range(0, CASES, 12))
+def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(seed):
+    program = lower(*case(seed))
+    wanted, found = InProcess(program, seed).run(3), InProcess(program, seed, shuffle=seed).run(3)
+    assert found.losses == wanted.losses
+    for name, parameter in wanted.parameters.items():
+        assert torch.equal(found.parameters[name], parameter), name
+
+
+def test_every_operator_of_a_graph_can_be_measured_alone():
+    measured = set()
+    for seed in range(CASES):
+        workload, plan, world = case(seed)
+        if world == GLOO:
+            items = program_items(lower(workload, plan, world), world, 'alone')
+            measured |= {item.ops[-1].operator for item in items}
+            InProcess(program_of(items, world), dtype=torch.float32).run()
+    assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'mul', 'embedding', 'square_sum'} <= measured
+    assert not measured & NO_WORK
+
+
+# One block: by torch's own layer, in Megatron's layout, and made wrong.
+
+SEQUENCE, HIDDEN, HEADS = 4, 16, 4
+TORCHS = {
+    'norm1.weight': ['norm1.gain'],
+    'norm1.bias': ['norm1.bias'],
+    'self_attn.in_proj_weight': ['q.weight', 'k.weight', 'v.weight'],
+    'self_attn.in_proj_bias': ['q.bias', 'k.bias', 'v.bias'],
+    'self_attn.out_proj.weight': ['o.weight'],
+    'self_attn.out_proj.bias': ['o.bias'],
+    'norm2.weight': ['norm2.gain'],
+    'norm2.bias': ['norm2.bias'],
+    'linear1.weight': ['up.weight'],
+    'linear1.bias': ['up.bias'],
+    'linear2.weight': ['down.weight'],
+    'linear2.bias': ['down.bias'],
+}
+"""Parameters of torch's layer, and of a block."""
+
+
+def block(data=1, tensor=1, samples=4):
+    """A block cut by samples and by heads (Shoeybi et al. 2019); its mean squared error by samples."""
+    rows, columns, sums = ((data, 1),), ((data, 1), (1, tensor)), ((data, tensor), (tensor, 1))
+    heads = ((data, tensor, 1, 1),)
+    strategies = {
+        **dict.fromkeys(('norm1', 'norm2'), (*rows, (1,), (1,))),
+        **dict.fromkeys(('q', 'k', 'v', 'up'), columns),
+        **dict.fromkeys(('o', 'down'), sums),
+        **{f'{name}_transpose': ((data, 1, tensor, 1),) for name in 'qkv'},
+        **dict.fromkeys(('scores', 'values'), heads * 2),
+        **dict.fromkeys(('scale', 'softmax', 'transpose'), heads),
+        **dict.fromkeys(('add1', 'add2'), rows * 2),
+        'gelu': ((data, tensor),),
+    }
+    model = block_network(SEQUENCE, HIDDEN, HEADS, 2 * HIDDEN, bias=True, weight_deviation=0.3)
+    layers = tuple(
+        replace(layer, strategy=strategies[name])
+        if (name := layer.name.removeprefix('layer0_')) in strategies
+        else layer
+        for layer in model.layers
+    )
+    return Workload(
+        model=replace(model, layers=layers),
+        batch=samples * SEQUENCE,
+        loss='mse',
+        loss_strategy=rows * 2,
+        optimizer=Sgd(learning_rate=0.1),
+    )
+
+
+def test_the_reference_of_a_block_trains_as_torchs_own_layer():
+    reference, steps, shape = Reference(block(), Plan(), seed=5), 3, (4 * SEQUENCE, HIDDEN)
+    layer = torch.nn.TransformerEncoderLayer(
+        HIDDEN, HEADS, 2 * HIDDEN, 0.0, 'gelu', batch_first=True, norm_first=True, dtype=torch.float64
+    )
+
+    def ours(parameters):
+        of = {name.removeprefix('layer0_'): parameter.detach() for name, parameter in parameters.items()}
+        return {name: torch.cat([of[one] for one in names]) for name, names in TORCHS.items()}
+
+    layer.load_state_dict(ours(reference.parameters))
+    optimizer, losses = torch.optim.SGD(layer.parameters(), lr=0.1), []
+    for step in range(steps):
+        x, target = (batch_of(name, 'normal:1', shape, torch.float64, 5, step) for name in ('x', 'target'))
+        loss = torch.nn.functional.mse_loss(layer(x.unflatten(0, (-1, SEQUENCE))).flatten(0, 1), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    found = reference.run(steps)
+    assert found.losses == pytest.approx(losses, rel=1e-12)
+    for name, parameter in ours(found.parameters).items():
+        torch.testing.assert_close(parameter, layer.state_dict()[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(('data', 'tensor'), [(1, 4), (2, 2), (2, 4), (4, 4), (4, 1)])
+def test_a_block_in_megatrons_layout_has_its_two_sums(data, tensor):
+    """Behind o and down, and twice in the backward, each of the rows of a data rank; nothing is redistributed."""
+    workload, plan = block(data, tensor), Plan(dataset='full-batch')
+    program = lower(workload, plan, data * tensor)
+    check(program, workload, plan, steps=2)
+    for phase in 'FI':
+        found = [op for op in program.op_classes if op.kind == 'collective' and op.phase == phase]
+        assert [op.operator for op in found] == ['all_reduce'] * (2 * (tensor > 1))
+        assert {op.bytes for op in found} <= {workload.batch // data * HIDDEN * 4.0}
+    local = [op.reads[0] for op in program.op_classes if op.operator in ('slice', 'pad', 'scale')]
+    assert local == (['x', 'target'] if data > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ('named', 'changes'),
+    [
+        ('layer0_scale.I', {'attributes': {'factor': 0.25}}),
+        ('layer0_softmax.F', {'attributes': {'causal': True}}),
+        ('layer0_norm1.F', {'attributes': {'epsilon': 1e-3}}),
+        ('layer0_q_transpose.F', {'attributes': {'permutation': '0 2 3 1'}}),
+        ('layer0_q_transpose.I', {'attributes': {'permutation': '0 3 1 2'}}),
+        ('layer0_scores.F', {'attributes': {'transpose_b': False}}),
+        ('layer0_scores.left.I', {'attributes': {'transpose_b': True}}),
+        ('layer0_values.right.I', {'attributes': {'transpose_a': False}}),
+    ],
+)
+def test_an_operator_that_is_told_something_else_is_found(named, changes):
+    """On matrices that are square, so that all shapes fit."""
+    workload = block(2, 2)
+    wrong = change_ops(lower(workload, Plan(), 4), named, **changes)
+    with pytest.raises(NumericsWrong):
+        check(wrong, workload, Plan())
+
+
+def test_a_gradient_of_one_reader_that_is_left_out_is_found():
+    """Wherever gradients of a value with several readers are added."""
+    workload = block(2, 2)
+    program = lower(workload, Plan(), 4)
+    sums = [op for op in program.op_classes if op.operator == 'add']
+    assert len(sums) >= 3, 'add1, and norm1 twice'
+    for op in sums:
+        for part in op.reads:
+            with pytest.raises(NumericsWrong):
+                check(change_ops(program, op.name, reads=(part, part)), workload, Plan())
+
+
+def test_a_sum_that_is_dropped_is_found():
+    workload = block(2, 2)
+    program = lower(workload, Plan(), 4)
+    sums = [op.name for op in program.op_classes if op.operator == 'all_reduce']
+    assert len(sums) > 4
+    for name in sums:
+        with pytest.raises((NumericsWrong, ProgramError)):
+            check(drop_sum(program, name), workload, Plan())
+
+
+def other_axis(program, op):
+    """An op that goes by another axis of the same size; None where there is none."""
+    name = op.partition or str(op.attributes['partition'])
+    size = program.partitions[name].size
+    others = [other for other, of in program.partitions.items() if of.size == size and other != name]
+    if op.partition:
+        return replace(op, partition=others[0]) if others else None
+    return replace(op, attributes={**op.attributes, 'partition': others[0]}) if others else None
+
+
+@pytest.mark.parametrize(
+    'kind', [('slice', 'F'), ('pad', 'I'), ('all_to_all', 'F'), ('all_gather', 'F'), ('reduce_scatter', 'I'),
+             ('embedding', 'F'), ('embedding', 'W')],
+)  # fmt: skip
+def test_a_step_along_another_axis_is_found_out(kind):
+    for seed in range(CASES):
+        workload, plan, world = case(seed)
+        program = lower(workload, plan, world)
+        for op in program.op_classes:
+            goes = (op.operator, op.phase) == kind and (op.partition or 'partition' in op.attributes)
+            wrong = other_axis(program, op) if goes else None
+            if wrong is not None:
+                ops = tuple(wrong if other is op else other for other in program.op_classes)
+                with pytest.raises((NumericsWrong, ProgramError)):
+                    check(program.replace(op_classes=ops), workload, plan)
+                return
+    raise AssertionError(f'no case has {kind}')
+
+
+# On gloo.
+
+
+@pytest.fixture(scope='module')
+def pool():
+    with Pool(GLOO, timeout=60) as ranks:
+        yield ranks
+
+
+def worst(pool, program, workload, plan):
+    """The largest deviation of a run on processes."""
+    run = pool.run(program, steps=2, dtype='fp64', keep=True)
+    found = Result(run.losses, run.parameters, run.gradients)
+    return max(compare(found, Reference(workload, plan).run(2)), key=lambda deviation: deviation.error)
+
+
+def test_graphs_on_gloo_train_as_the_unsharded_model(pool):
+    seeds = [seed for seed in range(CASES) if case(seed)[2] == GLOO][:8]
+    assert len(seeds) == 8
+    operators = set()
+    for seed in seeds:
+        workload, plan, world = case(seed)
+        program = lower(workload, plan, world)
+        operators |= {op.operator for op in program.op_classes}
+        assert worst(pool, program, workload, plan).error <= TOLERANCE, seed
+    assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'embedding', 'send', 'reduce_scatter'} <= operators
+
+
+def test_a_block_on_gloo_and_one_made_wrong(pool):
+    workload = block(2, 2)
+    program = lower(workload, Plan(), GLOO)
+    assert worst(pool, program, workload, Plan()).error <= TOLERANCE
+    wrong = change_ops(program, 'layer0_scale.I', attributes={'factor': 0.25})
+    assert worst(pool, wrong, workload, Plan()).error > 1e-3
