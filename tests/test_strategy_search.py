@@ -186,6 +186,17 @@ def test_ranked_begins_with_the_optimum_and_goes_up(graph):
         assert evaluate(graph, one.choices, 2).cost == pytest.approx(one.cost, rel=1e-9)
 
 
+@settings(max_examples=25, deadline=None)
+@given(graphs(), st.data())
+def test_ranked_keeps_what_is_fixed_and_has_the_best_of_all_that_do(graph, data):
+    every = ranked(graph, 2, 40)
+    name, choice = data.draw(st.sampled_from(sorted(every[-1].choices.items())))
+    found = ranked(graph, 2, 3, fixed={name: choice})
+    assert all(one.choices[name] == choice for one in found)
+    alike = [one.cost for one in every if one.choices[name] == choice]
+    assert found[0].cost == pytest.approx(alike[0], rel=1e-12)
+
+
 def test_a_memory_that_nothing_fits_into_is_infeasible():
     graph = transformer_blocks(2, 8, 16, 2, 64)
     with pytest.raises(Infeasible, match='the least is'):

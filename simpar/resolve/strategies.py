@@ -163,9 +163,8 @@ class _Search:
     ) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name."""
         yield 'exact', least
-        if not self.fixed:
-            for place, found in enumerate(ranked(graph, self.devices, BEST, objective), 1):
-                yield f'exact, number {place}', found.choices
+        for place, found in enumerate(ranked(graph, self.devices, BEST, objective, fixed=self.fixed), 1):
+            yield f'exact, number {place}', found.choices
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:

@@ -76,9 +76,19 @@ def exact(
     return problem.best() if problem.memory.limit == inf else problem.within_memory()
 
 
-def ranked(graph: Graph, devices: int, count: int, objective: Objective | None = None) -> list[Found]:
-    """The best different strategies, at most ``count``, in ascending order of their cost."""
-    problem = _Problem(graph, devices, objective or Bytes(), {}, Memory())
+def ranked(
+    graph: Graph,
+    devices: int,
+    count: int,
+    objective: Objective | None = None,
+    *,
+    fixed: Mapping[str, Choice] | None = None,
+) -> list[Found]:
+    """The best different strategies, at most ``count``, in ascending order of their cost.
+
+    Arguments: ``fixed``, operators that a user cut. Raises ``ScheduleError`` where one of these cannot be cut so.
+    """
+    problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, Memory())
     found: list[Found] = []
     for cost, picks in Elimination(problem.sizes, problem.factors(0.0)).solutions(STEPS):
         choices = problem.choices(picks)
