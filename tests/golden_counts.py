@@ -15,6 +15,7 @@ from typing import Any
 
 import colrow_cases
 import golden_steps as steps
+import golden_transformers as transformers
 import test_interleave_golden as interleaved
 import test_overlap_golden as overlapped
 import test_recompute_golden as recomputed
@@ -22,6 +23,7 @@ import test_redistribution_golden as redistributed
 import test_strategy_golden as products
 import test_strategy_search_golden as searches
 import test_strategy_training_golden as trained
+import test_transformer_golden as blocks
 
 DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategies.md'
 BEGIN = '| group | version |'
@@ -92,6 +94,8 @@ def rows() -> Rows:
         groups[version.removeprefix('v'), stem].strategies.add(searches.test_strategies, name)
     for name, case in steps.CASES.items():
         _step(groups[case['mindspore'], case['case']['name']], name, case)
+    for name, case in transformers.CASES.items():
+        _transformer(groups[case['mindspore'], case['case']['name']], name, case)
     for name, case in products.CASES.items():
         _product(groups[case['mindspore'], case['case']['name']], name, case)
     for name, case in redistributed.CASES.items():
@@ -121,6 +125,13 @@ def _step(row: Row, name: str, case: dict[str, Any]) -> None:
     row.messages += len(recorded.compared)
     if case.get('parameters_after'):
         row.slices.add(trained.test_slices_of_parameters, name)
+
+
+def _transformer(row: Row, name: str, case: dict[str, Any]) -> None:
+    row.collectives.add(blocks.test_collectives_of_a_training_step, name)
+    row.messages += len(transformers.RecordedBlocks(case).compared)
+    if case['parameters_after']:
+        row.slices.add(blocks.test_slices_of_parameters, name)
 
 
 def _product(row: Row, name: str, case: dict[str, Any]) -> None:

@@ -11,14 +11,14 @@ from executor.net import parse_net
 pytestmark = pytest.mark.torch
 
 NET = parse_net('paced:500mbit,200us')
+ROWS = 256
 
 
 @pytest.fixture(scope='module')
 def evidence():
-    cases = pipeline_cases(2, receives=('early',)) + pipeline_cases(
-        2, orders=('1f1b',), copies=(1,), receives=('late',)
-    )
-    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2))], NET, 2, rounds=2, steps_a_run=3)
+    cases = pipeline_cases(2, receives=('early',), rows=ROWS)
+    cases += pipeline_cases(2, orders=('1f1b',), copies=(1,), receives=('late',), rows=ROWS)
+    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2), rows=ROWS)], NET, 2, rounds=2, steps_a_run=3)
 
 
 def rows(evidence):

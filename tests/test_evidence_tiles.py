@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope='module')
 def evidence():
-    return gather(tile_cases(2, tiles=(1, 2)), parse_net('paced:500mbit,200us'), 2, rounds=1, steps_a_run=3)
+    return gather(tile_cases(2, tiles=(1, 2), rows=256), parse_net('paced:500mbit,200us'), 2, rounds=1, steps_a_run=3)
 
 
 def rows(evidence):

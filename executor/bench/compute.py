@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from executor.bench.item import Item, Key, isolate, operand, result
 from executor.bench.sizes import Probe, Sizes
+from simpar.cost.compute import PRODUCTS
+from simpar.layer_blocks import block_network
 from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -19,6 +21,7 @@ HEADS = 8
 """At most so many heads in a sample of attention; more work is more samples."""
 GRIDS = frozenset({'matmul', 'attention'})
 """Operators that are measured over grids of sizes."""
+PRICED_BY_GRIDS = GRIDS | PRODUCTS
 
 
 def grid_items(sizes: Sizes, world: int) -> list[Item]:
@@ -71,11 +74,13 @@ def operators(sizes: Sizes, world: int) -> list[Item]:
     for index, probe in enumerate(sizes.probes):
         for program in _programs(probe, world):
             found += program_items(program, world, f'probe{index}.{len(found)}')
-    return unique(item for item in found if item.ops[-1].operator not in GRIDS and item.ops[-1].bytes <= sizes.moved)
+    return unique(
+        item for item in found if item.ops[-1].operator not in PRICED_BY_GRIDS and item.ops[-1].bytes <= sizes.moved
+    )
 
 
 def _programs(probe: Probe, world: int) -> Iterator[Program]:
-    """A transformer and a network, each whole and, where there are ranks for it, cut in two."""
+    """A transformer and a network, each whole and, where there are ranks for it, cut in two; and a block of layers."""
     model = Transformer(
         layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
     )
@@ -85,6 +90,8 @@ def _programs(probe: Probe, world: int) -> Iterator[Program]:
         yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
         rows = Network(layers=(dense, Relu(), dense))
         yield lower(Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
+    block = block_network(probe.sequence, probe.hidden, model.heads, probe.hidden)
+    yield lower(Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), Plan(), 1)
 
 
 def program_items(program: Program, world: int, prefix: str) -> list[Item]:

@@ -17,6 +17,8 @@ Receive = Literal['early', 'late']
 RECEIVES: Final[tuple[Receive, ...]] = ('early', 'late')
 ORDERS: Final = ('gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1')
 MICRO_BATCHES = 8
+ROWS: Final = 512
+"""Samples of a micro-batch: one of two copies sends 1 MB, next to which it matters little when a thread wakes up."""
 BLOCKS = 2
 WIDTH, INNER = 1024, 2048
 
@@ -74,10 +76,11 @@ def pipeline_cases(
     orders: tuple[str, ...] = ORDERS,
     copies: tuple[int, ...] = (1, 2),
     receives: tuple[Receive, ...] = RECEIVES,
+    rows: int = ROWS,
 ) -> list[EvidenceCase]:
     """Pipelines over all ranks: every order with copies, receives posted early and late.
 
-    Gain is measured from the same order with one copy and early receives.
+    Arguments: ``rows`` of a micro-batch. Gain is measured from the same order with one copy and early receives.
     """
     found = []
     for order in orders:
@@ -90,14 +93,14 @@ def pipeline_cases(
                     + (f', copies {count}' if count > 1 else '')
                     + (', late receives' if receive == 'late' else '')
                 )
-                program = lower(chain(2 * ranks), plan, ranks)
+                program = lower(chain(2 * ranks, rows), plan, ranks)
                 found.append(EvidenceCase(name=name, program=program, against='' if name == first else first))
     return found
 
 
-def balance_cases(ranks: int, hardware: Cluster) -> list[EvidenceCase]:
+def balance_cases(ranks: int, hardware: Cluster, rows: int = ROWS) -> list[EvidenceCase]:
     """A chain whose last layers are heavy, in stages of equal counts and balanced."""
-    workload = chain(3 * ranks, heavy=True)
+    workload = chain(3 * ranks, rows, heavy=True)
     equal = Plan(pipeline=ranks, micro_batches=MICRO_BATCHES)
     found = resolve(workload, replace(equal, stages='balanced'), hardware)
     return [
@@ -106,14 +109,14 @@ def balance_cases(ranks: int, hardware: Cluster) -> list[EvidenceCase]:
     ]
 
 
-def chain(layers: int, *, heavy: bool = False) -> Workload:
+def chain(layers: int, rows: int, *, heavy: bool = False) -> Workload:
     """Square layers, one behind the other; where ``heavy``, the last two are four times as large each."""
     square = Dense(inputs=WIDTH, outputs=WIDTH, bias=False)
     wide = Dense(inputs=WIDTH, outputs=4 * WIDTH, bias=False)
     back = Dense(inputs=4 * WIDTH, outputs=WIDTH, bias=False)
     tail = [wide, back] if heavy else []
     return Workload(
-        model=Network(layers=tuple([square] * (layers - len(tail)) + tail)), batch=256 * MICRO_BATCHES, loss='mse'
+        model=Network(layers=tuple([square] * (layers - len(tail)) + tail)), batch=rows * MICRO_BATCHES, loss='mse'
     )
 
 

@@ -11,18 +11,20 @@ from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Workload
 
-WIDTH: Final = 768
+WIDTHS: Final = {2: 768, 4: 1088}
+"""By data ranks: a rank's piece of a weight has 1.2 MB."""
 LAYERS: Final = 6
 SAMPLES: Final = 768
 """Of a data rank in a step."""
 MICRO_BATCHES: Final = 4
 """Of a pipeline."""
-BUCKET: Final = 5e6
-"""Bytes that a bucket stays below: two weights."""
+BUCKET: Final = 2.1
+"""Weights that a bucket stays below."""
 VARIANTS: Final[dict[str, Plan]] = {
     'sums at the end': Plan(reduce_gradients='end'),
     'unfused': Plan(fusion='none'),
-    'buckets': Plan(fusion=BUCKET),
+    # In place of auto, as many bytes as BUCKET weights have.
+    'buckets': Plan(fusion='auto'),
     'ZeRO 1': Plan(zero=1),
     'ZeRO 2': Plan(zero=2),
     'ZeRO 3': Plan(zero=3, prefetch=0),
@@ -32,8 +34,9 @@ VARIANTS: Final[dict[str, Plan]] = {
 
 
 def workload(ranks: int) -> Workload:
-    """Square layers, one behind the other, each of 2.4 MB."""
-    layers = tuple(Dense(inputs=WIDTH, outputs=WIDTH, bias=False) for _ in range(LAYERS))
+    """Square layers, one behind the other, of 2.4 MB each on 2 ranks, of 4.7 on 4."""
+    width = WIDTHS[ranks]
+    layers = tuple(Dense(inputs=width, outputs=width, bias=False) for _ in range(LAYERS))
     return Workload(model=Network(layers=layers), batch=SAMPLES * ranks, loss='mse')
 
 
@@ -51,6 +54,8 @@ def _family(ranks: int, pipeline: int, copies: int) -> list[EvidenceCase]:
     for name, variant in VARIANTS.items():
         micro_batches = MICRO_BATCHES if pipeline > 1 else 1
         plan = replace(variant, data=data, pipeline=pipeline, micro_batches=micro_batches, copies=copies)
+        if plan.fusion == 'auto':
+            plan = replace(plan, fusion=BUCKET * 4 * WIDTHS[data] ** 2)
         case = f'{name}{label}'
         program = lower(workload(data), plan, ranks)
         found.append(EvidenceCase(name=case, program=program, against='' if case == first else first))

@@ -13,24 +13,29 @@ from simpar.workload import Workload
 
 BLOCKS: Final = 2
 WIDTH, INNER = 1024, 4096
-ROWS: Final = 256
-"""Of a step, for each rank: messages grow with the ranks that share the machine."""
+ROWS: Final = 512
+"""Of a step, for each rank: messages grow with the ranks that share the machine; the least have 0.5 MB a rank."""
 TILES: Final = (1, 2, 4)
 COPIES: Final = (1, 2)
 WITHOUT: Final = 'without matmul_grad_comm_overlap'
 
 
-def workload(ranks: int) -> Workload:
+def workload(ranks: int, rows: int) -> Workload:
     """Blocks of a column-cut and a row-cut layer, with a relu between all of them."""
     up, down = Dense(inputs=WIDTH, outputs=INNER, bias=False), Dense(inputs=INNER, outputs=WIDTH, bias=False)
     layers = (up, Relu(), down, Relu()) * BLOCKS
-    return Workload(model=Network(layers=layers[:-1]), batch=ROWS * ranks, loss='mse')
+    return Workload(model=Network(layers=layers[:-1]), batch=rows * ranks, loss='mse')
 
 
-def tile_cases(ranks: int, *, tiles: tuple[int, ...] = TILES, copies: tuple[int, ...] = COPIES) -> list[EvidenceCase]:
+def tile_cases(
+    ranks: int, *, tiles: tuple[int, ...] = TILES, copies: tuple[int, ...] = COPIES, rows: int = ROWS
+) -> list[EvidenceCase]:
     """Every number of tiles with every number of copies; one of each also with sums of dx that wait for gradients of
-    weights. Gain is measured from one of each."""
-    model, plan = workload(ranks), Plan(tensor=ranks)
+    weights.
+
+    Arguments: ``rows`` for each rank. Gain is measured from one of each.
+    """
+    model, plan = workload(ranks, rows), Plan(tensor=ranks)
     found: list[EvidenceCase] = []
     for count in copies:
         for pieces in tiles:

@@ -60,12 +60,14 @@ def _together(walk: Walk, parts: list[int]) -> list[list[Axis]]:
     """The axes on these parts by gather, the last part first."""
     local = walk.frame.local(tuple(walk.state))
     found: list[list[Axis]] = []
+    # Dims of length 1 do not count, as the compiler squeezes shapes.
+    outer = next((part for part, length in enumerate(walk.frame.shape) if length > 1), 0)
     inner = 0
     for part in reversed(parts):
         axis = walk.state[part]
         if axis is None:
             continue
-        outermost = part > 0 and prod(local[:inner]) == 1
+        outermost = part > outer and prod(local[:inner]) == 1
         if found and outermost and axis.stride == found[-1][-1].size * found[-1][-1].stride:
             found[-1].append(axis)
         else:

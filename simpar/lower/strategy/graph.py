@@ -91,7 +91,9 @@ class Lowering:
             self._go_to(self.stages[place], values, [of for _, _, of in named[place:]])
             read = [values[of] for of in reads]
             if isinstance(layer, Reshape) and self.mover.as_compiler:
-                read = [self._before_reshape(layer, name, read[0], named[place + 1 :], values, shapes)]
+                y = Laid(name, shapes[name], self._placed(layer, name, read).output)
+                wanted = self._wanted(y, named[place + 1 :], values, shapes)
+                read = [self._before_reshape(read[0], y, wanted)]
             values[name] = self._layer(layer, name, read, shapes[name])
             last = name
         self._go_to(self.tape.mesh.stages - 1, values, [(last,)])
@@ -131,31 +133,29 @@ class Lowering:
 
     # layers
 
-    def _before_reshape(
-        self,
-        layer: Reshape,
-        name: str,
-        x: Laid,
-        later: list[Named],
-        values: dict[str, Laid],
-        shapes: dict[str, Shape],
-    ) -> Laid:
-        """What a reshape reads, brought to where its first reader wants the result if its own shape is the finer one.
+    def _wanted(
+        self, y: Laid, later: list[Named], values: dict[str, Laid], shapes: dict[str, Shape]
+    ) -> TensorLayout | None:
+        """Where the first layer that reads a value wants it; None where none does.
 
-        So the compiler does: its reshape is the redistribution from the operator before it to the one behind it, in a
-        shape as fine as both.
+        Arguments: ``later``, the layers behind it; ``values`` before it.
         """
-        shape = shapes[name]
-        reader = next((found for found in later if name in found[2]), None)
-        if reader is None or _fineness(shape) >= _fineness(x.shape):
+        for name, layer, reads in later:
+            if y.name in reads:
+                known = {**values, y.name: y}
+                laid = [known.get(of) or Laid(of, shapes[of], y.layout) for of in reads]
+                return self._placed(layer, name, laid).inputs[lead_of(layer) + reads.index(y.name)]
+        return None
+
+    def _before_reshape(self, x: Laid, y: Laid, wanted: TensorLayout | None) -> Laid:
+        """What a reshape reads, brought to where the result is wanted if its own shape is the finer one.
+
+        A reshape of the compiler is the redistribution from the operator before it to the one behind it, in a shape
+        as fine as both.
+        """
+        if wanted is None or _fineness(y.shape) >= _fineness(x.shape):
             return x
-        y = Laid(name, shape, self._placed(layer, name, [x]).output)
-        own, wanting, reads = reader
-        known = {name: y, **values}
-        unknown = replicated(self.tape.world, 1)
-        laid = [known.get(read) or Laid(read, shapes[read], unknown) for read in reads]
-        target = self._placed(wanting, own, laid).inputs[lead_of(wanting) + reads.index(name)]
-        back = self.placer.viewed(operators.reshape(name, shape, x.shape), target)
+        back = self.placer.viewed(operators.reshape(y.name, y.shape, x.shape), wanted)
         return self.mover.move(x, back.output) if back else x
 
     def _layer(self, layer: AnyLayer, name: str, reads: list[Laid], shape: Shape) -> Laid:

@@ -58,21 +58,20 @@ class Mover:
 
         The compiler eliminates common subexpressions behind its differentiation.
         """
-        ops, instead, known = [], dict[str, str](), dict[object, str]()
+        instead: dict[str, str] = {}
+        known: dict[object, str] = {}
+        kept = []
         for op in self.tape.ops:
-            if not instead.keys().isdisjoint(op.reads):
-                op = replace(op, reads=tuple(instead.get(name, name) for name in op.reads))
-            if self.results.isdisjoint(op.writes):
-                ops.append(op)
-                continue
-            (result,) = op.writes
-            first = known.setdefault((op.stage, op.operator, op.partition, op.reads, *op.attributes.items()), result)
-            if first == result:
-                ops.append(op)
-            else:
-                instead[result] = first
-                del self.tape.tensors[result]
-        self.tape.ops[:] = ops
+            reads = tuple(instead.get(name, name) for name in op.reads)
+            if not self.results.isdisjoint(op.writes):
+                (result,) = op.writes
+                same = (op.stage, op.operator, op.partition, reads, *op.attributes.items())
+                instead[result] = known.setdefault(same, result)
+                if instead[result] != result:
+                    del self.tape.tensors[result]
+                    continue
+            kept.append(op if reads == op.reads else replace(op, reads=reads))
+        self.tape.ops[:] = kept
 
     def _fresh(self, name: str, mark: str = '') -> str:
         """A name for another layout of a value."""

@@ -196,6 +196,8 @@ def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
     found: list[_Digit] = []
     while length > 1:
         size, axis = digits.pop(0)
+        while axis is None and digits and digits[0][1] is None:
+            size *= digits.pop(0)[0]
         part = gcd(size, length)
         inner = size // part
         if part == 1 < size:
