@@ -38,7 +38,8 @@ class Plan:
         device_matrix: with layouts, the axes that they name, the outermost first; what they leave of the ranks of a
             stage repeats the calculation.
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
-            as MindSpore's compiler of a version does; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
+            as MindSpore's compiler of a version does; ``predicted``: one of these, with or without all-to-all, chosen
+            by resolving; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
         search: who gives strategies to a network's layers that have none: ``none``, nobody (they are cut by batch);
             MindSpore's ``sharding-propagation`` from the layers that have one, or ``double-recursive`` search, as
             ``compat``, its version, does; ``exact``, least ``objective``: bytes that a rank sends, or predicted step.
@@ -139,8 +140,10 @@ class Plan:
         ),
     ] = field(default_factory=dict)
     redistribution: Annotated[
-        Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10'],
-        Field(description='with strategies, from layout to layout: by the fewest bytes, or as the compiler does'),
+        Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10', 'predicted'],
+        Field(
+            description='with strategies, how layouts change: by the fewest bytes, as the compiler does, or the fastest'
+        ),
     ] = 'cheapest'
     all_to_all: Annotated[bool, Field(description='redistribution may use all-to-all')] = False
     search: Annotated[

@@ -1,4 +1,5 @@
-"""resolve: fills in what a plan leaves open: balanced stages, the order of a zero-bubble pipeline, fusion."""
+"""resolve: fills in what a plan leaves open: balanced stages, the order of a zero-bubble pipeline, fusion,
+redistribution."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from simpar.pipeline.rows import rows_of
 from simpar.plan import Plan
 from simpar.resolve.balance import balanced
 from simpar.resolve.buckets import fused
+from simpar.resolve.redistributions import redistributed
 from simpar.resolve.times import LayerTimes, layer_times, layers_of
 from simpar.resolve.trial import tried
 from simpar.workload import Workload
@@ -23,9 +25,12 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
     Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
-    is taken, of those that fit into memory. Fusion comes last. Raises ``Infeasible`` where degrees and ranks do not
-    fit.
+    is taken, of those that fit into memory. Fusion comes next, and redistribution last. Raises ``Infeasible`` where
+    degrees and ranks do not fit.
     """
+    if plan.redistribution == 'predicted':
+        one = resolve(workload, replace(plan, redistribution='cheapest'), cluster)
+        return redistributed(workload, one, cluster)
     if plan.fusion == 'predicted':
         return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster), cluster)
     if plan.rows or not (isinstance(plan.stages, str) or plan.order in AUTOMATIC):

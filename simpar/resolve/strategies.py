@@ -10,6 +10,7 @@ from simpar.hardware import Cluster
 from simpar.layer_shapes import network_shapes
 from simpar.layers import AnyLayer, Dense, Embedding, Network, layer_names, reads_of
 from simpar.layout import operators
+from simpar.layout.redistribution import Method
 from simpar.lower.strategy.rule import rule_of
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
@@ -82,6 +83,11 @@ class _Search:
             self.fixed[self.loss] = Choice(workload.loss_strategy)
 
     @property
+    def method(self) -> Method:
+        """The plan's redistribution; where that is chosen when all layouts are known, the cheapest."""
+        return 'cheapest' if self.plan.redistribution == 'predicted' else self.plan.redistribution
+
+    @property
     def batch(self) -> int:
         """Samples of one copy of a micro-batch."""
         return self.workload.batch // self.slices
@@ -134,14 +140,14 @@ class _Search:
             itemsize=BYTES[self.workload.precision],
             devices=self.devices,
             slices=self.slices,
-            method=self.plan.redistribution,
+            method=self.method,
             all_to_all=self.plan.all_to_all,
         )
         graph = self.graph(biases=False)
         least = exact(graph, self.devices, objective, fixed=self.fixed)
         problems: list[Infeasible] = []
         known: dict[Workload, Proposal] = {}
-        done = replace(self.plan, search='none')
+        done = replace(self.plan, search='none', redistribution=self.method)
         for name, choices in self.pool(graph, least.choices, objective):
             workload = self.applied(choices)
             if workload in known:
@@ -156,7 +162,8 @@ class _Search:
         ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
         best = ranking[0].workload
         origins = self.origins(best, f'searched: {ranking[0].name}, least {self.plan.objective}')
-        return Strategies(workload=best, plan=done, origins=origins, proposals=ranking, bound=least.cost)
+        plan = replace(self.plan, search='none')
+        return Strategies(workload=best, plan=plan, origins=origins, proposals=ranking, bound=least.cost)
 
     def pool(
         self, graph: Graph, least: Mapping[str, Choice], objective: StepBytes

@@ -34,6 +34,8 @@ def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ..
     model = workload.model
     if not isinstance(model, Network):
         raise Infeasible('strategies are for a network; a transformer takes degrees')
+    if plan.redistribution == 'predicted':
+        raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     ranks = _ranks(plan, world)
     _refuse(workload, plan, ranks)
     mesh = Mesh(
