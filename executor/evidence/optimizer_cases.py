@@ -12,7 +12,7 @@ from simpar.plan import Plan
 from simpar.workload import Workload
 
 WIDTHS: Final = {2: 768, 4: 1088}
-"""By data ranks: a rank's piece of a weight has 1.2 MB."""
+"""By ranks: a piece of a weight has 1.2 MB."""
 LAYERS: Final = 6
 SAMPLES: Final = 768
 """Of a data rank in a step."""
@@ -33,11 +33,11 @@ VARIANTS: Final[dict[str, Plan]] = {
 }
 
 
-def workload(ranks: int) -> Workload:
+def workload(ranks: int, data: int) -> Workload:
     """Square layers, one behind the other, of 2.4 MB each on 2 ranks, of 4.7 on 4."""
     width = WIDTHS[ranks]
     layers = tuple(Dense(inputs=width, outputs=width, bias=False) for _ in range(LAYERS))
-    return Workload(model=Network(layers=layers), batch=SAMPLES * ranks, loss='mse')
+    return Workload(model=Network(layers=layers), batch=SAMPLES * data, loss='mse')
 
 
 def optimizer_cases(ranks: int, *, copies: tuple[int, ...] = (1, 2)) -> list[EvidenceCase]:
@@ -55,8 +55,8 @@ def _family(ranks: int, pipeline: int, copies: int) -> list[EvidenceCase]:
         micro_batches = MICRO_BATCHES if pipeline > 1 else 1
         plan = replace(variant, data=data, pipeline=pipeline, micro_batches=micro_batches, copies=copies)
         if plan.fusion == 'auto':
-            plan = replace(plan, fusion=BUCKET * 4 * WIDTHS[data] ** 2)
+            plan = replace(plan, fusion=BUCKET * 4 * WIDTHS[ranks] ** 2)
         case = f'{name}{label}'
-        program = lower(workload(data), plan, ranks)
+        program = lower(workload(ranks, data), plan, ranks)
         found.append(EvidenceCase(name=case, program=program, against='' if case == first else first))
     return found
