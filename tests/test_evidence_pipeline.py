@@ -18,7 +18,7 @@ ROWS = 256
 def evidence():
     cases = pipeline_cases(2, receives=('early',), rows=ROWS)
     cases += pipeline_cases(2, orders=('1f1b',), copies=(1,), receives=('late',), rows=ROWS)
-    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2), rows=ROWS)], NET, 2, rounds=2, steps_a_run=3)
+    return gather([*cases, *balance_cases(2, emulated_cluster(NET, 2), rows=ROWS)], NET, 2, rounds=1, steps_a_run=3)
 
 
 def rows(evidence):
