@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
@@ -169,8 +168,3 @@ def _transposed(layer: Transpose, x: Shape) -> Shape:
 
 def _shown(shape: Shape) -> str:
     return 'shape ' + str(list(shape[1:]))
-
-
-def misfits(network: Network, samples: int) -> Iterator[Misfit]:
-    """Everything that does not fit between the layers of a network."""
-    yield from shapes_of(network, samples).misfits

@@ -3,7 +3,7 @@ with a note."""
 
 from __future__ import annotations
 
-from simpar.layers import Dense, Network, Relu
+from simpar.layers import Dense, Network, Relu, layer_names
 from simpar.lower import loss, rules
 from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
@@ -33,15 +33,12 @@ def network(tape: Tape, workload: Workload, model: Network, *, stages: tuple[int
 
 
 def _layers(tape: Tape, model: Network, x: Value, stages: tuple[int, ...]) -> Value:
-    counts = {Dense: 0, Relu: 0}
-    for layer, stage in zip(model.layers, stages, strict=True):
+    for name, layer, stage in zip(layer_names(model), model.layers, stages, strict=True):
         x = go_to(tape, x, stage)
         if isinstance(layer, Dense):
-            x = _dense(tape, layer, layer.name or f'dense{counts[Dense]}', x, model.weight_deviation)
-            counts[Dense] += 1
+            x = _dense(tape, layer, name, x, model.weight_deviation)
         elif isinstance(layer, Relu):
-            x = rules.relu(tape, layer.name or f'relu{counts[Relu]}', tape.whole(x) if x.partial else x)
-            counts[Relu] += 1
+            x = rules.relu(tape, name, tape.whole(x) if x.partial else x)
     return x
 
 

@@ -46,9 +46,7 @@ class Placer:
             followed = self.followed(operator, lies, lead)
             alike = [one.cuts for one in followed.inputs] == [one.cuts for one in found.inputs]
             found = followed if alike else found
-        self.check_rows(operator, found.inputs[lead], operator.shapes[lead])
-        self.check_rows(operator, found.output, operator.output_shape)
-        return found
+        return self._checked(operator, found, lead)
 
     def by_layout(
         self, operator: Operator, matrix: Layout, inputs: Sequence[Sequence[str]], output: Sequence[str], lead: int = 0
@@ -76,9 +74,7 @@ class Placer:
                     'of what cuts it already; write them last'
                 )
             found = Placed(tuple(laid), local, scattered)
-        self.check_rows(operator, found.inputs[lead], operator.shapes[lead])
-        self.check_rows(operator, found.output, operator.output_shape)
-        return found
+        return self._checked(operator, found, lead)
 
     def followed(self, operator: Operator, lies: TensorLayout, lead: int = 0) -> Placed:
         """As what it reads lies, but for dims that must stay whole or do not divide.
@@ -122,6 +118,11 @@ class Placer:
         length = operator.lengths[name]
         outermost_dims = (operator.inputs[lead][:1], operator.output[:1])
         return length // self.copies if (name,) in outermost_dims and length % self.copies == 0 else length
+
+    def _checked(self, operator: Operator, placed: Placed, lead: int) -> Placed:
+        self.check_rows(operator, placed.inputs[lead], operator.shapes[lead])
+        self.check_rows(operator, placed.output, operator.output_shape)
+        return placed
 
     def check_rows(self, operator: Operator, layout: TensorLayout, shape: Sequence[int] = ()) -> None:
         """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the whole do.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from simpar.layer_shapes import Shape
 from simpar.layers import AnyLayer, Dense, Embedding, Flatten, LayerNorm, MatMul, Reshape, Softmax, Transpose
@@ -36,12 +37,7 @@ def rule_of(layer: AnyLayer, name: str, shapes: Sequence[Shape]) -> Operator:
 
 def resolved(shape: Shape, x: Shape) -> Shape:
     """A reshape's shape with its dim 0."""
-    size, rest = 1, shape[1:]
-    for length in x:
-        size *= length
-    for length in rest:
-        size //= length
-    return (size, *rest)
+    return (prod(x) // prod(shape[1:]), *shape[1:])
 
 
 def lead_of(layer: AnyLayer) -> int:
