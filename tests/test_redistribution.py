@@ -6,11 +6,15 @@ from math import prod
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
-from layout_cases import pairs
+from hypothesis import strategies as st
+from layout_cases import layouts, pairs
 from redistribution_machine import cut, execute
 
 from simpar.errors import Infeasible
 from simpar.layout import Layout, mapped, redistribute, replicated
+from simpar.lower.mesh import Mesh
+from simpar.lower.strategy.move import Mover
+from simpar.lower.strategy.tape import Laid, LaidTape
 
 METHODS = ('cheapest', 'mindspore-2.0', 'mindspore-2.10')
 WAYS = [(method, all_to_all) for method in METHODS for all_to_all in (True, False)]
@@ -124,6 +128,23 @@ def test_layouts_without_common_parts_meet_where_all_is_gathered():
     tensor = np.arange(36).reshape(6, 6)
     for rank, mine in enumerate(execute(found, cut(tensor, by_columns))):
         np.testing.assert_array_equal(mine, tensor[by_rows.slices((6, 6), rank)])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_same(data):
+    """Copies alone see a tensor in other parts: two of them are one where they see the same ones."""
+    shape, source, target = data.draw(pairs(pending=False))
+    other = data.draw(layouts(source.world, len(shape)))
+    assume(all(length % cut == 0 for length, cut in zip(shape, other.cuts, strict=True)))
+    tape = LaidTape(Mesh(data=source.world, tensor=1, copies=1), 'fp32')
+    mover, value = Mover(tape, 'mindspore-2.10', all_to_all=True), tape.lay(Laid('value', shape, source))
+    for wanted in (target, other):
+        mover.move(value, wanted)
+    mover.share()
+    for op in tape.ops:
+        read, written = (len(tape.tensors[name].shape) for (name,) in (op.reads, op.writes))
+        assert read == written or op.operator == 'scale'
 
 
 def test_what_cannot_be_is_refused():

@@ -65,7 +65,9 @@ class Mover:
             reads = tuple(instead.get(name, name) for name in op.reads)
             if not self.results.isdisjoint(op.writes):
                 (result,) = op.writes
-                same = (op.stage, op.operator, op.partition, reads, *op.attributes.items())
+                # A copy that sees a tensor in parts is told by nothing but its result.
+                seen = self.tape.tensors[result].shape
+                same = (op.stage, op.operator, op.partition, reads, seen, *op.attributes.items())
                 instead[result] = known.setdefault(same, result)
                 if instead[result] != result:
                     del self.tape.tensors[result]
