@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from simpar.document import OneOf, Short
 from simpar.layers import Deviation, Network, Strategy
+from simpar.loss_operators import LossForm
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'
@@ -120,7 +121,8 @@ class Workload:
     """What one optimizer step computes.
 
     Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``loss_strategy``, how it
-    is cut where layers have strategies; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that
+    is cut where layers have strategies; ``loss_operators`` and ``loss_strategies``: the same of its pieces, see
+    ``simpar.loss_operators``; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that
     of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it, and
     where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the
     folder DATA_PATH, and generated learnable images where there are none.
@@ -147,6 +149,18 @@ class Workload:
             description='with strategies, slices of its two inputs, e.g. [[2, 4], [2, 4]]; empty: by batch over all',
         ),
     ] = ()
+    loss_operators: Annotated[
+        LossForm,
+        Field(description='cross-entropy of a network as one operator, or as those that MindSpore 2.10 makes of it'),
+    ] = 'one'
+    loss_strategies: Annotated[
+        dict[str, Annotated[Strategy, Field(max_length=2)]],
+        Field(
+            max_length=64,
+            examples=[{'sum': [[1, 1]]}],
+            description='of loss_operators mindspore-2.10: slices of the inputs of each, by name; others: by batch',
+        ),
+    ] = field(default_factory=dict)
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
     gradients: Annotated[
         Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')

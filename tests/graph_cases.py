@@ -27,6 +27,7 @@ from simpar.layers import (
     reads_of,
 )
 from simpar.layout import operators
+from simpar.lower.strategy.cross_entropy import loss_rules
 from simpar.lower.strategy.rule import rule_of
 from simpar.pipeline import ORDERS, named_order
 from simpar.plan import Plan
@@ -240,16 +241,24 @@ def cut_network(draw, draft, world):
     return replace(draft.network, layers=tuple(layers))
 
 
+def random_loss(draw, last, world):
+    """How a loss of what the last layer gives is made and cut, as one operator or in many."""
+    loss = draw.choice(['mse', 'mae'] + 3 * ['cross-entropy'] * (len(last) == 2))
+    if loss == 'cross-entropy' and draw.random() < 0.4:
+        share = draw.choice([0.0, 0.3, 1.0])
+        cut = {one.name: strategy_of(draw, rule, world) for one, rule in loss_rules(last) if draw.random() < share}
+        return {'loss': loss, 'loss_operators': 'mindspore-2.10', 'loss_strategies': cut}
+    rule = (operators.cross_entropy if loss == 'cross-entropy' else operators.mean_loss)('loss', last)
+    return {'loss': loss, 'loss_strategy': strategy_of(draw, rule, world) if draw.random() < 0.4 else ()}
+
+
 def random_workload(draw, draft, plan, world):
     network = cut_network(draw, draft, world)
     *_, last = network_shapes(network, draft.rows).values()
-    loss = draw.choice(['mse', 'mae'] + 2 * ['cross-entropy'] * (len(last) == 2))
-    rule = (operators.cross_entropy if loss == 'cross-entropy' else operators.mean_loss)('loss', last)
     return Workload(
         model=network,
         batch=draft.rows * plan.copies * plan.micro_batches,
-        loss=loss,
-        loss_strategy=strategy_of(draw, rule, world) if draw.random() < 0.4 else (),
+        **random_loss(draw, last, world),
         optimizer=draw.choice([Sgd(learning_rate=0.1), Momentum(learning_rate=0.1), *SCALED]),
         clip_norm=draw.choice([0.0, 0.0, 0.1]),
         loss_scale=draw.choice([1.0, 1.0, 256.0]),

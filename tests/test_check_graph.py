@@ -13,6 +13,7 @@ from simpar.commands.check_strategies import strategy_facts, strategy_text
 from simpar.commands.ir import rank_ir
 from simpar.commands.listing import Listing
 from simpar.layers import Dense, Embedding, LayerNorm, layer_names, reads_of
+from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.fusion import fusion_ids
 from simpar.schedule import load_schedule
@@ -27,19 +28,31 @@ def graph(tmp_path):
     return path
 
 
-def readers_of(network):
-    """By layer, who reads it as the schedule says; the loss reads the last."""
+NO_GRADIENT = {'x', 'target', 'labels', *(f'loss.{name}' for name in ('max', 'target', 'ignored', 'weights', 'index'))}
+
+
+def readers_of(workload):
+    """By layer, who reads it as the schedule says; the loss, or operators of it, read the last."""
+    network = workload.model
     found = {name: set() for name in ('x', *layer_names(network))}
     for name, reads in zip(layer_names(network), reads_of(network), strict=True):
         for read in reads:
             found[read].add(name)
-    found[layer_names(network)[-1]].add('loss')
+    last = layer_names(network)[-1]
+    if workload.loss_operators == 'one':
+        return found | {name: {'loss'} for name in (last, 'target', 'labels')}
+    names = {'logits': last, 'labels': 'labels'} | {name: f'loss.{name}' for name in LOSS_OPERATORS}
+    found |= {name: set() for name in names.values()}
+    for operator in CROSS_ENTROPY:
+        for read in set(operator.reads) & names.keys():
+            found[names[read]].add(operator.node)
     return found
 
 
 def layer_of(tensor):
-    """``d:norm.received@1.0`` → ``norm``."""
-    return re.split(r'[.@]', tensor.removeprefix('d:'))[0]
+    """``d:norm.received@1.0`` → ``norm``, and ``loss.exp.partial`` → ``loss.exp``."""
+    first, *rest = re.split(r'[.@]', tensor.removeprefix('d:'))
+    return f'{first}.{rest[0]}' if first == 'loss' and rest else first
 
 
 # --- the listing -----------------------------------------------------------------------------------------------------
@@ -148,7 +161,7 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
     others = [op for op in program.op_classes if op.kind == 'collective' and op.name not in told]
     assert set(listing.owned) <= set(listing.operator)
     assert all((op.operator, op.phase) == ('all_reduce', 'U') for op in others)
-    readers = readers_of(workload.model) | {'target': {'loss'}, 'labels': {'loss'}}
+    readers = readers_of(workload)
     with_parameters = {
         name
         for name, layer in zip(layer_names(workload.model), workload.model.layers, strict=True)
@@ -166,7 +179,7 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
 
 @pytest.mark.parametrize('seed', RANDOM)
 def test_what_is_gathered_for_an_operator_is_scattered_for_it_on_the_way_back(seed):
-    """A gather is the transpose of a reduce-scatter, an all-to-all of another; inputs have no gradient."""
+    """A gather is the transpose of a reduce-scatter, an all-to-all of another; inputs and masks have no gradient."""
     workload, plan, world = graph_case(seed)
     program = lower(workload, plan, world)
     listing = Listing(program)
@@ -175,7 +188,8 @@ def test_what_is_gathered_for_an_operator_is_scattered_for_it_on_the_way_back(se
     told = [(name, op) for name, ops in listing.owned.items() for purpose, op in ops if purpose == 'redistribution']
     for name, op in told:
         operator = back.get(op.operator) if op.phase == 'F' else op.operator
-        if layer_of(op.writes[0]) not in ('x', 'target', 'labels') and operator in back.values():
+        comes_back = layer_of(op.writes[0]) not in NO_GRADIENT and name != 'loss.max'
+        if comes_back and operator in back.values():
             ways[op.phase].add((layer_of(op.writes[0]), name, operator))
     assert ways['F'] == ways['I']
 

@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
-    ['layout', 'layers', 'layer_shapes', 'layer_blocks', 'workload', 'plan', 'program', 'hardware', 'profiles'],
+    [
+        *('layout', 'layers', 'layer_shapes', 'layer_blocks', 'loss_operators', 'workload', 'plan', 'program'),
+        *('hardware', 'profiles'),
+    ],
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'report'],

@@ -25,7 +25,9 @@ from simpar.cost.compute import NO_WORK
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.layer_blocks import block_network
 from simpar.layers import KINDS, Add, Flatten, MatMul, Reshape
+from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
+from simpar.lower.strategy.cross_entropy import KINDS as LOSS_KINDS
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload
 
@@ -59,6 +61,8 @@ def test_the_graphs_cover_what_can_be_combined():
     assert sum(plan.pipeline > 1 for plan in plans) >= 20
     assert sum(bool(plan.zero or plan.shard or plan.hsdp != 'off') for plan in plans) >= 20
     assert sum(workload.loss == 'cross-entropy' for workload in workloads) >= 20
+    cut = Counter(name for workload in workloads for name in workload.loss_strategies)
+    assert all(cut[name] >= 4 for name in LOSS_OPERATORS)
 
 
 def test_the_programs_use_every_operator_and_every_collective():
@@ -68,6 +72,7 @@ def test_the_programs_use_every_operator_and_every_collective():
     moved = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
     assert {(operator, phase) for operator in unary + moved for phase in 'FI'} <= operators.keys()
     assert {('slice', 'F'), ('pad', 'I'), ('send', 'F'), ('send', 'I'), ('add', 'I')} <= operators.keys()
+    assert {(kind.operator, 'F') for kind in LOSS_KINDS.values()} | {('cross_entropy_mean', 'I')} <= operators.keys()
     assert {('norm', 'W'), ('embedding', 'W'), ('all_reduce', 'W'), ('reduce_scatter', 'W')} <= operators.keys()
     assert any(op.operator == 'embedding' and 'partition' in op.attributes for op in ops), 'a cut vocabulary'
     assert {op.operator for op in ops if 'recompute' in op.attributes} >= {'norm', 'softmax', 'batch_matmul'}

@@ -338,6 +338,70 @@ def test_means_of_differences(operator, function):
     close(run(operator, 'I', y, target, scale=1 / 12, partial_share=0.5), dy / 2)
 
 
+@pytest.mark.parametrize(
+    ('operator', 'function', 'saves'), [('exp', torch.exp, 'y'), ('log', torch.log, 'x'), ('negate', torch.neg, '')]
+)
+def test_operators_of_one_value(operator, function, saves):
+    x = random(3, 7).abs() + 0.1
+    y, dy, (dx,) = differentiate(function, x)
+    close(run(operator, 'F', x), y)
+    close(run(operator, 'I', dy, *{'x': [x], 'y': [y]}.get(saves, [])), dx)
+
+
+def test_a_column_is_subtracted():
+    y, dy, (dx, dz) = differentiate(torch.sub, x := random(3, 7), z := random(3, 1))
+    close(run('subtract', 'F', x, z), y)
+    close(dy, dx)
+    close(run('subtract', 'I', dy, shape='3 1'), dz)
+
+
+@pytest.mark.parametrize(('shape', 'dims', 'kept'), [((3, 7), (1,), True), ((6,), (0,), False), ((6, 1), (0, 1), True)])
+def test_sums(shape, dims, kept):
+    """A number stands in a tensor of one element."""
+    y, dy, (dx,) = differentiate(lambda x: x.sum(dims, keepdim=kept), x := random(*shape))
+    close(run('reduce_sum', 'F', x, dims=' '.join(map(str, dims))).reshape(y.shape), y)
+    dy_given = dy.reshape(dy.shape or (1,))
+    close(run('reduce_sum', 'I', dy_given, shape=' '.join(map(str, shape))), dx)
+
+
+def test_elements_are_picked_and_masked():
+    x, index = random(5, 4), torch.tensor([[3], [0], [1], [1], [2]])
+    y, dy, (dx,) = differentiate(lambda x: x.gather(1, index), x)
+    close(run('gather_elements', 'F', x, index), y)
+    close(run('gather_elements', 'I', dy, index, shape='5 4'), dx)
+    mask = run('equal', 'F', index, value=1)
+    assert mask.flatten().tolist() == [False, False, True, True, False]
+    z, dz, (dy_masked,) = differentiate(lambda y: y.masked_fill(mask, 0.0), y)
+    close(run('masked_fill', 'F', y, mask), z)
+    close(run('masked_fill', 'I', dz, mask), dy_masked)
+    assert run('masked_fill', 'F', mask).flatten().tolist() == [1, 1, 0, 0, 1]
+
+
+def test_the_operators_of_cross_entropy_are_cross_entropy():
+    """One after the other, with ignored labels; torch's own leaves these out of the mean, too."""
+    logits, labels = random(6, 5), torch.tensor([[0], [4], [-100], [2], [-100], [1]])
+    wanted, dloss, (wanted_gradient,) = differentiate(lambda x: functional.cross_entropy(x, labels.flatten()), logits)
+    largest = run('maximum', 'F', logits, dims='1')
+    exp = run('exp', 'F', run('subtract', 'F', logits, largest))
+    total = run('reduce_sum', 'F', exp, dims='1').reshape(6, 1)
+    lse = run('log', 'F', total) + largest
+    log_softmax = run('subtract', 'F', logits, lse)
+    ignored = run('equal', 'F', labels, value=-100)
+    index = run('masked_fill', 'F', labels, ignored)
+    kept = run('masked_fill', 'F', run('negate', 'F', run('gather_elements', 'F', log_softmax, index)), ignored)
+    count = run('masked_fill', 'F', ignored).sum().reshape(1)
+    close(run('cross_entropy_mean', 'F', kept.sum().reshape(1), random(1), count, scale=1.0), wanted.reshape(1))
+    dsum, dsmooth = run('cross_entropy_mean', 'I', count, results=2, scale=1.0, partial_share=0.5)
+    assert dsmooth.tolist() == [0.0]
+    dkept = run('reduce_sum', 'I', 2 * dsum, shape='6 1')
+    dpicked = run('negate', 'I', run('masked_fill', 'I', dkept, ignored))
+    dlog_softmax = run('gather_elements', 'I', dpicked, index, shape='6 5')
+    dtotal = run('log', 'I', run('subtract', 'I', dlog_softmax, shape='6 1'), total)
+    dexp = run('reduce_sum', 'I', dtotal, shape='6 5')
+    gradient = dlog_softmax + run('exp', 'I', dexp, exp)
+    close(gradient * dloss, wanted_gradient)
+
+
 def test_an_unknown_kernel_is_refused_with_what_there_is():
     op = OpClass(name='gelu.W', kind='compute', operator='gelu', phase='W')
     with pytest.raises(ProgramError, match=r"gelu.W: no kernel for 'gelu' in phase W; there are phases F, I"):

@@ -30,9 +30,10 @@ from simpar.resolve.proposal import Proposal, least_first, sent_bytes
 from simpar.schedule import load_schedule
 from simpar.workload import Workload
 
-ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / 'golden' / 'mindspore'
-PROPAGATION, RECURSIVE = ROOT / 'examples' / 'sharding_propagation.yaml', ROOT / 'examples' / 'double_recursive.yaml'
+EXAMPLES = Path(__file__).parent.parent / 'examples'
+PROPAGATION, RECURSIVE = EXAMPLES / 'sharding_propagation.yaml', EXAMPLES / 'double_recursive.yaml'
+LOSS = EXAMPLES / 'loss_operators.yaml'
 H100 = load_profile('h100-sxm-8')
 FOUR, EIGHT = (cluster(H100, devices=count) for count in (4, 8))
 VERSIONS = {'v2.0.0': '2.0', 'v2.10.0': '2.10'}
@@ -288,7 +289,7 @@ def test_what_fits_into_memory_comes_first():
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('example', [PROPAGATION, RECURSIVE], ids=lambda path: path.stem)
+@pytest.mark.parametrize('example', [PROPAGATION, RECURSIVE, LOSS], ids=lambda path: path.stem)
 def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, tmp_path, capsys):
     assert cli.main(['resolve', str(example)]) == 0
     saved = tmp_path / 'resolved.yaml'
@@ -322,7 +323,7 @@ def test_what_does_not_fit_is_told_with_its_line(settings, message):
 
 def test_a_transformer_is_not_searched():
     with pytest.raises(ScheduleError, match=r'plan\.search: cuts the layers of a network; a transformer takes degrees'):
-        load_schedule(ROOT / 'examples' / 'transformer_h100.yaml', ['plan.search=exact'])
+        load_schedule(EXAMPLES / 'transformer_h100.yaml', ['plan.search=exact'])
 
 
 @pytest.mark.parametrize('search', ['double-recursive', 'exact'])

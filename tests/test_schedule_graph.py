@@ -78,7 +78,8 @@ def spoiled(seed: int) -> Workload:
         del layers[place]
     else:
         layers.insert(place, draw.choice(layers[: place + 1]))
-    return replace(workload, model=replace(workload.model, layers=tuple(layers or [layer])), loss='mse')
+    model = replace(workload.model, layers=tuple(layers or [layer]))
+    return replace(workload, model=model, loss='mse', loss_operators='one', loss_strategies={})
 
 
 @pytest.mark.parametrize('seed', range(150))

@@ -17,7 +17,7 @@ DRAWN: Final = 'normal:0.02'
 """How operands start: numbers of any size, so that no kernel meets a special case."""
 ANY_SIZE: Final = frozenset({'embedding', 'ce_sum', 'cross_entropy'})
 """Operators that are told a partition and do the same work whatever its size is."""
-LOGARITHMS: Final = frozenset({'ce_loss'})
+LOGARITHMS: Final = frozenset({'ce_loss', 'log'})
 """Operators that may not read negative numbers."""
 Key = Mapping[str, int | str]
 

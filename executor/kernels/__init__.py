@@ -9,6 +9,7 @@ from __future__ import annotations
 from executor.kernels import (
     attention,
     clip,
+    cross_entropy,
     dropout,
     embedding,
     linear,
@@ -38,6 +39,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **shape.KERNELS,
     **embedding.KERNELS,
     **loss.KERNELS,
+    **cross_entropy.KERNELS,
     **clip.KERNELS,
     **optimizer_parallel.KERNELS,
     **tiles.KERNELS,

@@ -94,5 +94,5 @@ KERNELS = {
     ('mae', 'F'): mae_forward,
     ('mae', 'I'): mae_dx,
 }
-LOSSES = frozenset({'cross_entropy', 'ce_loss', 'mse', 'mae'})
+LOSSES = frozenset({'cross_entropy', 'ce_loss', 'cross_entropy_mean', 'mse', 'mae'})
 """Operators whose first written tensor in phase F is a loss."""

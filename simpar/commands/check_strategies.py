@@ -14,6 +14,7 @@ from simpar.commands.listing import Listing
 from simpar.layers import AnyLayer, Dense, Network, layer_names
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
+from simpar.lower.strategy.cross_entropy import KINDS
 from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 
@@ -35,6 +36,8 @@ PRIMITIVES: Final = {
     'mse': 'MSELoss',
     'mae': 'MAELoss',
     'cross_entropy': 'SoftmaxCrossEntropyWithLogits',
+    **{kind.operator: primitive for primitive, kind in KINDS.items() if kind.operator not in ('residual', 'reshape')},
+    'cross_entropy_mean': 'Div',
 }
 """MindSpore's names of a network's operators."""
 SHOWN_PROPOSALS: Final = 6

@@ -14,8 +14,8 @@ MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard'})
 """Operators by which tensors change their layout or their memory, none of the model's own."""
 SUMS: Final = 'add'
 """Adds up the gradients of a value that several operators read."""
-ADDITION: Final = 'residual'
-"""Hands its gradient on to both that it reads, by no op of its own."""
+ADDITIONS: Final = frozenset({'residual', 'subtract'})
+"""Hand their gradient on to what they read, or its first, by no op of their own."""
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
 
 
@@ -173,7 +173,7 @@ class Listing:
 
     def _additions(self, value: str) -> list[str]:
         """Those that read a value; they are named after their results."""
-        return [name for name in self._next(value) if self.operator[name].operator == ADDITION]
+        return [name for name in self._next(value) if self.operator[name].operator in ADDITIONS]
 
     def _operator(self, op: OpClass) -> str:
         """The operator that an op of the backward belongs to: op classes are named after theirs, and then what else."""

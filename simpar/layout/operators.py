@@ -7,6 +7,7 @@ of products, b for batches, d0, d1, ... by place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from simpar.errors import Infeasible
@@ -54,13 +55,37 @@ def elementwise(name: str, *shapes: Shape) -> Operator:
 def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
     """Sum or mean over dims; where one of them is cut, what ranks have is summed (a mean divides by the whole length).
 
-    Arguments: ``keep``: reduced dims stay, with length 1. A maximum is no sum: cut none of its dims.
+    Arguments: ``keep``: reduced dims stay, with length 1.
     """
     names = tuple(f'd{dim}' for dim in range(len(x)))
     gone = {dim % len(x) for dim in dims}
     kept = [dim for dim in range(len(x)) if keep or dim not in gone]
     output = tuple(ONE if dim in gone else names[dim] for dim in kept)
     return Operator(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in kept), names, {})
+
+
+def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
+    """Maximum over dims, which must stay whole.
+
+    Arguments: ``keep``: reduced dims stay, with length 1.
+    """
+    rule = reduction(name, x, dims, keep=keep)
+    fixed = {rule.inputs[0][dim]: 'is compared over and must stay whole' for dim in dims}
+    return replace(rule, fixed=fixed)
+
+
+def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
+    """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay whole."""
+    rows = tuple(f'd{dim}' for dim in range(len(x) - 1))
+    return Operator(
+        name,
+        ((*rows, 'classes'), (*rows, ONE)),
+        (*rows, ONE),
+        (x, index),
+        index,
+        (*rows, 'classes'),
+        {'classes': 'is picked from and must stay whole'},
+    )
 
 
 def softmax(name: str, x: Shape, dim: int = -1) -> Operator:

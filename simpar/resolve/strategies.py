@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
-from simpar.layer_shapes import network_shapes
+from simpar.layer_shapes import Shape, network_shapes
 from simpar.layers import AnyLayer, Dense, Embedding, Network, layer_names, reads_of
-from simpar.layout import operators
 from simpar.layout.redistribution import Method
+from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower.strategy.rule import rule_of
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
 from simpar.resolve.cuts import cut, in_graphs, strategy_of
 from simpar.resolve.degrees import degree_strategies
+from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.proposal import Proposal, least_first, weighed
 from simpar.resolve.step_bytes import StepBytes
 from simpar.strategy_search import Choice, Graph, double_recursive, exact, propagate, ranked, workload_graph
@@ -23,7 +24,7 @@ from simpar.strategy_search.graph import Dataset
 from simpar.strategy_search.propagate import Compat
 from simpar.workload import Workload
 
-GIVEN, LOSS = 'given', 'loss'
+GIVEN = 'given'
 BEST = 8
 """How many of the cheapest by the search's own sum are counted again in their programs."""
 VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
@@ -62,9 +63,9 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
         return Strategies(workload=workload, plan=plan, origins=search.given)
     search.check_given()
     if plan.search == 'sharding-propagation':
-        return search.result(search.propagated(plan.compat), search.reached())
+        return search.found(search.propagated(plan.compat), search.reached())
     if plan.search == 'double-recursive':
-        return search.result(search.recursive(plan.compat), f'double recursive search of MindSpore {plan.compat}')
+        return search.found(search.recursive(plan.compat), f'double recursive search of MindSpore {plan.compat}')
     return search.best()
 
 
@@ -78,9 +79,8 @@ class _Search:
         self.slices = plan.micro_batches * plan.copies
         given = {name: strategy_of(layer) for name, layer in self.layers.items()}
         self.fixed = in_graphs(self.layers, {name: strategy for name, strategy in given.items() if strategy})
-        self.loss = LOSS if workload.loss == 'cross-entropy' else f'{LOSS}.sub'
-        if workload.loss_strategy:
-            self.fixed[self.loss] = Choice(workload.loss_strategy)
+        self.loss = first_node(workload)
+        self.fixed |= given_loss(workload)
 
     @property
     def method(self) -> Method:
@@ -92,13 +92,31 @@ class _Search:
         """Samples of one copy of a micro-batch."""
         return self.workload.batch // self.slices
 
-    def graph(self, *, biases: bool = True) -> Graph:
-        """The operators of one copy of a micro-batch; without biases, which programs leave where products put them."""
+    @property
+    def result(self) -> Shape:
+        """Shape of what the loss reads."""
+        return network_shapes(self.model, self.batch)[next(reversed(self.layers))]
+
+    @property
+    def exactly_fixed(self) -> Mapping[str, Choice]:
+        """What an exact search must keep: it sees a loss of several operators as one, and cuts them by its rows."""
+        pieces = given_loss(self.workload) if in_operators(self.workload) else {}
+        return {name: choice for name, choice in self.fixed.items() if name not in pieces}
+
+    def exact_graph(self) -> Graph:
+        """Without biases, which programs leave where products put them, and with the loss as one operator."""
+        return self.graph(as_one(self.workload), biases=False)
+
+    def graph(self, workload: Workload | None = None, *, biases: bool = True) -> Graph:
+        """The operators of one copy of a micro-batch.
+
+        Arguments: ``workload``, by default the search's own.
+        """
         named = (replace(layer, name=name) for name, layer in self.layers.items())
         layers = tuple(
             replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense) else layer for layer in named
         )
-        one = replace(self.workload, model=replace(self.model, layers=layers), batch=self.batch)
+        one = replace(workload or self.workload, model=replace(self.model, layers=layers), batch=self.batch)
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
         return workload_graph(one, dataset)
 
@@ -109,9 +127,7 @@ class _Search:
             if strategy := strategy_of(layer):
                 scattered = layer.out_strategy if isinstance(layer, Dense) else ()
                 rule_of(layer, name, [shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
-        if self.workload.loss_strategy:
-            make = operators.cross_entropy if self.loss == LOSS else operators.mean_loss
-            make(LOSS, shapes[next(reversed(self.layers))]).sharded(self.workload.loss_strategy, self.devices)
+        check_loss(self.workload, self.result, self.devices)
 
     # searches
 
@@ -132,7 +148,7 @@ class _Search:
         origins = {
             name: f'propagated from {first} as MindSpore {self.plan.compat} does' for name, first in names.items()
         }
-        return {**origins, LOSS: origins[self.loss]}
+        return origins if in_operators(self.workload) else {**origins, LOSS: origins[self.loss]}
 
     def best(self) -> Strategies:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
@@ -143,18 +159,19 @@ class _Search:
             method=self.method,
             all_to_all=self.plan.all_to_all,
         )
-        graph = self.graph(biases=False)
-        least = exact(graph, self.devices, objective, fixed=self.fixed)
+        graph = self.exact_graph()
+        least = exact(graph, self.devices, objective, fixed=self.exactly_fixed)
         problems: list[Infeasible] = []
-        known: dict[Workload, Proposal] = {}
+        known: dict[object, Proposal] = {}
         done = replace(self.plan, search='none', redistribution=self.method)
         for name, choices in self.pool(graph, least.choices, objective):
             workload = self.applied(choices)
-            if workload in known:
-                known[workload] = replace(known[workload], also=(*known[workload].also, name))
+            key = workload.model, workload.loss_strategy, tuple(workload.loss_strategies.items())
+            if key in known:
+                known[key] = replace(known[key], also=(*known[key].also, name))
                 continue
             try:
-                known[workload] = weighed(name, workload, done, self.cluster)
+                known[key] = weighed(name, workload, done, self.cluster)
             except Infeasible as wrong:
                 problems.append(wrong)
         if not known:
@@ -170,7 +187,7 @@ class _Search:
     ) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name."""
         yield 'exact', least
-        for place, found in enumerate(ranked(graph, self.devices, BEST, objective, fixed=self.fixed), 1):
+        for place, found in enumerate(ranked(graph, self.devices, BEST, objective, fixed=self.exactly_fixed), 1):
             yield f'exact, number {place}', found.choices
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
@@ -197,15 +214,14 @@ class _Search:
         layers = tuple(
             layer if name in self.fixed else cut(layer, choices.get(name)) for name, layer in self.layers.items()
         )
-        model = replace(self.model, layers=layers)
-        loss = self.fixed.get(self.loss) or choices.get(self.loss) or Choice(())
-        return replace(self.workload, model=model, loss_strategy=loss.strategy)
+        return cut_loss(replace(self.workload, model=replace(self.model, layers=layers)), choices, self.result)
 
     def origins(self, workload: Workload, origin: str | Mapping[str, str]) -> dict[str, str]:
         """Where the strategies of layers and loss come from; of layers that have none, nothing."""
         layers = _named(workload.model) if isinstance(workload.model, Network) else {}
         names = [name for name, layer in layers.items() if strategy_of(layer)]
-        found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, LOSS)}
+        of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
+        found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, *of_loss)}
         return found | self.given
 
     @property
@@ -213,7 +229,7 @@ class _Search:
         """What the user cut."""
         return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
-    def result(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
+    def found(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
         done = replace(self.plan, search='none')
         workload = self.applied(choices)
         return Strategies(workload=workload, plan=done, origins=self.origins(workload, origin))

@@ -22,6 +22,6 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         what = f'is a degree, but {plan.search} cuts every layer by itself'
         yield Complaint(('plan', 'tensor'), what, 'write 1, or search: none')
     given = any(isinstance(layer, Operator) and layer.strategy for layer in model.layers)
-    if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy):
+    if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
         what = 'sharding-propagation starts at layers that you cut, and there is none'
         yield Complaint(key, what, 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]')

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint
 from simpar.layers import Network
+from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower.strategy import has_strategies
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
@@ -16,6 +17,7 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     if workload.loss_strategy and isinstance(workload.model, Transformer):
         yield Complaint(('workload', 'loss_strategy'), 'a transformer takes degrees', 'leave it out')
+    yield from _loss_fits(workload)
     if isinstance(workload.model, Network):
         yield from layouts_fit(workload.model, plan)
     if plan.tensor == 1 or plan.search != 'none':
@@ -26,6 +28,26 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     elif has_strategies(workload):
         what = 'is a degree, but layers of the network have strategies, which say how each is cut'
         yield Complaint(('plan', 'tensor'), what, 'write 1, or no strategies')
+
+
+def _loss_fits(workload: Workload) -> Iterator[Complaint]:
+    """Operators of the loss, and strategies for them or for the loss as one."""
+    strategies, operators = ('workload', 'loss_strategies'), ('workload', 'loss_operators')
+    if workload.loss_operators == 'one':
+        if workload.loss_strategies:
+            yield Complaint(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')
+        return
+    if isinstance(workload.model, Transformer):
+        yield Complaint(operators, "a transformer's loss is one operator", 'write one')
+    elif workload.loss != 'cross-entropy':
+        yield Complaint(operators, f'{workload.loss} is one operator', 'write one, or loss: cross-entropy')
+    if workload.loss_strategy:
+        what = 'is that of a loss of one operator'
+        yield Complaint(('workload', 'loss_strategy'), what, 'write loss_strategies, e.g. {sum: [[1, 1]]}')
+    for name in workload.loss_strategies:
+        if name not in LOSS_OPERATORS:
+            instead = f'write one of {", ".join(LOSS_OPERATORS)}'
+            yield Complaint((*strategies, name), f'{name} is no operator of the loss', instead)
 
 
 def whole_batch(workload: Workload, plan: Plan) -> bool:

@@ -24,6 +24,7 @@ from simpar.layers import (
     layer_names,
     reads_of,
 )
+from simpar.loss_operators import COUNT, CROSS_ENTROPY, LABELS, LIKELIHOOD, LOGITS, ONES, SMOOTH, LossOperator
 from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator, Shape
 from simpar.workload import Transformer, Workload
 
@@ -34,11 +35,12 @@ ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Add: 'Add'}
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
     """The forward operators of a workload.
 
-    A ``network:`` becomes its layers and the pieces of its loss; a ``transformer:`` its blocks with an embedding before
-    and norm, head and loss behind them. Not in the graph: dropout, and the position embedding's slice.
+    A ``network:`` becomes its layers and the operators of its loss; a ``transformer:`` its blocks with an embedding
+    before and norm, head and loss behind them. Not in the graph: dropout, and the position embedding's slice.
     """
     if isinstance(workload.model, Network):
-        return network_graph(workload.model, workload.batch, workload.loss, dataset)
+        loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
+        return network_graph(workload.model, workload.batch, loss, dataset)
     return transformer_graph(workload.model, workload.batch, dataset)
 
 
@@ -52,7 +54,7 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
     result = shapes[names[-1]]
     images = isinstance(network.layers[0], Flatten) and network.sample == (prod(MNIST_SAMPLE),)
     sample = MNIST_SAMPLE if images else network.sample
-    x, label = build.dataset(x=(batch, *sample), label=result[:1] if loss == 'cross-entropy' else result)
+    x, label = build.dataset(x=(batch, *sample), label=result if loss in ('mse', 'mae') else result[:1])
     values = {INPUT: x}
     for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
         values[name] = network_layer(build, name, layer, tuple(values[read] for read in reads), shapes[name])
@@ -117,7 +119,40 @@ def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '
     return build.add('SparseSoftmaxCrossEntropyWithLogits', f'{name}loss', (x, label), ())
 
 
-LOSSES = {'mse': mean_squared_error, 'mae': mean_absolute_error, 'cross-entropy': softmax_cross_entropy}
+def cross_entropy_operators(build: GraphBuilder, x: str, label: str) -> str:
+    """Cross-entropy as the operators of ``simpar.loss_operators``, and the arithmetic of their sums."""
+    names = {LOGITS: x, LABELS: label, ONES: build.constant('loss.ones', build.shapes[x][0], 1)}
+    for one in CROSS_ENTROPY:
+        numbers = tuple(build.constant(f'{one.node}.number{place}') for place in range(one.numbers))
+        names[one.name] = _loss_operator(build, one, (*(names[read] for read in one.reads), *numbers))
+    means = []
+    for which in (LIKELIHOOD, SMOOTH):
+        mean = build.elementwise('Div', f'{names[which]}.div', names[which], names[COUNT])
+        means.append(build.elementwise('Muls', f'{names[which]}.mean', mean))
+    return build.elementwise('Add', 'loss.total', *means)
+
+
+def _loss_operator(build: GraphBuilder, one: LossOperator, reads: tuple[str, ...]) -> str:
+    shape = build.shapes[reads[0]]
+    match one.primitive:
+        case 'ReduceMax' | 'SumExt':
+            return build.reduce(one.primitive, one.node, reads[0], one.axes, keep_dims=one.keep)
+        case 'ExpandDims':
+            return build.add(one.primitive, one.node, reads, (*shape, 1), LAST_DIM)
+        case 'Squeeze':
+            return build.add(one.primitive, one.node, reads, shape[:-1], LAST_DIM)
+        case 'GatherD':
+            return build.add(one.primitive, one.node, reads, build.shapes[reads[1]])
+    return build.elementwise(one.primitive, one.node, *reads)
+
+
+LAST_DIM = Operator(name='', primitive='', reads=(), writes=(), axes=(1,))
+LOSSES = {
+    'mse': mean_squared_error,
+    'mae': mean_absolute_error,
+    'cross-entropy': softmax_cross_entropy,
+    'mindspore-2.10': cross_entropy_operators,
+}
 
 
 def attention(build: GraphBuilder, name: str, x: str, batch: int, sequence: int, heads: int) -> str:

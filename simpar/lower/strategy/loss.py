@@ -9,6 +9,7 @@ from simpar.errors import Infeasible
 from simpar.layout import TensorLayout, operators
 from simpar.layout.axis import size_of
 from simpar.lower import loss
+from simpar.lower.strategy.cross_entropy import CrossEntropy
 from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placer
 from simpar.lower.strategy.tape import Laid, LaidTape
@@ -32,6 +33,11 @@ def add_loss(
         raise Infeasible(
             f'loss: cross-entropy takes rows of classes, not {list(y.shape[1:])} a sample; reshape before it'
         )
+    if workload.loss_operators != 'one':
+        labels = register('labels', y.shape[:1], drawn or f'classes:{y.shape[1]}', 'int64')
+        of_a_copy = loss.scale(tape, tape.mesh.copies, summed=summed)
+        CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
+        return
     rule = (operators.cross_entropy if by_class else operators.mean_loss)('loss', y.shape)
     rows = (placer.by_batch(y.shape[0]), *(1,) * (len(y.shape) - 1))
     placed = rule.sharded(workload.loss_strategy or (rows, rows[:1] if by_class else rows), tape.world)

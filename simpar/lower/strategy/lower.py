@@ -22,7 +22,8 @@ def has_strategies(workload: Workload) -> bool:
     if not isinstance(model, Network):
         return False
     given = (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()) for layer in model.layers)
-    return any(given) or bool(workload.loss_strategy) or model.is_graph
+    of_loss = bool(workload.loss_strategy) or workload.loss_operators != 'one'
+    return any(given) or of_loss or model.is_graph
 
 
 def lay_out(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> LaidTape:

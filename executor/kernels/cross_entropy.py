@@ -1,0 +1,121 @@
+"""The operators that cross-entropy is made of, where it is no single one: see ``simpar.loss_operators``."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels.context import Context
+from executor.kernels.precision import wide
+from simpar.program import OpClass
+
+
+def maximum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → its maximum over ``dims``, which stay with length 1."""
+    return [tensors[0].amax(_numbers(op, 'dims'), keepdim=True)]
+
+
+def subtract(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, z [..., 1] → x − z."""
+    x, z = tensors
+    return [x - z]
+
+
+def subtract_dz(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dz [..., 1]."""
+    return [-wide(tensors[0]).sum(-1, keepdim=True)]
+
+
+def exp(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [tensors[0].exp()]
+
+
+def exp_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, y → dx."""
+    return [torch.mul(*tensors)]
+
+
+def log(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [tensors[0].log()]
+
+
+def log_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    return [torch.div(*tensors)]
+
+
+def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → −x."""
+    return [-tensors[0]]
+
+
+def reduce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → its sum over ``dims``."""
+    return [wide(tensors[0]).sum(_numbers(op, 'dims'))]
+
+
+def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → the same everywhere along what was summed, in memory of its own."""
+    return [tensors[0].expand(_numbers(op, 'shape')).contiguous()]
+
+
+def equal(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → where it is ``value``."""
+    return [tensors[0] == int(op.attributes['value'])]
+
+
+def masked_fill(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, mask → x, zeros where the mask is true; a mask alone: ones, zeros where it is."""
+    *x, mask = tensors
+    return [x[0].masked_fill(mask, 0) if x else ~mask]
+
+
+def gather_elements(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, index → of each row the elements that the index names."""
+    return [tensors[0].gather(-1, tensors[1])]
+
+
+def gather_elements_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, index → dx of ``shape``, zeros but for what was named."""
+    dy, index = tensors
+    return [dy.new_zeros(_numbers(op, 'shape')).scatter_(-1, index, dy)]
+
+
+def mean(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Σ likelihoods, Σ smoothing, count → loss; nothing is smoothed."""
+    likelihood, _, count = map(wide, tensors)
+    return [float(op.attributes['scale']) * likelihood / count]
+
+
+def mean_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """count → the gradients of both sums."""
+    share = float(op.attributes['scale']) * float(op.attributes['partial_share'])
+    gradient = share / wide(tensors[0])
+    return [gradient, torch.zeros_like(gradient)]
+
+
+def _numbers(op: OpClass, key: str) -> list[int]:
+    return [int(number) for number in str(op.attributes[key]).split()]
+
+
+KERNELS = {
+    ('maximum', 'F'): maximum,
+    ('subtract', 'F'): subtract,
+    ('subtract', 'I'): subtract_dz,
+    ('exp', 'F'): exp,
+    ('exp', 'I'): exp_dx,
+    ('log', 'F'): log,
+    ('log', 'I'): log_dx,
+    ('negate', 'F'): negate,
+    ('negate', 'I'): negate,
+    ('reduce_sum', 'F'): reduce_sum,
+    ('reduce_sum', 'I'): spread,
+    ('equal', 'F'): equal,
+    ('masked_fill', 'F'): masked_fill,
+    ('masked_fill', 'I'): masked_fill,
+    ('gather_elements', 'F'): gather_elements,
+    ('gather_elements', 'I'): gather_elements_dx,
+    ('cross_entropy_mean', 'F'): mean,
+    ('cross_entropy_mean', 'I'): mean_dx,
+}

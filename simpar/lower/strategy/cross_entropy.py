@@ -1,0 +1,234 @@
+"""Cross-entropy in operators on the tape, each cut by a strategy of its own, with what redistributes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simpar.layer_shapes import Shape
+from simpar.layout import operators
+from simpar.layout.axis import size_of
+from simpar.layout.operator import ONE, Operator, Strategy
+from simpar.loss_operators import (
+    COUNT,
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    LABELS,
+    LIKELIHOOD,
+    LOGITS,
+    ONES,
+    SMOOTH,
+    LossOperator,
+)
+from simpar.lower.strategy.emit import Attributes
+from simpar.lower.strategy.move import Mover
+from simpar.lower.strategy.place import Placed, Placer
+from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.program import Tensor
+from simpar.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What programs call a primitive, the floating-point operations of an element of what it reads first, and what its
+    backward reads besides the gradient: its ``input``, its ``output``, what it reads ``second``, or nothing."""
+
+    operator: str
+    flops: float = 0.0
+    backward: str = ''
+
+
+KINDS: Final = {
+    'ReduceMax': _Kind('maximum', 1),
+    'Sub': _Kind('subtract', 1),
+    'Exp': _Kind('exp', 4, 'output'),
+    'Log': _Kind('log', 4, 'input'),
+    'Neg': _Kind('negate', 1),
+    'Add': _Kind('residual', 1),
+    'SumExt': _Kind('reduce_sum', 1),
+    'ExpandDims': _Kind('reshape'),
+    'Squeeze': _Kind('reshape'),
+    'Equal': _Kind('equal', 1),
+    'MaskedFill': _Kind('masked_fill', 1, 'second'),
+    'GatherD': _Kind('gather_elements', 0, 'second'),
+}
+WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
+"""The maximum cancels out of the loss, so that nothing comes back through it."""
+
+
+def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Operator:
+    """How an operator of the loss may be cut.
+
+    Arguments: ``shapes`` of what it reads, but for single numbers.
+    """
+    name, x = operator.node, shapes[0]
+    match operator.primitive:
+        case 'ReduceMax':
+            return operators.maximum(name, x, operator.axes, keep=operator.keep)
+        case 'SumExt':
+            return operators.reduction(name, x, operator.axes, keep=operator.keep)
+        case 'ExpandDims':
+            return operators.reshape(name, x, (*x, 1))
+        case 'Squeeze':
+            return operators.reshape(name, x, x[:-1])
+        case 'GatherD':
+            return operators.gather_elements(name, *shapes)
+    return operators.elementwise(name, *shapes)
+
+
+def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Operator]]:
+    """Every operator of the loss with its rule, in order.
+
+    Arguments: ``logits``, their shape [rows, classes].
+    """
+    shapes = {LOGITS: logits, LABELS: logits[:1], ONES: (*logits[:1], 1)}
+    for operator in CROSS_ENTROPY:
+        rule = rule_of(operator, [shapes[name] for name in operator.reads])
+        shapes[operator.name] = rule.output_shape
+        yield operator, rule
+
+
+def by_rows(rule: Operator, count: int) -> Strategy:
+    """An operator cut into so many slices of rows."""
+    return rule.strategy({rule.inputs[0][0]: count})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEntropy:
+    """Emits the operators of a loss.
+
+    Arguments: ``factor`` of a copy's loss in that of the step.
+    """
+
+    tape: LaidTape
+    mover: Mover
+    placer: Placer
+    workload: Workload
+    factor: float
+
+    def emit(self, logits: Laid, labels: Laid) -> None:
+        """All of them, the loss and its gradient."""
+        values = {LOGITS: logits, LABELS: labels}
+        for operator, rule in loss_rules(logits.shape):
+            reads = [values[name] for name in operator.reads if name != ONES]
+            values[operator.name] = self._operator(operator, self._for_copies(rule), reads)
+        self._mean(values[LIKELIHOOD], values[SMOOTH], values[COUNT])
+
+    def _for_copies(self, rule: Operator) -> Operator:
+        """Of a sum of everything, with a number for every copy."""
+        return rule if rule.output else replace(rule, output=(ONE,), output_shape=(self.tape.mesh.copies,))
+
+    def _placed(self, operator: LossOperator, rule: Operator, reads: Sequence[Laid]) -> Placed:
+        lead = len(operator.reads) - len(reads)
+        given = self.workload.loss_strategies.get(operator.name)
+        strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
+        return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
+
+    def _operator(self, operator: LossOperator, rule: Operator, reads: Sequence[Laid]) -> Laid:
+        placed = self._placed(operator, rule, reads)
+        layouts = placed.inputs[-len(reads) :]
+        reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
+        name = f'{operator.node}.partial' if placed.local.partial else operator.node
+        comes_back = operator.primitive not in WITHOUT_GRADIENT and any(read.needs_gradient for read in reads)
+        y = Laid(name, rule.output_shape, placed.local, comes_back)
+        self.tape.lay(y, dtype=self._dtype(operator, reads))
+        self._forward(operator, reads, y)
+        self.tape.backward_of(y, lambda dy: self._backward(operator, reads, y, dy))
+        if not y.layout.partial:
+            return y
+        return replace(self.mover, method='cheapest').move(y, placed.output, operator.node)
+
+    def _dtype(self, operator: LossOperator, reads: Sequence[Laid]) -> str:
+        """Labels and what is made of them are integers, and a mask is one of truths."""
+        if operator.primitive == 'Equal':
+            return 'bool'
+        kept = operator.primitive in ('ExpandDims', 'Squeeze', 'MaskedFill') and ONES not in operator.reads
+        return self.tape.tensors[reads[0].name].dtype if kept else self.tape.dtype
+
+    # forward and backward of one operator
+
+    def _forward(self, operator: LossOperator, reads: Sequence[Laid], y: Laid) -> None:
+        kind = KINDS[operator.primitive]
+        if kind.backward == 'output':
+            self.tape.saved.add(y.name)
+        self.tape.work(
+            operator.node,
+            kind.operator,
+            'F',
+            [read.name for read in reads],
+            [y.name],
+            flops=kind.flops * self.tape.held(reads[0].name),
+            attributes=self._attributes(operator, reads, y),
+        )
+
+    def _attributes(self, operator: LossOperator, reads: Sequence[Laid], y: Laid) -> Attributes:
+        """What the kernel of the forward must know."""
+        match operator.primitive:
+            case 'SumExt' | 'ReduceMax':
+                return {'dims': ' '.join(map(str, operator.axes))}
+            case 'ExpandDims' | 'Squeeze':
+                return {'shape': self._local(y)}
+            case 'Equal':
+                return {'value': IGNORE_INDEX}
+        return {}
+
+    def _backward(self, operator: LossOperator, reads: Sequence[Laid], y: Laid, dy: Laid) -> None:
+        x = reads[0]
+        if operator.primitive in ('Sub', 'Add'):
+            self.tape.give(x, dy)
+            if operator.primitive == 'Sub' and reads[1].needs_gradient:
+                self._back(operator, reads[1], [dy])
+            return
+        kind = KINDS[operator.primitive]
+        saved = {'input': [x], 'output': [y], 'second': list(reads[1:])}.get(kind.backward, [])
+        if x.needs_gradient:
+            self._back(operator, x, [dy, *saved])
+
+    def _back(self, operator: LossOperator, x: Laid, reads: Sequence[Laid]) -> None:
+        """The op that makes the gradient of ``x``."""
+        kind = KINDS[operator.primitive]
+        dx = self.tape.new_gradient(x, operator.node)
+        self.tape.work(
+            operator.node,
+            kind.operator,
+            'I',
+            [read.name for read in reads],
+            [dx.name],
+            flops=kind.flops * self.tape.held(reads[0].name),
+            attributes={'shape': self._local(x)},
+        )
+        self.tape.give(x, dx)
+
+    def _local(self, value: Laid) -> str:
+        """The shape of a copy's slice."""
+        rows, *rest = value.layout.slice_shape(value.shape)
+        return ' '.join(map(str, (rows // self.tape.mesh.copies, *rest)))
+
+    # the number
+
+    def _mean(self, likelihood: Laid, smooth: Laid, count: Laid) -> None:
+        """Both sums by the count, which every rank has whole."""
+        copies = self.tape.mesh.copies
+        self.tape.tensors['loss'] = Tensor('loss', 'activation', (copies,), 'fp32', batch_dim=0)
+        sums = [likelihood, smooth]
+        self.tape.work(
+            'loss',
+            'cross_entropy_mean',
+            'F',
+            [likelihood.name, smooth.name, count.name],
+            ['loss'],
+            attributes={'scale': self.factor},
+        )
+        gradients = [self.tape.new_gradient(value, 'loss') for value in sums]
+        share = 1.0 / size_of(likelihood.layout.uncut)
+        self.tape.work(
+            'loss',
+            'cross_entropy_mean',
+            'I',
+            [count.name],
+            [gradient.name for gradient in gradients],
+            attributes={'scale': self.factor * self.workload.loss_scale, 'partial_share': share},
+        )
+        for value, gradient in zip(sums, gradients, strict=True):
+            self.tape.give(value, gradient)

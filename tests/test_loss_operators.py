@@ -1,0 +1,200 @@
+"""Cross-entropy in operators: what each brings with it, what searches make of it, and what is refused."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from mindspore_networks import tuples
+from test_resolve_strategies import CASES, workload_of
+
+from simpar.case import load_case
+from simpar.commands.listing import Listing
+from simpar.errors import Infeasible, ScheduleError
+from simpar.layers import Dense, Network, Relu
+from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
+from simpar.lower import lower
+from simpar.lower.strategy.cross_entropy import loss_rules
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import find_strategies
+from simpar.schedule import load_schedule
+from simpar.workload import Workload
+
+ROWS, CLASSES, RANKS = 32, 8, 8
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'loss_operators.yaml'
+H100 = load_profile('h100-sxm-8')
+COLUMNS = {name: ((4, 2), (4, 1)) if name in ('shifted', 'log_softmax') else ((4, 2),) for name in
+           ('shifted', 'exp', 'sum', 'log_softmax', 'smooth')}  # fmt: skip
+"""Classes cut where they may be: not where a maximum or an element is taken."""
+
+
+def network(*widths, batch=ROWS, **options):
+    dense = [Dense(inputs=inputs, outputs=outputs, bias=False) for inputs, outputs in pairwise(widths)]
+    layers = [layer for one in dense for layer in (one, Relu())][:-1]
+    options = {'loss_operators': 'mindspore-2.10', **options}
+    return Workload(model=Network(layers=tuple(layers)), batch=batch, **options)
+
+
+def messages(workload, plan=None, ranks=RANKS):
+    """Collectives behind the network's own, as (phase, operator, bytes): gradients of weights left out."""
+    program = lower(workload, plan or Plan(dataset='full-batch'), ranks)
+    found = (op for op in program.op_classes if op.kind == 'collective' and op.phase != 'W')
+    return Counter((op.phase, op.operator, op.bytes) for op in found)
+
+
+NUMBERS = Counter({('F', 'all_reduce', 4.0): 3, ('I', 'all_reduce', 4.0): 2})
+"""Both sums and the count; what comes back to both sums, for the count has no gradient."""
+
+
+def test_by_rows_there_are_sums_of_one_number():
+    assert messages(network(16, CLASSES)) == NUMBERS
+    assert messages(network(16, CLASSES), ranks=1) == Counter()
+
+
+def test_a_sum_that_stays_whole_gathers_what_it_sums_and_scatters_its_gradient():
+    logits = ROWS * CLASSES * 4.0
+    found = messages(network(16, CLASSES, loss_strategies={'sum': ((1, 1),)}))
+    assert found - NUMBERS == Counter({('F', 'all_gather', logits): 1, ('I', 'reduce_scatter', logits): 1})
+
+
+def test_classes_that_are_cut_are_summed_over_their_ranks():
+    """A column of 8 rows on every rank, of exponentials and of log-probabilities, and gradients of both columns."""
+    found = messages(network(16, CLASSES, loss_strategies=COLUMNS), Plan(dataset='full-batch', all_to_all=True))
+    assert found['F', 'all_reduce', ROWS / 4 * 4.0] == 2
+
+
+@pytest.mark.parametrize('copies', [1, 2])
+def test_every_copy_has_its_own_numbers(copies):
+    program = lower(network(16, CLASSES, batch=64), Plan(dataset='full-batch', copies=copies), RANKS)
+    role = program.roles[0]
+    sums = [slot for slot in range(len(role)) if program.op(role, slot).bytes == 4.0]
+    assert len(sums) == copies * NUMBERS.total()
+    assert program.tensor['loss'].shape == (copies,)
+
+
+def test_the_listing_tells_of_each_operator():
+    listing = Listing(lower(network(16, CLASSES, loss_strategies=COLUMNS), Plan(dataset='full-batch'), RANKS))
+    assert listing.strategy(listing.operator['loss.exp']) == [[4, 2]]
+    assert [one['purpose'] for one in listing.collectives('loss.sum')] == ['sum', 'sum']
+    whole = Listing(lower(network(16, CLASSES, loss_strategies={'sum': ((1, 1),)}), Plan(dataset='full-batch'), RANKS))
+    assert [(one['operator'], one['purpose']) for one in whole.collectives('loss.sum')] == [
+        ('all_gather', 'redistribution'),
+        ('reduce_scatter', 'redistribution'),
+    ]
+
+
+# --- searches --------------------------------------------------------------------------------------------------------
+
+CLASSIFIERS = [name for name, record in CASES.items() if record['case'].get('loss') == 'ce']
+
+
+def compiled(record):
+    """Operators behind the network's last, with the strategies of all that has dims."""
+    entries = record['strategies']
+    last = max(place for place, entry in enumerate(entries) if entry['op'] == 'BiasAdd')
+    cut = [(entry['op'], tuple(filter(None, tuples(entry['in_strategy'])))) for entry in entries[last + 1 :]]
+    return Counter((primitive, strategy) for primitive, strategy in cut if strategy)
+
+
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_double_recursive_search_cuts_them_as_the_compiler_did(name):
+    """But for the count, which the compiler writes twice and then merges."""
+    record = CASES[name]
+    devices = record['case']['device_num']
+    hardware = cluster(H100, nodes=max(1, devices // 8), devices=min(8, devices))
+    workload = replace(workload_of(record['case']), loss_operators='mindspore-2.10')
+    plan = Plan(search='double-recursive', dataset='full-batch')
+    found = find_strategies(workload, plan, hardware)
+    chosen = found.workload.loss_strategies
+    ours = Counter((LOSS_OPERATORS[one].primitive, strategy) for one, strategy in chosen.items())
+    assert compiled(record) - ours == Counter([('SumExt', chosen['count'])])
+    assert not ours - compiled(record)
+    assert {f'loss.{one}' for one in chosen} <= found.origins.keys()
+    lower(found.workload, found.plan, devices)
+
+
+def test_there_are_recorded_classifiers():
+    assert len(CLASSIFIERS) == 6
+
+
+@pytest.mark.parametrize('objective', ['bytes', 'time'])
+def test_exact_search_cuts_all_of_them_by_rows(objective):
+    hardware = cluster(H100, devices=RANKS)
+    plan = Plan(search='exact', objective=objective, dataset='full-batch')
+    found = find_strategies(network(64, 256, CLASSES, batch=256), plan, hardware)
+    first = {name: strategy[0][0] for name, strategy in found.workload.loss_strategies.items()}
+    assert first.keys() == LOSS_OPERATORS.keys()
+    assert len(set(first.values())) == 1
+    recursive = next(one for one in found.proposals if 'double recursive 2.10' in (one.name, *one.also))
+    assert found.proposals[0].sent <= recursive.sent
+    assert find_strategies(found.workload, plan, hardware).workload == found.workload
+
+
+def test_propagation_starts_at_an_operator_of_the_loss():
+    given = {'exp': ((8, 1),)}
+    workload = network(16, 32, CLASSES, loss_strategies=given)
+    found = find_strategies(workload, Plan(search='sharding-propagation'), cluster(H100, devices=RANKS))
+    assert found.origins['loss.exp'] == 'given'
+    assert found.origins['loss.shifted'] == 'propagated from loss.exp as MindSpore 2.10 does'
+    assert found.workload.loss_strategies['exp'] == given['exp']
+    assert found.workload.model.layers[-1].strategy
+
+
+def test_in_the_example_the_operators_cost_more_than_one():
+    """What the sums gather and scatter goes over all cards."""
+    case = load_case(EXAMPLE)
+    prediction = case.predict()
+    assert prediction.gain < 0
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('one', CROSS_ENTROPY, ids=lambda one: one.name)
+def test_a_dim_that_must_stay_whole_is_named(one):
+    rule = dict(loss_rules((ROWS, CLASSES)))[one]
+    for place, names in enumerate(rule.inputs):
+        for dim, name in enumerate(names):
+            if name in rule.fixed or not name:
+                cuts = [[1] * len(part) for part in rule.inputs]
+                cuts[place][dim] = 2
+                strategies = {one.name: tuple(map(tuple, cuts))}
+                with pytest.raises(Infeasible, match=rf'loss\.{one.name}: strategy .*dim {dim} of input {place}'):
+                    lower(network(16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch'), RANKS)
+
+
+HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
+
+
+@pytest.mark.parametrize(
+    ('keys', 'told'),
+    [
+        ('loss_strategies: {sum: [[1, 1]]}', r'loss_strategies: the loss is one operator.*; write loss_operators'),
+        ('loss: mse\n  loss_operators: mindspore-2.10', r'loss_operators: mse is one operator.*; write one, or loss'),
+        (
+            'loss_operators: mindspore-2.10\n  loss_strategy: [[8, 1], [8]]',
+            r'loss_strategy: is that of a loss of one operator.*; write loss_strategies',
+        ),
+        (
+            'loss_operators: mindspore-2.10\n  loss_strategies: {summe: [[1, 1]]}',
+            r'loss_strategies\.summe: summe is no operator of the loss.*; write one of max, shifted',
+        ),
+        ('loss_operators: mindspore', r'loss_operators: unknown value \(got "mindspore"\)'),
+    ],
+)
+def test_what_does_not_fit_is_told_at_its_line(tmp_path, keys, told):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{HEAD}  {keys}\n', encoding='utf-8')
+    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: workload\.{told}'):
+        load_schedule(path)
+
+
+def test_a_transformer_has_its_loss_as_one(tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 8\n'
+    text = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n' + model + '  loss_operators: mindspore-2.10\n'
+    path.write_text(text, encoding='utf-8')
+    with pytest.raises(ScheduleError, match="a transformer's loss is one operator"):
+        load_schedule(path)
