@@ -83,6 +83,10 @@ class Recorded:
         return self.context.get('dataset_strategy') == 'data_parallel' and {'interleave', 'pipeline'} & self.wrap.keys()
 
     @property
+    def loss(self):
+        return 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
+
+    @property
     def inputs(self):
         """Shapes on a rank."""
         return [bare(shape) for shape, _ in self.case['inputs']]
@@ -125,12 +129,11 @@ class Recorded:
         ranks = self.world // self.stages
         batch = images * (ranks if self.context.get('dataset_strategy') == 'data_parallel' else 1)
         batch *= self.wrap.get('grad_accum', 1)
-        loss = 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
-        subtractions = [] if loss == 'cross-entropy' else self.entries('Sub')
+        subtractions = [] if self.loss == 'cross-entropy' else self.entries('Sub')
         return Workload(
             model=Network(layers=(Flatten(), *self.layers())),
             batch=batch,
-            loss=loss,
+            loss=self.loss,
             loss_strategy=tuples(subtractions[0]['in_strategy']) if subtractions else (),
         )
 
@@ -145,6 +148,7 @@ class Recorded:
             micro_batches=self.wrap.get('pipeline', 1) * self.wrap.get('grad_accum', 1),
             copies=copies,
             copies_loss='sum',
+            sum_loss=self.loss != 'cross-entropy',
             reduce='late' if copies > 1 else 'early',
             hsdp=level,
             shard_group=options.get('optimizer_weight_shard_size', 0),
@@ -161,9 +165,8 @@ class Recorded:
 
     @property
     def compared(self):
-        """Those that a program has: without sums of one number, for display of the loss or within it."""
-        found = (op for op in self.recorded if op['in_shapes'] != [[]] or op['op'] == 'Receive')
-        return [op for op in found if not self.of_data_or_loss(op)]
+        """Those that a program has."""
+        return [op for op in self.recorded if not (self.of_data_or_loss(op) or self.of_constant(op))]
 
     def theirs(self):
         return Counter((*what, prod(shape)) for *what, shape in map(self.message, self.compared))
@@ -198,6 +201,11 @@ class Recorded:
         shape = self.slice(op)
         of_loss = shape[-1] == self.widths[-1] or len(shape) == 1
         return of_loss or self.of_batch(op) or self.of_flatten(op)
+
+    def of_constant(self, op):
+        """Whether one number is summed that is no loss: a gradient that the compiler did not fold to a constant, and
+        all within cross-entropy, the loss's own among them: it is one operator of ours and many of the compiler's."""
+        return of_one_number(op) and (self.loss == 'cross-entropy' or op['instance'].startswith('grad'))
 
     def of_batch(self, op):
         """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
@@ -256,6 +264,11 @@ def shapes(messages):
     for *what, shape in messages:
         found[(*what, prod(shape))].append(shape)
     return found
+
+
+def of_one_number(op):
+    """Whether a recorded collective sums one number."""
+    return op['in_shapes'] == [[]] and op['op'] != 'Receive'
 
 
 def first(strategy):
