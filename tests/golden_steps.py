@@ -166,7 +166,7 @@ class Recorded:
     @property
     def compared(self):
         """Those that a program has."""
-        return [op for op in self.recorded if not (self.of_data_or_loss(op) or self.of_constant(op))]
+        return [op for op in self.recorded if not (self.of_data_or_loss(op) or self.of_other_number(op))]
 
     def theirs(self):
         return Counter((*what, prod(shape)) for *what, shape in map(self.message, self.compared))
@@ -202,7 +202,7 @@ class Recorded:
         of_loss = shape[-1] == self.widths[-1] or len(shape) == 1
         return of_loss or self.of_batch(op) or self.of_flatten(op)
 
-    def of_constant(self, op):
+    def of_other_number(self, op):
         """Whether one number is summed that is no loss: a gradient that the compiler did not fold to a constant, and
         all within cross-entropy, the loss's own among them: it is one operator of ours and many of the compiler's."""
         return of_one_number(op) and (self.loss == 'cross-entropy' or op['instance'].startswith('grad'))

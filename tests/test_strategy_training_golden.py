@@ -2,7 +2,7 @@
 
 Of every step the collectives (kind, ranks, shapes on a rank) and the slices of parameters are equal. Their order is not
 compared: the compiler's dump has it as its graph is sorted. Sums of the loss are compared too. Left out are other sums
-of one number (``Recorded.of_constant``), and of the tutorials' network what is of data and loss
+of one number (``Recorded.of_other_number``), and of the tutorials' network what is of data and loss
 (``Recorded.of_data_or_loss``).
 """
 
