@@ -20,6 +20,8 @@ class Plan:
         copies: slices of the batch that interleave, one computing while another communicates.
         copies_loss: ``mean`` over the copies, or MindSpore's ``sum`` (MicroBatchInterleaved adds them undivided, so
             gradients are ``copies`` times as large).
+        sum_loss: the loss is summed over the ranks for display, as MindSpore's graph does for every copy of a
+            micro-batch and Megatron-LM for every micro-batch; nothing waits for it.
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
             operator (Megatron), or ``late``, at the backward of the earlier all-reduce (MindSpore).
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
@@ -118,6 +120,9 @@ class Plan:
         Literal['mean', 'sum'],
         Field(description="loss over the copies: mean, or MindSpore's sum (gradients are copies times as large)"),
     ] = 'mean'
+    sum_loss: Annotated[
+        bool, Field(description='the loss of every copy of a micro-batch is summed over the ranks, for display')
+    ] = False
     reduce: Annotated[
         Literal['early', 'late'],
         Field(

@@ -38,7 +38,9 @@ class Recorded:
         self.recompute = bool(self.net.get('recompute'))
         self.batch, self.world = case['inputs'][0][0][0], case['device_num']
         self.messages = [op for op in golden['final_comm'] if op['in_shapes'] != [[]]]
-        """Without the losses' sums of one number, for display, that simpar leaves out."""
+        numbers = [op for op in golden['final_comm'] if op['in_shapes'] == [[]]]
+        self.loss_sums = [self.ranks(op) for op in numbers if phase_of(op) == 'F']
+        """Apart: the compiler cuts the loss over all ranks, ours lies as its data."""
         self.graph = [] if self.lazy else golden.get('final_graph', [])
         """Empty where copies are inlined lazily: what runs again and in what order is settled behind the front end."""
         self.parameters = [(name, text) for name, text in golden['parameters_after'] if 'layers.' in name]
@@ -61,6 +63,9 @@ class Recorded:
     def program(self):
         return lower(self.workload(), self.plan(), self.world)
 
+    def ranks(self, op):
+        return tuple(range(self.world)) if op['ranks'] == 'world' else tuple(op['ranks'])
+
     def together(self):
         """Multiset of messages: (phase, again, operator, members as (shapes in and out, ranks)).
 
@@ -70,7 +75,7 @@ class Recorded:
         for op in self.messages:
             phase = phase_of(op)
             (taken,), (given,) = op['in_shapes'], op['out_shapes']
-            ranks = tuple(range(self.world)) if op['ranks'] == 'world' else tuple(op['ranks'])
+            ranks = self.ranks(op)
             kind = (phase, bool(op.get('duplicated')), OPERATORS[op['op']])
             member = (tuple(taken), tuple(given), ranks)
             if op['fusion'] == ALONE:

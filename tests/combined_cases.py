@@ -31,6 +31,7 @@ def combined_case(seed):
             micro_batches=draw.choice([1, 2, 3, 4, 6]),
             copies=draw.choice([1, 1, 2]),
             copies_loss=draw.choice(['mean', 'sum']),
+            sum_loss=seed % 2 == 0,
             dataset=draw.choice(['data-parallel', 'full-batch']),
             redistribution=draw.choice(['cheapest', 'cheapest', 'mindspore-2.0', 'mindspore-2.10']),
             all_to_all=draw.random() < 0.5,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,11 @@ class Row:
     recorded: int = 0
     numbers: int = 0
     messages: int = 0
-    """Recorded messages, those of them that are of one number, and those that are compared."""
+    """Recorded messages, those of one number that are not compared, and those that are compared."""
+
+    def add(self, compared: Collection[dict[str, Any]]) -> None:
+        self.messages += len(compared)
+        self.numbers -= sum(map(steps.of_one_number, compared))
 
     @property
     def left_out(self) -> int:
@@ -110,7 +114,7 @@ def rows() -> Rows:
 def _messages(row: Row, ops: list[dict[str, Any]]) -> None:
     known = [op for op in ops if op['op'] in steps.KINDS]
     row.recorded += len(known)
-    row.numbers += sum(op['in_shapes'] == [[]] and op['op'] != 'Receive' for op in known)
+    row.numbers += sum(map(steps.of_one_number, known))
 
 
 def _step(row: Row, name: str, case: dict[str, Any]) -> None:
@@ -122,21 +126,21 @@ def _step(row: Row, name: str, case: dict[str, Any]) -> None:
             trained.test_shapes_of_messages(name)
 
     row.collectives.add(collectives, name)
-    row.messages += len(recorded.compared)
+    row.add(recorded.compared)
     if case.get('parameters_after'):
         row.slices.add(trained.test_slices_of_parameters, name)
 
 
 def _transformer(row: Row, name: str, case: dict[str, Any]) -> None:
     row.collectives.add(blocks.test_collectives_of_a_training_step, name)
-    row.messages += len(transformers.RecordedBlocks(case).compared)
+    row.add(transformers.RecordedBlocks(case).compared)
     if case['parameters_after']:
         row.slices.add(blocks.test_slices_of_parameters, name)
 
 
 def _product(row: Row, name: str, case: dict[str, Any]) -> None:
     row.collectives.add(products.test_collectives_of_a_training_step, name)
-    row.messages += len(products.Recorded(case).collectives())
+    row.add(products.Recorded(case).compared)
     if case['parameters_after']:
         row.slices.add(products.test_strategy_and_slices, name)
 
@@ -145,7 +149,7 @@ def _blocks(row: Row, tests: Any) -> None:
     for name, case in tests.RECORDED.items():
         row.collectives.add(tests.test_messages_are_those_of_the_compiler, name)
         row.slices.add(tests.test_parameters_and_states_are_cut_alike, name)
-        row.messages += len(colrow_cases.Recorded(case).messages)
+        row.add(colrow_cases.Recorded(case).messages)
 
 
 def table(found: Rows) -> Iterable[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from golden_shapes import are_views, bare
 
 from simpar.layers import Dense, Flatten, Network, Relu
+from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -29,6 +30,12 @@ KINDS = {
 }
 MNIST = (784, 512, 512)
 """Features of the tutorials' network before its last layer."""
+CROSS_ENTROPY = (
+    *('max', 'shifted', 'exp', 'sum', 'log', 'lse', 'log_softmax', 'target', 'ignored', 'index', 'picked'),
+    *('likelihood', 'likelihood_kept', 'likelihood_rows', 'likelihood_sum', 'weights', 'count', None, None),
+    *('smooth', 'smooth_negative', 'smooth_kept', 'smooth_rows', 'smooth_sum', 'count', None, None, None),
+)
+"""Its operators in the order of the compiler's dump; none: arithmetic of single numbers."""
 WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
 
 
@@ -83,6 +90,10 @@ class Recorded:
         return self.context.get('dataset_strategy') == 'data_parallel' and {'interleave', 'pipeline'} & self.wrap.keys()
 
     @property
+    def loss(self):
+        return 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
+
+    @property
     def inputs(self):
         """Shapes on a rank."""
         return [bare(shape) for shape, _ in self.case['inputs']]
@@ -125,14 +136,25 @@ class Recorded:
         ranks = self.world // self.stages
         batch = images * (ranks if self.context.get('dataset_strategy') == 'data_parallel' else 1)
         batch *= self.wrap.get('grad_accum', 1)
-        loss = 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
-        subtractions = [] if loss == 'cross-entropy' else self.entries('Sub')
+        subtractions = [] if self.loss == 'cross-entropy' else self.entries('Sub')
         return Workload(
             model=Network(layers=(Flatten(), *self.layers())),
             batch=batch,
-            loss=loss,
+            loss=self.loss,
             loss_strategy=tuples(subtractions[0]['in_strategy']) if subtractions else (),
+            loss_operators='mindspore-2.10' if self.loss == 'cross-entropy' else 'one',
+            loss_strategies=self.loss_strategies() if self.loss == 'cross-entropy' else {},
         )
+
+    def loss_strategies(self):
+        """Of cross-entropy, by name; the compiler's own, by batch, where none are recorded."""
+        entries = self.golden.get('strategies') or []
+        biases = [place for place, entry in enumerate(entries) if entry['op'] == 'BiasAdd']
+        found = zip(CROSS_ENTROPY, entries[biases[-1] + 1 :], strict=True) if biases else ()
+        found = list(found)
+        for name, entry in found:
+            assert name is None or LOSS_OPERATORS[name].primitive == entry['op']
+        return {name: tuple(filter(None, tuples(entry['in_strategy']))) for name, entry in found if name}
 
     def plan(self):
         options = self.context.get('parallel_optimizer_config', {})
@@ -145,6 +167,7 @@ class Recorded:
             micro_batches=self.wrap.get('pipeline', 1) * self.wrap.get('grad_accum', 1),
             copies=copies,
             copies_loss='sum',
+            sum_loss=True,
             reduce='late' if copies > 1 else 'early',
             hsdp=level,
             shard_group=options.get('optimizer_weight_shard_size', 0),
@@ -161,9 +184,8 @@ class Recorded:
 
     @property
     def compared(self):
-        """Those that a program has: without sums of one number, for display of the loss or within it."""
-        found = (op for op in self.recorded if op['in_shapes'] != [[]] or op['op'] == 'Receive')
-        return [op for op in found if not self.of_data_or_loss(op)]
+        """Those that a program has."""
+        return [op for op in self.recorded if not (self.of_data(op) or self.of_constant(op))]
 
     def theirs(self):
         return Counter((*what, prod(shape)) for *what, shape in map(self.message, self.compared))
@@ -190,14 +212,14 @@ class Recorded:
         """What a rank has before a gather, behind a scatter and of a message."""
         return tuple(op['out_shapes' if op['op'] in ('ReduceScatter', 'Receive') else 'in_shapes'][0])
 
-    def of_data_or_loss(self, op):
-        """Of the tutorials' network what a program has not: see ``of_batch`` and ``of_flatten``; and redistributions
-        within cross-entropy, which is one operator of ours and many of the compiler's."""
-        if not self.is_mnist or 'redistribution' not in (op.get('instance') or ''):
-            return False
-        shape = self.slice(op)
-        of_loss = shape[-1] == self.widths[-1] or len(shape) == 1
-        return of_loss or self.of_batch(op) or self.of_flatten(op)
+    def of_data(self, op):
+        """Of the tutorials' network what a program has not."""
+        redistributes = 'redistribution' in (op.get('instance') or '')
+        return self.is_mnist and redistributes and (self.of_batch(op) or self.of_flatten(op))
+
+    def of_constant(self, op):
+        """Whether one number is summed that is a gradient which the compiler did not fold to a constant."""
+        return of_one_number(op) and self.loss != 'cross-entropy' and op['instance'].startswith('grad')
 
     def of_batch(self, op):
         """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
@@ -206,7 +228,8 @@ class Recorded:
 
     def of_flatten(self, op):
         """Whether images are gathered behind a Flatten, which the compiler cuts over all ranks; ours has no cut."""
-        return self.context.get('dataset_strategy') == 'full_batch' and self.slice(op)[1:] == MNIST[:1]
+        full, gathers = self.context.get('dataset_strategy') == 'full_batch', op['op'] == 'AllGather'
+        return full and gathers and self.slice(op)[1:] == MNIST[:1]
 
     def messages(self):
         """Ours as kind, ranks and shape: one of each tensor, as the compiler fuses later."""
@@ -256,6 +279,11 @@ def shapes(messages):
     for *what, shape in messages:
         found[(*what, prod(shape))].append(shape)
     return found
+
+
+def of_one_number(op):
+    """Whether a recorded collective sums one number."""
+    return op['in_shapes'] == [[]] and op['op'] != 'Receive'
 
 
 def first(strategy):

@@ -71,6 +71,7 @@ def random_case(seed):
         copies=copies,
         micro_batches=micro_batches,
         copies_loss=draw.choice(['mean', 'sum']),
+        sum_loss=seed % 2 == 0,
         dataset=draw.choice(['data-parallel', 'full-batch']),
         redistribution=draw.choice(['cheapest', 'cheapest', 'mindspore-2.0', 'mindspore-2.10']),
         all_to_all=draw.random() < 0.5,

@@ -173,6 +173,8 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
                 assert name in readers[layer_of(op.writes[0])], op.name
             elif purpose == 'sum':
                 assert layer_of(op.writes[0]) == name, op.name
+            elif purpose == 'loss':
+                assert (name, op.reads) == ('loss', ('loss',))
             else:
                 assert name in with_parameters, op.name
 

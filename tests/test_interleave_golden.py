@@ -26,6 +26,19 @@ def test_messages_are_those_of_the_compiler(name):
 
 
 @pytest.mark.parametrize('name', RECORDED)
+def test_the_loss_is_summed_for_every_copy(name):
+    """By the compiler over all ranks, which it cuts the loss over, by ours over the data ranks.
+
+    A lazily inlined copy stands once for all.
+    """
+    golden = Recorded(RECORDED[name])
+    program = lower(golden.workload(), replace(golden.plan(), sum_loss=True), golden.world)
+    ours, without = Ours(program).together(), Ours(golden.program()).together()
+    assert ours - without == {('F', False, 'all_reduce', (((1,), (1,), (0, golden.net['tp'])),)): golden.copies}
+    assert golden.loss_sums == [tuple(range(golden.world))] * (1 if golden.lazy else golden.copies)
+
+
+@pytest.mark.parametrize('name', RECORDED)
 def test_parameters_and_states_are_cut_alike(name):
     golden = Recorded(RECORDED[name])
     assert Ours(golden.program()).shapes() == golden.shapes()

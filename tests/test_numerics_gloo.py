@@ -45,7 +45,7 @@ CASES = {
     'tensor 4, copies 4, late': (GPT, Plan(tensor=4, copies=4, reduce='late')),
     'tensor 4, sequence parallel, copies 2': (GPT, Plan(tensor=4, sequence_parallel=True, copies=2)),
     'data 2, tensor 2': (GPT, Plan(data=2, tensor=2)),
-    'data 2, tensor 2, copies 4, summed': (GPT, Plan(data=2, tensor=2, copies=4, copies_loss='sum')),
+    'data 2, tensor 2, copies 4, summed': (GPT, Plan(data=2, tensor=2, copies=4, copies_loss='sum', sum_loss=True)),
     'data 2, tensor 2, sequence parallel': (GPT, Plan(data=2, tensor=2, sequence_parallel=True)),
     'data 2, tensor 2, sequence parallel, copies 2, late': (
         GPT,

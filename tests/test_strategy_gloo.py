@@ -45,7 +45,7 @@ STAGES = (
 CASES = {
     'gathered and sliced': (network(*ROWS_AND_COLUMNS, loss='mse'), Plan(dataset='full-batch'), {'all_gather'}),
     'all-to-all': (network(*ROWS_AND_COLUMNS, loss='mse'), Plan(all_to_all=True), {'all_to_all'}),
-    'scattered, copies 2': (network(*SCATTERED), Plan(copies=2), {'reduce_scatter'}),
+    'scattered, copies 2': (network(*SCATTERED), Plan(copies=2, sum_loss=True), {'reduce_scatter'}),
     "the compiler's way, loss scale": (
         network(*ROWS_AND_COLUMNS, loss='mae', loss_scale=64.0),
         Plan(redistribution='mindspore-2.0', all_to_all=True),

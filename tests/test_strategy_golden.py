@@ -44,15 +44,19 @@ class Recorded:
             dataset=context['dataset_strategy'].replace('_', '-'),
             redistribution=f'mindspore-{case["mindspore"].removesuffix(".0")}',
             all_to_all=context.get('enable_alltoall', False),
+            sum_loss=True,
         )
         product = Dense(inputs=self.inputs, outputs=self.outputs, bias=False, name='mm', strategy=self.strategy)
         self.workload = Workload(model=Network(layers=(product,)), batch=self.batch, loss='mse')
         self.program = lower(self.workload, self.plan, self.world)
 
     def collectives(self):
-        """Kind, ranks and the larger of both shapes, in order; the loss's sum for display is not part of a program."""
-        ops = [op for op in self.case['final_comm'] if op['op'] in KINDS and op['in_shapes'] != [[]]]
-        return [(KINDS[op['op']], self.ranks(op['ranks']), self.slice(op)) for op in ops]
+        """Kind, ranks and the larger of both shapes, in order."""
+        return [(KINDS[op['op']], self.ranks(op['ranks']), self.slice(op)) for op in self.compared]
+
+    @property
+    def compared(self):
+        return [op for op in self.case['final_comm'] if op['op'] in KINDS]
 
     def ranks(self, recorded):
         return tuple(range(self.world)) if recorded == 'world' else tuple(recorded)

@@ -1,8 +1,9 @@
 """Whole training steps as MindSpore's compiler recorded them: with its strategies, our collectives are its own.
 
 Of every step the collectives (kind, ranks, shapes on a rank) and the slices of parameters are equal. Their order is not
-compared: the compiler's dump has it as its graph is sorted. Left out are sums of one number within the loss, which a
-program does not have, and of the tutorials' network what is of data and loss: see ``Recorded.of_data_or_loss``.
+compared: the compiler's dump has it as its graph is sorted. Sums of the loss are compared too. Left out are other sums
+of one number (``Recorded.of_other_number``), and of the tutorials' network what is of data and loss
+(``Recorded.of_data_or_loss``).
 """
 
 from collections import Counter
@@ -88,6 +89,20 @@ def test_another_strategy_is_noticed():
     )
     recorded.program = lower(replace(workload, model=replace(workload.model, layers=turned)), recorded.plan(), 8)
     assert recorded.ours() != recorded.theirs()
+
+
+ALL = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ('name', 'ranks'),
+    [('2.10.0-opt_dp8_off', ALL), ('2.10.0-opt_accum4_shard1', ALL), ('2.0.0-rec_even_d8', (0, 2, 4, 6))],
+)
+def test_a_loss_that_is_not_summed_is_noticed(name, ranks):
+    recorded = Recorded(CASES[name])
+    assert recorded.ours() == recorded.theirs()
+    recorded.program = lower(recorded.workload(), replace(recorded.plan(), sum_loss=False), recorded.world)
+    assert recorded.theirs() - recorded.ours() == {('all_reduce', ranks, 1): 1}
 
 
 def test_a_weight_cut_along_its_other_dim_is_noticed():

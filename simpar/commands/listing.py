@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from simpar.lower.loss_sum import TOTAL
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
 
@@ -17,6 +18,8 @@ SUMS: Final = 'add'
 ADDITIONS: Final = frozenset({'residual', 'subtract'})
 """Hand their gradient on to what they read, or its first, by no op of their own."""
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
+LOSS = 'loss'
+"""Sums pieces of the loss, for display."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ class Listing:
     def _forward(self, op: OpClass) -> list[tuple[str, str]]:
         """The operator's own sum, or the redistribution before the readers of a value: another layout has an @."""
         first = self._first(op)
+        if op.writes == (TOTAL,):
+            return [(LOSS, self.name(self.writer[first]))]
         if '@' not in op.writes[0] and self.program.tensor[first].partial:
             return [(SUM, self.name(self.writer[first]))]
         return [(REDISTRIBUTION, name) for name in self._next(op.writes[0])]

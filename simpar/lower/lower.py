@@ -12,6 +12,7 @@ from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue
+from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
 from simpar.lower.network import network
 from simpar.lower.optimizer_parallel import conflicts, shard
@@ -43,8 +44,7 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
 
     Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
-    unknown, wrong or cannot have these counts. Does not model: the sum of the loss over ranks for display, data
-    loading.
+    unknown, wrong or cannot have these counts. Does not model: data loading.
     """
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
@@ -52,24 +52,30 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     for key, what, instead in (*conflicts(plan), *overlap_conflicts(plan)):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
     plan = with_passes(plan)
-    given = plan.stages
-    if isinstance(given, str):
-        raise Infeasible(f'plan.stages: {given} is still to be resolved (simpar resolve)')
+    if isinstance(plan.stages, str):
+        raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
     order = order_of(plan) if order is None else _fitting(order, plan)
     if not order.communicates:
         order = with_communication(order, plan.receive)
-    if has_strategies(workload):
-        return _Assembly(lay_out(workload, plan, world, order.placement), plan, workload).program(order)
-    mesh = mesh_of(plan, world, workload.batch, order.placement)
+    cut = lay_out if has_strategies(workload) else _by_degrees
+    tape = cut(workload, plan, world, order.placement)
+    if plan.sum_loss:
+        sum_loss(tape)
+    return _Assembly(tape, plan, workload).program(order)
+
+
+def _by_degrees(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Tape:
+    """One copy of a micro-batch cut by degrees, forward and backward."""
+    mesh = mesh_of(plan, world, workload.batch, placement)
     tape = Tape(mesh, workload.precision, late=plan.reduce == 'late', gradients=workload.gradients or '')
     summed = plan.copies_loss == 'sum'
-    model = workload.model
+    model, given = workload.model, () if isinstance(plan.stages, str) else plan.stages
     if isinstance(model, Network):
         network(tape, workload, model, stages=layer_stages(model, mesh.stages, given), summed=summed)
     else:
         layers = stage_of_layer(model.layers, mesh.stages, given)
         transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)
-    return _Assembly(tape, plan, workload).program(order)
+    return tape
 
 
 def order_of(plan: Plan) -> Order:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from simpar.errors import ProgramError
-from simpar.lower.mesh import DATA, PIPELINE, TENSOR, Mesh
+from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
 from simpar.program import Cut, OpClass, Partition, Tensor
 from simpar.program.op import Attribute, Phase
@@ -103,6 +103,11 @@ class Tape:
     def size(self, value: Value) -> int:
         """Bytes of the piece that one rank holds for one copy."""
         return self.elements(value) * BYTES[self.tensors[value.name].dtype]
+
+    def cutting(self, name: str) -> str:
+        """The partition of ranks that hold different pieces of a tensor; empty: all hold all of it."""
+        partitions = [cut.partition for cut in self.tensors[name].cuts]
+        return STAGE if len(partitions) > 1 else ''.join(partitions)
 
     # replicas of parameters
 

@@ -56,6 +56,7 @@ class LaidTape(Tape):
         self._shard_group = shard_group
         self.partitions = {name: of for name, of in self.partitions.items() if name == PIPELINE}
         self.names = names
+        self._axes: dict[str, tuple[Axis, ...]] = {}
         self._layouts: dict[str, TensorLayout] = {}
         self._laid_gradients: dict[str, list[Laid]] = {}
         self.moved: dict[tuple[str, TensorLayout, int], Laid] = {}
@@ -64,7 +65,9 @@ class LaidTape(Tape):
 
     def partition(self, axes: Sequence[Axis]) -> str:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
-        return self._registered(self._groups(merged(axes)))
+        name = self._registered(self._groups(merged(axes)))
+        self._axes[name] = merged(axes)
+        return name
 
     def _groups(self, axes: tuple[Axis, ...]) -> Partition:
         """The groups along axes in every stage."""
@@ -218,6 +221,11 @@ class LaidTape(Tape):
                 rule(gradient)
 
         self.on_backward(run)
+
+    def cutting(self, name: str) -> str:
+        """The ranks along all axes that cut a tensor, the first cut's counting most."""
+        axes = [axis for cut in self.tensors[name].cuts for axis in self._axes[cut.partition]]
+        return self.partition(axes) if axes else ''
 
     # replicas of parameters
 
