@@ -27,6 +27,7 @@ KINDS = {
     'Send': 'send',
     'Receive': 'recv',
 }
+IMAGE = (1, 28, 28)
 MNIST = (784, 512, 512)
 """Features of the tutorials' network before its last layer."""
 WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
@@ -120,6 +121,12 @@ class Recorded:
         """Of a dense layer, whose weight is [out, in], as x · weight with weight [in, out]."""
         return (strategy[0], strategy[1][::-1]) if self.is_mnist else strategy
 
+    def network(self):
+        if not self.is_mnist:
+            return Network(layers=tuple(self.layers()))
+        cuts = [tuples(entry['in_strategy']) for entry in self.entries('Flatten')]
+        return Network(layers=(Flatten(strategy=cuts[0] if cuts else ()), *self.layers()), input=IMAGE)
+
     def workload(self):
         ((images, *_), *_), *_ = self.case['inputs']
         ranks = self.world // self.stages
@@ -128,7 +135,7 @@ class Recorded:
         loss = 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
         subtractions = [] if loss == 'cross-entropy' else self.entries('Sub')
         return Workload(
-            model=Network(layers=(Flatten(), *self.layers())),
+            model=self.network(),
             batch=batch,
             loss=loss,
             loss_strategy=tuples(subtractions[0]['in_strategy']) if subtractions else (),
@@ -191,22 +198,18 @@ class Recorded:
         return tuple(op['out_shapes' if op['op'] in ('ReduceScatter', 'Receive') else 'in_shapes'][0])
 
     def of_data_or_loss(self, op):
-        """Of the tutorials' network what a program has not: see ``of_batch`` and ``of_flatten``; and redistributions
-        within cross-entropy, which is one operator of ours and many of the compiler's."""
+        """Of the tutorials' network what a program has not: see ``of_batch``; and redistributions within
+        cross-entropy, which is one operator of ours and many of the compiler's."""
         if not self.is_mnist or 'redistribution' not in (op.get('instance') or ''):
             return False
         shape = self.slice(op)
         of_loss = shape[-1] == self.widths[-1] or len(shape) == 1
-        return of_loss or self.of_batch(op) or self.of_flatten(op)
+        return of_loss or self.of_batch(op)
 
     def of_batch(self, op):
         """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
         without, and then gathered where an operator takes them whole."""
         return self.slices_batch and op['op'] == 'AllGather' and self.slice(op) in self.inputs
-
-    def of_flatten(self, op):
-        """Whether images are gathered behind a Flatten, which the compiler cuts over all ranks; ours has no cut."""
-        return self.context.get('dataset_strategy') == 'full_batch' and self.slice(op)[1:] == MNIST[:1]
 
     def messages(self):
         """Ours as kind, ranks and shape: one of each tensor, as the compiler fuses later."""

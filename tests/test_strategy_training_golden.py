@@ -12,7 +12,7 @@ from math import prod
 import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
-from simpar.layers import Dense, Relu
+from simpar.layers import Dense, Flatten, Relu
 from simpar.layout import operators
 from simpar.layout.axis import axes_name
 from simpar.lower import lower
@@ -88,6 +88,14 @@ def test_another_strategy_is_noticed():
     )
     recorded.program = lower(replace(workload, model=replace(workload.model, layers=turned)), recorded.plan(), 8)
     assert recorded.ours() != recorded.theirs()
+
+
+def test_a_flatten_that_is_not_cut_as_the_compilers_is_noticed():
+    recorded = Recorded(CASES['2.10.0-mnist_rec_d8'])
+    workload = recorded.workload()
+    left = (Flatten(), *workload.model.layers[1:])
+    recorded.program = lower(replace(workload, model=replace(workload.model, layers=left)), recorded.plan(), 8)
+    assert recorded.theirs() - recorded.ours() == Counter({('all_gather', (0, 1), 32 * 784): 1})
 
 
 def test_a_weight_cut_along_its_other_dim_is_noticed():
