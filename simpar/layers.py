@@ -120,6 +120,12 @@ class Relu:
 class Flatten:
     """All dims of a sample into one; a change of shape, no work."""
 
+    strategy: Annotated[
+        Strategy,
+        Field(max_length=1, description='slices of what it reads, e.g. [[8, 1, 1, 1]]; empty: as it lies'),
+    ] = ()
+    layout: Layouts = ()
+    of: Of = ''
     name: Name = ''
 
 
@@ -251,9 +257,9 @@ class Embedding:
     name: Name = ''
 
 
-Operator = Dense | Relu | Gelu | Mul | Add | LayerNorm | Softmax | MatMul | Transpose | Embedding
+Operator = Dense | Relu | Flatten | Gelu | Mul | Add | LayerNorm | Softmax | MatMul | Transpose | Embedding
 """Layers that take a strategy."""
-AnyLayer = Operator | Flatten | Reshape
+AnyLayer = Operator | Reshape
 KINDS: Final[dict[str, type[AnyLayer]]] = {
     'flatten': Flatten,
     'dense': Dense,

@@ -28,6 +28,7 @@ KINDS = {
     'Send': 'send',
     'Receive': 'recv',
 }
+IMAGE = (1, 28, 28)
 MNIST = (784, 512, 512)
 """Features of the tutorials' network before its last layer."""
 CROSS_ENTROPY = (
@@ -131,6 +132,12 @@ class Recorded:
         """Of a dense layer, whose weight is [out, in], as x · weight with weight [in, out]."""
         return (strategy[0], strategy[1][::-1]) if self.is_mnist else strategy
 
+    def network(self):
+        if not self.is_mnist:
+            return Network(layers=tuple(self.layers()))
+        cuts = [tuples(entry['in_strategy']) for entry in self.entries('Flatten')]
+        return Network(layers=(Flatten(strategy=cuts[0] if cuts else ()), *self.layers()), input=IMAGE)
+
     def workload(self):
         ((images, *_), *_), *_ = self.case['inputs']
         ranks = self.world // self.stages
@@ -138,7 +145,7 @@ class Recorded:
         batch *= self.wrap.get('grad_accum', 1)
         subtractions = [] if self.loss == 'cross-entropy' else self.entries('Sub')
         return Workload(
-            model=Network(layers=(Flatten(), *self.layers())),
+            model=self.network(),
             batch=batch,
             loss=self.loss,
             loss_strategy=tuples(subtractions[0]['in_strategy']) if subtractions else (),
@@ -214,8 +221,7 @@ class Recorded:
 
     def of_data(self, op):
         """Of the tutorials' network what a program has not."""
-        redistributes = 'redistribution' in (op.get('instance') or '')
-        return self.is_mnist and redistributes and (self.of_batch(op) or self.of_flatten(op))
+        return self.is_mnist and 'redistribution' in (op.get('instance') or '') and self.of_batch(op)
 
     def of_constant(self, op):
         """Whether one number is summed that is a gradient which the compiler did not fold to a constant."""
@@ -225,11 +231,6 @@ class Recorded:
         """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
         without, and then gathered where an operator takes them whole."""
         return self.slices_batch and op['op'] == 'AllGather' and self.slice(op) in self.inputs
-
-    def of_flatten(self, op):
-        """Whether images are gathered behind a Flatten, which the compiler cuts over all ranks; ours has no cut."""
-        full, gathers = self.context.get('dataset_strategy') == 'full_batch', op['op'] == 'AllGather'
-        return full and gathers and self.slice(op)[1:] == MNIST[:1]
 
     def messages(self):
         """Ours as kind, ranks and shape: one of each tensor, as the compiler fuses later."""

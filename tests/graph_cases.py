@@ -83,7 +83,8 @@ class Draft:
 
     def pointwise(self, x):
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
-        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *[LayerNorm] * (self.shape(x)[-1] > 2)])
+        flat = [Flatten] * (len(self.shape(x)) == 2)
+        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *flat, *[LayerNorm] * (self.shape(x)[-1] > 2)])
         return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
 
     def sum(self, x, z):
@@ -178,11 +179,14 @@ def random_half(draft, x):
 
 
 def random_draft(draw, world):
-    """An input, of rows, of sequences or of tokens, and what brings it to [rows, features]; both names."""
+    """An input, of rows, images, sequences or tokens, and what brings it to [rows, features]; both names."""
     sequence, samples = draw.choice([2, 4]), draw.choice([2, 4, world])
-    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'rows', 'sequences', 'tokens'])
+    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'sequences', 'tokens'])
     if kind == 'rows':
         return Draft(draw, sequence * samples, (width,), sequence), INPUT
+    if kind == 'images':
+        draft = Draft(draw, sequence * samples, (2, width // 2), sequence)
+        return draft, draft.add(Flatten())
     if kind == 'sequences':
         draft = Draft(draw, samples, (sequence, width), sequence)
         return draft, draft.add(Reshape(shape=(-1, width)))
@@ -221,7 +225,7 @@ def strategy_of(draw, rule, world):
 
 def cut(draw, layer, shapes, world, share):
     """A layer with strategies, now and then; ``shapes``, of what it reads, of one copy of a micro-batch."""
-    if isinstance(layer, Reshape | Flatten) or draw.random() > share:
+    if isinstance(layer, Reshape) or draw.random() > share:
         return layer
     strategy = strategy_of(draw, rule_of(layer, 'layer', shapes), world)
     if isinstance(layer, Dense):

@@ -9,16 +9,18 @@ from graph_cases import graph_case
 from simpar import cli
 from simpar.case import load_case
 from simpar.commands.check import screen
-from simpar.commands.check_strategies import strategy_facts, strategy_text
+from simpar.commands.check_strategies import flattens, strategy_facts, strategy_text
 from simpar.commands.ir import rank_ir
 from simpar.commands.listing import Listing
-from simpar.layers import Dense, Embedding, LayerNorm, layer_names, reads_of
+from simpar.layer_shapes import network_shapes
+from simpar.layers import Dense, Embedding, Flatten, LayerNorm, layer_names, reads_of
 from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.fusion import fusion_ids
 from simpar.schedule import load_schedule
 
 RANDOM = range(80)
+TRAINED = Dense | Embedding | LayerNorm
 
 
 @pytest.fixture
@@ -28,11 +30,15 @@ def graph(tmp_path):
     return path
 
 
-NO_GRADIENT = {'x', 'target', 'labels', *(f'loss.{name}' for name in ('max', 'target', 'ignored', 'weights', 'index'))}
+def named(network):
+    return zip(layer_names(network), network.layers, strict=True)
 
 
 def readers_of(workload):
-    """By layer, who reads it as the schedule says; the loss, or operators of it, read the last."""
+    """By layer, who reads it as the schedule says; the loss, or operators of it, read the last.
+
+    A flatten of flat values hands them on.
+    """
     network = workload.model
     found = {name: set() for name in ('x', *layer_names(network))}
     for name, reads in zip(layer_names(network), reads_of(network), strict=True):
@@ -40,12 +46,26 @@ def readers_of(workload):
             found[read].add(name)
     last = layer_names(network)[-1]
     if workload.loss_operators == 'one':
-        return found | {name: {'loss'} for name in (last, 'target', 'labels')}
-    names = {'logits': last, 'labels': 'labels'} | {name: f'loss.{name}' for name in LOSS_OPERATORS}
-    found |= {name: set() for name in names.values()}
-    for operator in CROSS_ENTROPY:
-        for read in set(operator.reads) & names.keys():
-            found[names[read]].add(operator.node)
+        found |= {name: {'loss'} for name in (last, 'target', 'labels')}
+    else:
+        names = {'logits': last, 'labels': 'labels'} | {name: f'loss.{name}' for name in LOSS_OPERATORS}
+        found |= {name: set() for name in names.values()}
+        for operator in CROSS_ENTROPY:
+            for read in set(operator.reads) & names.keys():
+                found[names[read]].add(operator.node)
+    shapes = network_shapes(network, workload.batch)
+    for (name, layer), (read, *_) in reversed(list(zip(named(network), reads_of(network), strict=True))):
+        if isinstance(layer, Flatten) and len(shapes[read]) == 2:
+            found[read] |= found[name]
+    return found
+
+
+def of_data(network):
+    """Inputs, layers that no parameter goes into, and what has no gradient within the loss."""
+    found = {'x', 'target', 'labels', *(f'loss.{name}' for name in ('max', 'target', 'ignored', 'weights', 'index'))}
+    for (name, layer), reads in zip(named(network), reads_of(network), strict=True):
+        if found.issuperset(reads) and not isinstance(layer, TRAINED):
+            found.add(name)
     return found
 
 
@@ -142,13 +162,39 @@ plan: {device_matrix: {dp: 2, mp: 4}}
     assert listed['down'] == ('((8, 1), (1, 1))', [], 'by batch, as none is given')
 
 
+@pytest.mark.parametrize(('strategy', 'origin'), [('[[4, 1, 1, 1]]', 'given'), ('[]', 'as its input lies')])
+def test_a_flatten_is_listed_as_other_operators(tmp_path, strategy, origin):
+    path = tmp_path / 'images.yaml'
+    path.write_text(f"""\
+simpar: 1
+cluster: h100-sxm-8
+workload:
+  network:
+    input: [1, 28, 28]
+    layers:
+      - flatten: {{name: flat, of: x, strategy: {strategy}}}
+      - dense: {{in: 784, out: 8, name: up, strategy: [[2, 1], [1, 4]]}}
+  batch: 16
+plan: {{redistribution: mindspore-2.10}}
+""")
+    case = load_case(path)
+    flat, up, _ = strategy_facts(case)['operators']
+    cuts = '((4, 1, 1, 1))' if origin == 'given' else '((8, 1, 1, 1))'
+    assert (flat['name'], flat['operator'], strategy_text(flat['strategy'])) == ('flat', 'Flatten', cuts)
+    assert flat['origin'] == origin
+    assert up['collectives'][0]['purpose'] == 'redistribution'
+    ops = (line for line in rank_ir(case, 0).splitlines() if 'instance name: flat}' in line)
+    assert re.search(rf'= Flatten\(%\w+, \(-1, 784\)\) .* {{in_strategy: {re.escape(cuts)}}}', next(ops))
+
+
 @pytest.mark.parametrize('seed', RANDOM)
 def test_random_strategies_are_read_off_the_program_as_they_were_given(seed):
+    """But for a flatten of what is flat, which is no operator."""
     workload, plan, world = graph_case(seed)
-    listing = Listing(lower(workload, plan, world))
-    for name, layer in zip(layer_names(workload.model), workload.model.layers, strict=True):
+    listing = Listing(lower(workload, plan, world), flattens(workload))
+    for name, layer in named(workload.model):
         strategy = getattr(layer, 'strategy', ())
-        if strategy:
+        if strategy and not (isinstance(layer, Flatten) and len(strategy[0]) == 2):
             assert tuple(map(tuple, listing.strategy(listing.operator[name]))) == strategy, name
 
 
@@ -162,11 +208,7 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
     assert set(listing.owned) <= set(listing.operator)
     assert all((op.operator, op.phase) == ('all_reduce', 'U') for op in others)
     readers = readers_of(workload)
-    with_parameters = {
-        name
-        for name, layer in zip(layer_names(workload.model), workload.model.layers, strict=True)
-        if isinstance(layer, Dense | Embedding | LayerNorm)
-    }
+    with_parameters = {name for name, layer in named(workload.model) if isinstance(layer, TRAINED)}
     for name, ops in listing.owned.items():
         for purpose, op in ops:
             if purpose == 'redistribution':
@@ -181,16 +223,17 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
 
 @pytest.mark.parametrize('seed', RANDOM)
 def test_what_is_gathered_for_an_operator_is_scattered_for_it_on_the_way_back(seed):
-    """A gather is the transpose of a reduce-scatter, an all-to-all of another; inputs and masks have no gradient."""
+    """A gather is the transpose of a reduce-scatter, an all-to-all of another; data has no gradient."""
     workload, plan, world = graph_case(seed)
     program = lower(workload, plan, world)
     listing = Listing(program)
+    data = of_data(workload.model)
     back = {'all_gather': 'reduce_scatter', 'all_to_all': 'all_to_all'}
     ways = {'F': set(), 'I': set()}
     told = [(name, op) for name, ops in listing.owned.items() for purpose, op in ops if purpose == 'redistribution']
     for name, op in told:
         operator = back.get(op.operator) if op.phase == 'F' else op.operator
-        comes_back = layer_of(op.writes[0]) not in NO_GRADIENT and name != 'loss.max'
+        comes_back = layer_of(op.writes[0]) not in data and name != 'loss.max'
         if comes_back and operator in back.values():
             ways[op.phase].add((layer_of(op.writes[0]), name, operator))
     assert ways['F'] == ways['I']

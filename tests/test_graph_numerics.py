@@ -24,7 +24,7 @@ from executor.validate import validate
 from simpar.cost.compute import NO_WORK
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.layer_blocks import block_network
-from simpar.layers import KINDS, Add, Flatten, MatMul, Reshape
+from simpar.layers import KINDS, Add, MatMul, Reshape
 from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.strategy.cross_entropy import KINDS as LOSS_KINDS
@@ -53,7 +53,7 @@ def test_the_graphs_cover_what_can_be_combined():
     workloads, plans, _ = zip(*map(case, range(CASES)), strict=True)
     layers = [layer for workload in workloads for layer in workload.model.layers]
     cut = Counter(type(layer) for layer in layers if getattr(layer, 'strategy', ()))
-    assert {kind for kind in KINDS.values() if cut[kind] >= 8} == set(KINDS.values()) - {Reshape, Flatten}
+    assert {kind for kind in KINDS.values() if cut[kind] >= 8} == set(KINDS.values()) - {Reshape}
     assert {(layer.transpose_a, layer.transpose_b) for layer in layers if isinstance(layer, MatMul)} == {
         (a, b) for a in (False, True) for b in (False, True)
     }

@@ -14,6 +14,7 @@ from simpar.layers import (
     Add,
     Dense,
     Embedding,
+    Flatten,
     Gelu,
     LayerNorm,
     MatMul,
@@ -94,6 +95,7 @@ def given_layers():
     return {
         'dense': Dense(inputs=8, outputs=8, strategy=((2, 4), (4, 1)), out_strategy=(8, 1)),
         'relu': Relu(strategy=((2, 4),)),
+        'flatten': Flatten(strategy=((8, 1, 1, 1),)),
         'gelu': Gelu(strategy=((2, 4),)),
         'mul': Mul(factor=2.0, strategy=((2, 4),)),
         'add': Add(of=('x', 'relu'), strategy=((2, 4), (2, 4))),

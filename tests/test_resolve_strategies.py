@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise, product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ PROPAGATION, RECURSIVE = EXAMPLES / 'sharding_propagation.yaml', EXAMPLES / 'dou
 LOSS = EXAMPLES / 'loss_operators.yaml'
 H100 = load_profile('h100-sxm-8')
 FOUR, EIGHT = (cluster(H100, devices=count) for count in (4, 8))
+SEARCHES = ('double-recursive', 'exact')
 VERSIONS = {'v2.0.0': '2.0', 'v2.10.0': '2.10'}
 
 
@@ -52,7 +54,7 @@ def chain(*widths, batch=16, loss='mse', bias=False, strategies=()):
 def cuts(workload):
     """Strategies and out_strategies by layer."""
     layers = workload.model.layers
-    return [(layer.strategy, getattr(layer, 'out_strategy', ())) for layer in layers if not isinstance(layer, Flatten)]
+    return [(layer.strategy, getattr(layer, 'out_strategy', ())) for layer in layers]
 
 
 # --- as the compiler recorded ----------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def workload_of(case):
         layers = (Flatten(), Dense(inputs=784, outputs=512), Relu(), Dense(inputs=512, outputs=512), Relu())
         layers = (*layers, Dense(inputs=512, outputs=args.get('out', 10)))
         loss = {'ce': 'cross-entropy', 'mae': 'mae'}[case['loss']]
-        return Workload(model=Network(layers=layers), batch=batch, loss=loss)
+        return Workload(model=Network(layers=layers, input=(1, 28, 28)), batch=batch, loss=loss)
     dims = args.get('dims') or [args['in_dim'], args['hidden_dim'], args['out_dim']]
     given = fixed(case)
     layers = []
@@ -96,10 +98,10 @@ def workload_of(case):
 
 
 def compiled(record):
-    """Strategies of products (weights as [in, out]) and activations, as the compiler wrote them."""
+    """Strategies of products (weights as [in, out]), activations and flattens, as the compiler wrote them."""
     found = []
     for entry in record['strategies']:
-        if entry['op'] in ('MatMul', 'ReLU'):
+        if entry['op'] in ('MatMul', 'ReLU', 'Flatten'):
             strategy = tuples(entry['in_strategy'])
             if record['case']['net'] == 'Mnist' and entry['op'] == 'MatMul':
                 strategy = (strategy[0], strategy[1][::-1])
@@ -137,11 +139,59 @@ def test_there_are_recorded_cases():
 
 
 def test_the_hybrid_tutorial_is_cut_as_the_compiler_cut_it():
-    """The compiler's dump of a rank has the operators of its stage, once for each micro-batch."""
-    found = cuts(load_case(RECURSIVE).workload)
-    for rank, own in (('', found[:2]), ('_r4', found[2:])):
+    """The compiler's dump of a rank has the operators of its stage, once for each micro-batch; our images come flat."""
+    flat, *found = cuts(load_case(RECURSIVE).workload)
+    assert flat == (((4, 1),), ())
+    for rank, own in (('', [(((4, 1, 1, 1),), ()), *found[:2]]), ('_r4', found[2:])):
         record = json.loads((GOLDEN / f'v2.10.0/seeds/seed004_rec_pp2_opt_d8{rank}.json').read_text(encoding='utf-8'))
         assert list(dict.fromkeys(compiled(record))) == own
+
+
+def images(*shape, strategy=()):
+    """A product of flattened samples, which is cut."""
+    width = prod(shape)
+    layers = (Flatten(), Dense(inputs=width, outputs=16, bias=False, strategy=strategy))
+    return Workload(model=Network(layers=layers, input=shape if len(shape) > 1 else ()), batch=32, loss='mse')
+
+
+@pytest.mark.parametrize(
+    ('shape', 'product', 'wanted'),
+    [
+        ((784,), ((2, 1), (1, 4)), ((2, 1),)),
+        ((784,), ((2, 4), (4, 1)), ((2, 4),)),
+        ((1, 28, 28), ((2, 1), (1, 4)), ((2, 1, 1, 1),)),
+        ((4, 28, 28), ((2, 4), (4, 1)), ((2, 4, 1, 1),)),
+        ((1, 28, 28), ((2, 4), (4, 1)), ((2, 1, 1, 1),)),
+    ],
+)
+def test_a_flatten_takes_of_the_compilers_search_what_its_input_can_be_cut_by(shape, product, wanted):
+    """The search sees images in 784 features. What it cuts inside of a dim (here rows of pixels) stays whole."""
+    plan = Plan(search='sharding-propagation', dataset='full-batch')
+    found = find_strategies(images(*shape, strategy=product), plan, EIGHT)
+    assert found.workload.model.layers[0].strategy == wanted
+    assert found.origins['flatten0'].startswith('propagated from dense0')
+    lower(found.workload, replace(plan, search='none'), 8)
+
+
+@pytest.mark.parametrize('shape', [(784,), (1, 28, 28), (64,)])
+def test_double_recursive_search_cuts_images_over_all_ranks_and_exact_search_leaves_them(shape):
+    recursive, exact = (find_strategies(images(*shape), Plan(search=search), EIGHT) for search in SEARCHES)
+    assert recursive.workload.model.layers[0].strategy == ((8, *(1,) * max(1, len(shape))),)
+    named = {one.name: one.workload.model.layers[0].strategy for one in exact.proposals}
+    assert named['exact'] == ()
+
+
+@pytest.mark.parametrize('search', ['sharding-propagation', *SEARCHES])
+@pytest.mark.parametrize(('shape', 'strategy'), [((784,), ((2, 4),)), ((1, 28, 28), ((4, 1, 1, 1),))])
+def test_a_flatten_that_is_cut_by_hand_stays_so(shape, strategy, search):
+    workload = images(*shape)
+    first, *others = workload.model.layers
+    model = replace(workload.model, layers=(replace(first, strategy=strategy), *others))
+    found = find_strategies(replace(workload, model=model), Plan(search=search), EIGHT)
+    assert found.workload.model.layers[0].strategy == strategy
+    assert found.origins['flatten0'] == 'given'
+    assert found.workload.model.layers[1].strategy
+    lower(found.workload, Plan(), 8)
 
 
 def test_the_quick_start_tutorial_is_cut_as_its_ir_says():

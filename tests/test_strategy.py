@@ -8,7 +8,7 @@ from strategy_cases import random_case
 from simpar.case import load_case
 from simpar.commands.check import facts_of
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import Dense, Network, Relu
+from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.plan import Plan
@@ -70,6 +70,44 @@ def test_a_full_batch_is_sliced_and_a_data_parallel_one_is_redistributed():
     assert first == ['slice', 'all_gather']
 
 
+GATHERED = dense(((4, 1), (1, 2)), inputs=784)
+IMAGES = Workload(
+    model=Network(layers=(Flatten(strategy=((8, 1, 1, 1),)), GATHERED), input=(1, 28, 28)),
+    batch=32,
+    loss='mse',
+    loss_strategy=((4, 2), (4, 2)),
+)
+
+
+def with_flatten(workload, **keys):
+    """A workload whose flatten is told something else."""
+    _, *others = workload.model.layers
+    return replace(workload, model=replace(workload.model, layers=(Flatten(**keys), *others)))
+
+
+@pytest.mark.parametrize('way', ['cheapest', 'mindspore-2.0', 'mindspore-2.10'])
+def test_images_are_gathered_behind_a_flatten_that_cuts_them_further_than_the_product(way):
+    """Whole on every rank, their slices are cut for nothing; gradients of images are not asked for."""
+    program = lower(IMAGES, Plan(dataset='full-batch', redistribution=way), 8)
+    assert program.local_shape(program.tensor['x']) == (32, 1, 28, 28)
+    assert program.local_shape(program.tensor['flatten0']) == (4, 784)
+    assert [one for one in collectives(program) if one[1] != 'W'] == [('all_gather', 'F', (0, 1), (4, 784))]
+    assert not [op for op in program.op_classes if op.phase == 'I' and op.operator in ('matmul', 'reshape', 'pad')]
+
+
+def test_a_flatten_of_samples_that_are_flat_brings_them_into_its_layout_and_is_no_operator():
+    workload = with_flatten(replace(IMAGES, model=replace(IMAGES.model, input=())), strategy=((8, 1),))
+    program = lower(workload, Plan(dataset='full-batch'), 8)
+    assert collectives(program) == collectives(lower(IMAGES, Plan(dataset='full-batch'), 8))
+    assert 'flatten0' not in program.tensor
+
+
+def test_a_flatten_takes_a_layout_in_place_of_a_strategy():
+    given = with_flatten(IMAGES, layout=(('dp+mp', 'none', 'none', 'none'),))
+    named = lower(given, Plan(dataset='full-batch', device_matrix={'dp': 4, 'mp': 2}), 8)
+    assert collectives(named) == collectives(lower(IMAGES, Plan(dataset='full-batch'), 8))
+
+
 def test_an_all_to_all_is_used_where_it_is_allowed():
     kinds = [
         {op.operator for op in lower(TUTORIAL, Plan(all_to_all=allowed), 8).op_classes} for allowed in (False, True)
@@ -129,6 +167,9 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
         (network(dense(((2, 4), (4, 1)), name='mm', inputs=30)), Plan(), 'mm: .* dim 1 of input 0 of length 30'),
         (network(dense(((2, 4), (4, 1)), (1, 8))), Plan(), 'dense0: out_strategy'),
         (network(Relu(strategy=((3, 1),)), dense(())), Plan(), 'relu0: strategy'),
+        (with_flatten(IMAGES, strategy=((2, 1, 4, 1),)), Plan(),
+         r'flatten0: .* dim 2 of input 0 is cut into 4, but lies inside of a dim .* write e\.g\. \(\(2, 1, 1, 1\)'),
+        (network(Flatten(strategy=((2, 1, 1, 1),)), dense(())), Plan(), r'flatten0: .* dims, but the inputs have 2'),
         (TUTORIAL, Plan(tensor=4), r'plan\.tensor: goes with degrees'),
         (TUTORIAL, Plan(pipeline=2), 'matmul: strategy .* takes 8 ranks, which do not divide 4'),
         (TUTORIAL, Plan(pipeline=3), '8 ranks cannot be cut into 3 equal stages'),

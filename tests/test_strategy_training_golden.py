@@ -1,9 +1,8 @@
 """Whole training steps as MindSpore's compiler recorded them: with its strategies, our collectives are its own.
 
 Of every step the collectives (kind, ranks, shapes on a rank) and the slices of parameters are equal. Their order is not
-compared: the compiler's dump has it as its graph is sorted. Sums of the loss are compared too. Left out are other sums
-of one number (``Recorded.of_other_number``), and of the tutorials' network what is of data and loss
-(``Recorded.of_data_or_loss``).
+compared: the compiler's dump has it as its graph is sorted. Left out are gradients of one number that the compiler did
+not fold (``Recorded.of_constant``), and gathers of a batch that is then cut (``Recorded.of_data``).
 """
 
 from collections import Counter
@@ -13,7 +12,7 @@ from math import prod
 import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
-from simpar.layers import Dense, Relu
+from simpar.layers import Dense, Flatten, Relu
 from simpar.layout import operators
 from simpar.layout.axis import axes_name
 from simpar.lower import lower
@@ -103,6 +102,14 @@ def test_a_loss_that_is_not_summed_is_noticed(name, ranks):
     assert recorded.ours() == recorded.theirs()
     recorded.program = lower(recorded.workload(), replace(recorded.plan(), sum_loss=False), recorded.world)
     assert recorded.theirs() - recorded.ours() == {('all_reduce', ranks, 1): 1}
+
+
+def test_a_flatten_that_is_not_cut_as_the_compilers_is_noticed():
+    recorded = Recorded(CASES['2.10.0-mnist_rec_d8'])
+    workload = recorded.workload()
+    left = (Flatten(), *workload.model.layers[1:])
+    recorded.program = lower(replace(workload, model=replace(workload.model, layers=left)), recorded.plan(), 8)
+    assert recorded.theirs() - recorded.ours() == Counter({('all_gather', (0, 1), 32 * 784): 1})
 
 
 def test_a_weight_cut_along_its_other_dim_is_noticed():

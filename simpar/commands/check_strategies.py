@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from simpar.case import Case
 from simpar.commands.listing import Listing
-from simpar.layers import AnyLayer, Dense, Network, layer_names
+from simpar.layers import AnyLayer, Dense, Flatten, Network, layer_names
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.lower.strategy.cross_entropy import KINDS
 from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
+from simpar.workload import Workload
 
 BY_BATCH: Final = frozenset({'matmul', 'embedding', 'mse', 'mae', 'cross_entropy'})
 """Operators that are cut by batch where they have no strategy; others lie as what they read does."""
@@ -32,6 +33,7 @@ PRIMITIVES: Final = {
     'softmax': 'Softmax',
     'transpose': 'Transpose',
     'reshape': 'Reshape',
+    'flatten': 'Flatten',
     'embedding': 'Gather',
     'mse': 'MSELoss',
     'mae': 'MAELoss',
@@ -47,13 +49,13 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload):
         return None
-    listing = Listing(_in_whole_products(case))
+    listing = Listing(_in_whole_products(case), flattens(case.workload))
     given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
     scattered = _out_strategies(case, listing)
     rows = [
         {
             'name': listing.name(op),
-            'operator': PRIMITIVES.get(op.operator, op.operator),
+            'operator': PRIMITIVES.get(listing.kind(op), op.operator),
             'strategy': listing.strategy(op),
             'out_strategy': scattered.get(listing.name(op), []),
             'origin': given.get(listing.name(op)) or _by_itself(op),
@@ -77,19 +79,24 @@ def _in_whole_products(case: Case) -> Program:
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
 
 
-def _layers(case: Case) -> dict[str, AnyLayer]:
+def _layers(workload: Workload) -> dict[str, AnyLayer]:
     """A network's layers by name."""
-    model = case.workload.model
+    model = workload.model
     return dict(zip(layer_names(model), model.layers, strict=True)) if isinstance(model, Network) else {}
 
 
+def flattens(workload: Workload) -> frozenset[str]:
+    """Names of the layers that flatten."""
+    return frozenset(name for name, layer in _layers(workload).items() if isinstance(layer, Flatten))
+
+
 def _with_layouts(case: Case) -> list[str]:
-    return [name for name, layer in _layers(case).items() if getattr(layer, 'layout', ())]
+    return [name for name, layer in _layers(case.workload).items() if getattr(layer, 'layout', ())]
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
     """How results are cut whose sums are scattered, as a user asked for it."""
-    dense = {name: layer for name, layer in _layers(case).items() if isinstance(layer, Dense)}
+    dense = {name: layer for name, layer in _layers(case.workload).items() if isinstance(layer, Dense)}
     by_axes = (name for name, layer in dense.items() if layer.out_layout)
     laid = {name: listing.cuts(listing.program.tensor[name]) for name in by_axes}
     return {name: list(layer.out_strategy) for name, layer in dense.items()} | laid

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.case import Case
-from simpar.commands.check_strategies import PRIMITIVES, bracketed, strategy_text
+from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
 from simpar.commands.listing import Listing, is_own
 from simpar.lower.strategy import has_strategies
 from simpar.program import OpClass
@@ -70,7 +70,7 @@ class _Writer:
     value: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.listing = Listing(self.case.program)
+        self.listing = Listing(self.case.program, flattens(self.case.workload))
         self.strategies = has_strategies(self.case.workload)
 
     def lines(self) -> Iterator[str]:
@@ -100,7 +100,7 @@ class _Writer:
         facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
         braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
         shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (reads, written))
-        return f'%{slot} = {primitive(op)}({arguments}) {braces} : {shapes}'
+        return f'%{slot} = {primitive(op, self.listing.kind(op))}({arguments}) {braces} : {shapes}'
 
     def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
         sliced = self.case.program.tensor[name].kind in ('input', 'activation')
@@ -151,8 +151,8 @@ def constants(op: OpClass) -> list[str]:
     return [str(op.attributes['factor'])] if op.operator == 'mul' else []
 
 
-def primitive(op: OpClass) -> str:
-    """MindSpore's name of an op, or ours in its way; what is no forward says so."""
-    name = NAMES.get(op.operator) or ''.join(part.capitalize() for part in op.operator.split('_'))
+def primitive(op: OpClass, kind: str) -> str:
+    """MindSpore's name of an op of a kind, or ours in its way; what is no forward says so."""
+    name = NAMES.get(kind) or ''.join(part.capitalize() for part in op.operator.split('_'))
     own = op.kind == 'compute' and op.operator not in SAME
     return name + (ENDINGS[op.phase] if own else '')

@@ -24,9 +24,13 @@ LOSS = 'loss'
 
 @dataclass(frozen=True)
 class Listing:
-    """A program seen by the operators of its model."""
+    """A program seen by the operators of its model.
+
+    Arguments: ``flattens``, names of the layers that flatten, which programs have as reshapes.
+    """
 
     program: Program
+    flattens: frozenset[str] = frozenset()
 
     @cached_property
     def operators(self) -> list[OpClass]:
@@ -61,6 +65,10 @@ class Listing:
         """An operator's name: its op class without the phase."""
         return op.name.removesuffix('.recompute').rpartition('.')[0]
 
+    def kind(self, op: OpClass) -> str:
+        """The kind of an operator of the forward: a program's, or ``flatten``."""
+        return 'flatten' if op.phase == 'F' and self.name(op) in self.flattens else op.operator
+
     @cached_property
     def products(self) -> frozenset[str]:
         """Parameters of products, whose weights programs hold as [out, in] and strategies see as [in, out]."""
@@ -92,7 +100,7 @@ class Listing:
 
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
-        taken = {'matmul': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(op.operator)
+        taken = {'matmul': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
         names = self.inputs(op)[:taken]
         found = [self.cuts(self.program.tensor[name]) for name in names]
         return [cuts[::-1] if self.turned(name) else cuts for cuts, name in zip(found, names, strict=True)]

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.layers import Network, Operator, layer_names
+from simpar.layers import Network, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
@@ -96,7 +96,7 @@ def recompute_of(workload: Workload, plan: Plan) -> Recompute:
 def _marked(model: Network) -> Iterable[str]:
     """Names of the layers that carry ``recompute``."""
     layers = zip(layer_names(model), model.layers, strict=True)
-    return (name for name, layer in layers if isinstance(layer, Operator) and layer.recompute)
+    return (name for name, layer in layers if getattr(layer, 'recompute', False))
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:

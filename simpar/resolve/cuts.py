@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
-from simpar.layers import AnyLayer, Dense, Flatten, Mul, Reshape, Strategy
+from simpar.layer_shapes import Shape
+from simpar.layers import AnyLayer, Dense, Mul, Reshape, Strategy
+from simpar.layout import operators
 from simpar.strategy_search import Choice
 
 
 def strategy_of(layer: AnyLayer) -> Strategy:
     """The strategy that a user gave a layer; empty where there is none."""
-    return () if isinstance(layer, Flatten | Reshape) else layer.strategy
+    return () if isinstance(layer, Reshape) else layer.strategy
 
 
 def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
@@ -26,13 +29,27 @@ def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
 
 
 def cut(layer: AnyLayer, choice: Choice | None) -> AnyLayer:
-    """A layer with what was chosen for it; changes of shape take none."""
-    if choice is None or isinstance(layer, Flatten | Reshape):
+    """A layer with what was chosen for it; a reshape takes none."""
+    if choice is None or isinstance(layer, Reshape):
         return layer
     if isinstance(layer, Dense):
         x, weight = choice.strategy
         return replace(layer, strategy=(x, weight[::-1]), out_strategy=choice.out_strategy or ())
     return replace(layer, strategy=choice.strategy[:1] if isinstance(layer, Mul) else choice.strategy)
+
+
+def flatten_choice(choice: Choice, x: Shape) -> Choice:
+    """What a search chose for a flatten, as one takes it that reads values of a shape.
+
+    The search's graph has images where samples come flat: their dims are one here, and so are its cuts. Cuts that lie
+    inside of a dim are left to whoever reads the result.
+    """
+    (cuts,) = choice.strategy
+    cuts = (cuts[0], prod(cuts[1:])) if len(x) == 2 else cuts
+    rule = operators.flatten('flatten', x)
+    free = (name not in rule.fixed and rule.lengths[name] % count == 0
+            for name, count in zip(rule.inputs[0], cuts, strict=True))  # fmt: skip
+    return Choice((tuple(count if may else 1 for count, may in zip(cuts, free, strict=True)),))
 
 
 def in_graphs(layers: Mapping[str, AnyLayer], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.layer_shapes import Shape, network_shapes
-from simpar.layers import AnyLayer, Dense, Embedding, Network, layer_names, reads_of
+from simpar.layers import AnyLayer, Dense, Embedding, Flatten, Network, layer_names, reads_of
 from simpar.layout.redistribution import Method
 from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower.strategy.rule import rule_of
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.resolve.cuts import cut, in_graphs, strategy_of
+from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.proposal import Proposal, least_first, weighed
@@ -132,14 +132,30 @@ class _Search:
     # searches
 
     def propagated(self, compat: Compat) -> Mapping[str, Choice]:
-        return propagate(self.graph(), self.fixed, self.devices, compat)
+        return self.with_flattens(propagate(self.graph(), self.fixed, self.devices, compat))
 
     def recursive(self, compat: Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
         stages = self.plan.pipeline
         found = double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
         # What the compiler makes of an embedding is not known from any record: it is left to be cut by batch.
-        return {name: choice for name, choice in found.items() if not isinstance(self.layers.get(name), Embedding)}
+        kept = {name: choice for name, choice in found.items() if not isinstance(self.layers.get(name), Embedding)}
+        return self.with_flattens(kept)
+
+    def with_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """Those of a flatten as the network's takes them."""
+        shapes = network_shapes(self.model, self.batch)
+        named = zip(self.layers.items(), reads_of(self.model), strict=True)
+        own = {
+            name: flatten_choice(choices[name], shapes[reads[0]])
+            for (name, layer), reads in named
+            if isinstance(layer, Flatten) and name not in self.fixed
+        }
+        return {**choices, **own}
+
+    def without_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """A flatten lies as its input does: it is no work, and rows move as well behind it."""
+        return {name: choice for name, choice in choices.items() if not isinstance(self.layers.get(name), Flatten)}
 
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached."""
@@ -186,9 +202,9 @@ class _Search:
         self, graph: Graph, least: Mapping[str, Choice], objective: StepBytes
     ) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name."""
-        yield 'exact', least
+        yield 'exact', self.without_flattens(least)
         for place, found in enumerate(ranked(graph, self.devices, BEST, objective, fixed=self.exactly_fixed), 1):
-            yield f'exact, number {place}', found.choices
+            yield f'exact, number {place}', self.without_flattens(found.choices)
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:

@@ -52,14 +52,22 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
     build = GraphBuilder()
     names, shapes = layer_names(network), network_shapes(network, batch)
     result = shapes[names[-1]]
-    images = isinstance(network.layers[0], Flatten) and network.sample == (prod(MNIST_SAMPLE),)
-    sample = MNIST_SAMPLE if images else network.sample
-    x, label = build.dataset(x=(batch, *sample), label=result if loss in ('mse', 'mae') else result[:1])
+    x, label = build.dataset(x=(batch, *_sample(network)), label=result if loss in ('mse', 'mae') else result[:1])
     values = {INPUT: x}
     for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
         values[name] = network_layer(build, name, layer, tuple(values[read] for read in reads), shapes[name])
     LOSSES[loss](build, values[names[-1]], label)
     return build.graph(dataset)
+
+
+def _sample(network: Network) -> Shape:
+    """A sample's shape: an image where a flatten of so many pixels comes first, as in the compiler's networks.
+
+    One that is cut by hand is cut as a file has it.
+    """
+    first = network.layers[0]
+    image = isinstance(first, Flatten) and not first.strategy and network.sample == (prod(MNIST_SAMPLE),)
+    return MNIST_SAMPLE if image else network.sample
 
 
 def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[str, ...], shape: Shape) -> str:

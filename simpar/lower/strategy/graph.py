@@ -159,13 +159,17 @@ class Lowering:
         return self.mover.move(x, back.output) if back else x
 
     def _layer(self, layer: AnyLayer, name: str, reads: list[Laid], shape: Shape) -> Laid:
-        if isinstance(layer, Flatten) and reads[0].shape == shape:
+        flat = isinstance(layer, Flatten) and reads[0].shape == shape
+        if flat and _follows(layer):
             return reads[0]
         placed = self._placed(layer, name, reads)
         lead = lead_of(layer)
         layouts = placed.inputs[lead : lead + len(reads)]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
-        y = Laid(name, shape, placed.local)
+        if flat:
+            return reads[0]
+        trained = isinstance(layer, Dense | Embedding | LayerNorm)
+        y = Laid(name, shape, placed.local, trained or any(read.needs_gradient for read in reads))
         if isinstance(layer, Dense):
             return self._dense(layer, reads[0], y, placed)
         if isinstance(layer, MatMul):
@@ -181,7 +185,7 @@ class Lowering:
 
     def _placed(self, layer: AnyLayer, name: str, reads: list[Laid]) -> Placed:
         operator = rule_of(layer, name, [read.shape for read in reads])
-        if isinstance(layer, Reshape | Flatten):
+        if isinstance(layer, Reshape) or (isinstance(layer, Flatten) and _follows(layer)):
             kept = self.placer.viewed(operator, reads[0].layout) if self.mover.as_compiler else None
             return kept or self.placer.followed(operator, reads[0].layout)
         lead, strategy = lead_of(layer), layer.strategy
@@ -228,6 +232,11 @@ class Lowering:
     def _summed(self, y: Laid, name: str, placed: Placed) -> Laid:
         """The operator's own sum, whatever the way of redistributions: scattered where out_strategy says so."""
         return replace(self.mover, method='cheapest').move(y, placed.output, name) if y.layout.partial else y
+
+
+def _follows(layer: AnyLayer) -> bool:
+    """Whether a layer is told nothing, and lies as its input does."""
+    return not (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()))
 
 
 def _pending(y: Laid) -> Laid:
