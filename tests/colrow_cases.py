@@ -3,9 +3,10 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from simpar.layers import Dense, Network, Relu
+from simpar.layers import Add, Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Momentum, Workload
@@ -26,8 +27,8 @@ def recorded(group, folder=FOLDER):
 class Recorded:
     """One compiled network: blocks of up (cut by columns), relu and down (cut by rows), each added to its input.
 
-    That addition is local, and so no message tells of it; ours have none. A block that recomputes keeps what its last
-    operator makes, as a Cell does.
+    That addition is local, and so no message tells of it; with degrees ours have none. A block that recomputes keeps
+    what its last operator makes, as a Cell does.
     """
 
     def __init__(self, golden):
@@ -39,8 +40,8 @@ class Recorded:
         self.batch, self.world = case['inputs'][0][0][0], case['device_num']
         self.messages = [op for op in golden['final_comm'] if op['in_shapes'] != [[]]]
         numbers = [op for op in golden['final_comm'] if op['in_shapes'] == [[]]]
-        self.loss_sums = [self.ranks(op) for op in numbers if phase_of(op) == 'F']
-        """Apart: the compiler cuts the loss over all ranks, ours lies as its data."""
+        self.losses = [op for op in numbers if phase_of(op) == 'F']
+        """Sums of the loss, apart: the compiler cuts it over all ranks; with degrees, ours lies as its data."""
         self.graph = [] if self.lazy else golden.get('final_graph', [])
         """Empty where copies are inlined lazily: what runs again and in what order is settled behind the front end."""
         self.parameters = [(name, text) for name, text in golden['parameters_after'] if 'layers.' in name]
@@ -63,21 +64,43 @@ class Recorded:
     def program(self):
         return lower(self.workload(), self.plan(), self.world)
 
+    def with_strategies(self):
+        """The program of strategies in the place of degrees, with what the compiler has besides: that addition, and the
+        loss, summed over all ranks."""
+        plan = replace(self.plan(), data=0, tensor=1, reduce='early', dataset='full-batch', sum_loss=True)
+        plan = replace(plan, redistribution='mindspore-2.10')
+        workload = self.workload()
+        model = Network(layers=tuple(self.strategic(workload.model.layers)))
+        return lower(replace(workload, model=model), plan, self.world)
+
+    def strategic(self, layers):
+        """Blocks with the strategies of the network's script; each is added to what it reads."""
+        data, tensor = self.net['dp'], self.net['tp']
+        rows, columns = (data, 1), (data, tensor)
+        read = 'x'
+        for place in range(0, len(layers), 3):
+            up, relu, down = layers[place : place + 3]
+            yield replace(up, strategy=(rows, (1, tensor)))
+            yield replace(relu, strategy=(columns,))
+            yield replace(down, strategy=(columns, (tensor, 1)), name=f'down{place}')
+            yield Add(of=(read, f'down{place}'), strategy=(rows, rows), name=f'block{place}')
+            read = f'block{place}'
+
     def ranks(self, op):
         return tuple(range(self.world)) if op['ranks'] == 'world' else tuple(op['ranks'])
 
-    def together(self):
+    def together(self, *, losses=False):
         """Multiset of messages: (phase, again, operator, members as (shapes in and out, ranks)).
 
         A lazily inlined copy stands once for all. Its sums of gradients do too, and are counted once for the step.
         """
         ids, found = {}, Counter()
-        for op in self.messages:
+        for op in self.messages + self.losses * losses:
             phase = phase_of(op)
             (taken,), (given,) = op['in_shapes'], op['out_shapes']
             ranks = self.ranks(op)
             kind = (phase, bool(op.get('duplicated')), OPERATORS[op['op']])
-            member = (tuple(taken), tuple(given), ranks)
+            member = (tuple(taken) or (1,), tuple(given) or (1,), ranks)
             if op['fusion'] == ALONE:
                 found[(*kind, (member,))] += self.copies if self.lazy and phase != 'W' else 1
             else:

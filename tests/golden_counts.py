@@ -16,6 +16,7 @@ from typing import Any
 import colrow_cases
 import golden_steps as steps
 import golden_transformers as transformers
+import test_colrow_strategies_golden as strategic
 import test_interleave_golden as interleaved
 import test_overlap_golden as overlapped
 import test_recompute_golden as recomputed
@@ -147,9 +148,20 @@ def _product(row: Row, name: str, case: dict[str, Any]) -> None:
 
 def _blocks(row: Row, tests: Any) -> None:
     for name, case in tests.RECORDED.items():
-        row.collectives.add(tests.test_messages_are_those_of_the_compiler, name)
+        row.collectives.add(_messages_of_blocks(tests), name)
         row.slices.add(tests.test_parameters_and_states_are_cut_alike, name)
-        row.add(colrow_cases.Recorded(case).messages)
+        recorded = colrow_cases.Recorded(case)
+        row.add(recorded.messages + recorded.losses)
+
+
+def _messages_of_blocks(tests: Any) -> Callable[[str], None]:
+    """By degrees and by strategies."""
+
+    def compare(name: str) -> None:
+        tests.test_messages_are_those_of_the_compiler(name)
+        strategic.test_messages_of_strategies_are_those_of_the_compiler(name)
+
+    return compare
 
 
 def table(found: Rows) -> Iterable[str]:
