@@ -11,7 +11,6 @@ from pathlib import Path
 from golden_shapes import are_views, bare
 
 from simpar.layers import Dense, Flatten, Network, Relu
-from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -31,12 +30,21 @@ KINDS = {
 IMAGE = (1, 28, 28)
 MNIST = (784, 512, 512)
 """Features of the tutorials' network before its last layer."""
-CROSS_ENTROPY = (
-    *('max', 'shifted', 'exp', 'sum', 'log', 'lse', 'log_softmax', 'target', 'ignored', 'index', 'picked'),
-    *('likelihood', 'likelihood_kept', 'likelihood_rows', 'likelihood_sum', 'weights', 'count', None, None),
-    *('smooth', 'smooth_negative', 'smooth_kept', 'smooth_rows', 'smooth_sum', 'count', None, None, None),
-)
-"""Its operators in the order of the compiler's dump; none: arithmetic of single numbers."""
+CROSS_ENTROPY = {
+    'ReduceMax': ('max',),
+    'Sub': ('shifted', 'log_softmax'),
+    'Exp': ('exp',),
+    'SumExt': ('sum', 'likelihood_sum', 'count', 'smooth', 'smooth_sum', 'count'),
+    'Log': ('log',),
+    'Add': ('lse',),
+    'ExpandDims': ('target',),
+    'Equal': ('ignored',),
+    'MaskedFill': ('index', 'likelihood_kept', 'weights', 'smooth_kept'),
+    'GatherD': ('picked',),
+    'Neg': ('likelihood', 'smooth_negative'),
+    'Squeeze': ('likelihood_rows', 'smooth_rows'),
+}
+"""Its operators by primitive, in the order of the compiler's dump, which has the count twice."""
 WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
 
 
@@ -154,14 +162,17 @@ class Recorded:
         )
 
     def loss_strategies(self):
-        """Of cross-entropy, by name; the compiler's own, by batch, where none are recorded."""
-        entries = self.golden.get('strategies') or []
-        biases = [place for place, entry in enumerate(entries) if entry['op'] == 'BiasAdd']
-        found = zip(CROSS_ENTROPY, entries[biases[-1] + 1 :], strict=True) if biases else ()
-        found = list(found)
-        for name, entry in found:
-            assert name is None or LOSS_OPERATORS[name].primitive == entry['op']
-        return {name: tuple(filter(None, tuples(entry['in_strategy']))) for name, entry in found if name}
+        """Of cross-entropy, by name; the compiler's own, by batch, where none are recorded.
+
+        Single numbers have none; of several micro-batches or copies those of the first are told.
+        """
+        found = {}
+        for primitive, names in CROSS_ENTROPY.items():
+            cuts = [tuple(filter(None, tuples(entry['in_strategy']))) for entry in self.entries(primitive)]
+            cuts = [strategy for strategy in cuts if strategy]
+            assert len(cuts) % len(names) == 0, (primitive, cuts)
+            found |= dict(zip(names, cuts, strict=False))
+        return found
 
     def plan(self):
         options = self.context.get('parallel_optimizer_config', {})
