@@ -208,7 +208,7 @@ class InProcess:
     def _context(self, lane: _Lane) -> Context:
         if self._contexts[lane.rank].step != lane.step:
             self._contexts[lane.rank] = replace(self._contexts[lane.rank], step=lane.step)
-        return self._contexts[lane.rank]
+        return self._contexts[lane.rank].at(*lane.head.part)
 
     # answers
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -16,12 +18,18 @@ from executor.machine import Work
 from executor.memory import Memory
 from executor.net import Link
 from executor.tensors import inputs, joined, slices_of, torch_dtype
-from simpar.program import OpClass, Program
+from simpar.program import OpClass, Program, Tensor
 
 Part = tuple[str, int, int]
 """A tensor of one micro-batch and copy."""
 FEED_LIMIT = 256 * 2**20
 """Bytes of inputs that are drawn before the first step, so that no op is held up by it."""
+
+
+def parts(program: Program, tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """The micro-batches and copies of an input; one of each where it is that of a whole step."""
+    whole = tensor.batch_dim is None
+    return product(range(1 if whole else program.micro_batches), range(1 if whole else program.copies))
 
 
 class FedMemory(Memory):
@@ -35,14 +43,12 @@ class FedMemory(Memory):
         wanted = [tensor for tensor in program.tensors if tensor.kind == 'input' and tensor.name in read]
         room = FEED_LIMIT
         for step in range(steps):
-            for tensor in wanted:
-                for micro_batch in range(program.micro_batches):
-                    for copy in range(program.copies):
-                        piece = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
-                        room -= piece.nbytes
-                        if room < 0:
-                            return
-                        self._feed[(tensor.name, micro_batch, copy), step] = piece
+            for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
+                piece = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
+                room -= piece.nbytes
+                if room < 0:
+                    return
+                self._feed[(tensor.name, micro_batch, copy), step] = piece
 
     def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
         fed = self._feed.get(((name, micro_batch, copy), step))
@@ -97,7 +103,8 @@ class RealMachine:
         reads = self._memory.read(op, work.micro_batch, work.copy, work.step)
         if op.phase == 'U' and work.step == self._last:
             self._remember(op, reads)
-        results = self._bound[work.index](self._contexts[work.step], reads)
+        where = self._contexts[work.step].at(work.micro_batch, work.copy)
+        results = self._bound[work.index](where, reads)
         if op.phase == 'F' and op.operator in LOSSES:
             self.losses[work.step][op.writes[0], work.micro_batch, work.copy] = results[0].clone()
         return self._keep(work, results)

@@ -103,8 +103,11 @@ def inputs(
     seed: int,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A rank's piece of one copy of an input."""
+    """A rank's piece of one copy of an input; of a whole step's, of all copies and micro-batches."""
     kind = torch_dtype(tensor.dtype, dtype)
+    if tensor.batch_dim is None:
+        whole = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step)
+        return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
     first, *rest = tensor.shape
     shape = (first * program.micro_batches, *rest)
     whole = batch_of(tensor.name, tensor.initial, shape, kind, seed, step).narrow(0, first * micro_batch, first)

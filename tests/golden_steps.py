@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 
-from golden_shapes import are_views, bare
+from golden_shapes import are_views
 
 from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
@@ -94,18 +94,8 @@ class Recorded:
         return self.context.get('enable_parallel_optimizer', False)
 
     @property
-    def slices_batch(self):
-        """Whether micro-batches or copies are cut of a batch that lies in slices on the ranks."""
-        return self.context.get('dataset_strategy') == 'data_parallel' and {'interleave', 'pipeline'} & self.wrap.keys()
-
-    @property
     def loss(self):
         return 'mae' if self.args.get('out') == 1 else 'cross-entropy' if self.is_mnist else 'mse'
-
-    @property
-    def inputs(self):
-        """Shapes on a rank."""
-        return [bare(shape) for shape, _ in self.case['inputs']]
 
     def entries(self, operator):
         """Strategies that the compiler wrote, of a pipeline those of one micro-batch and both stages."""
@@ -203,7 +193,7 @@ class Recorded:
     @property
     def compared(self):
         """Those that a program has."""
-        return [op for op in self.recorded if not (self.of_data(op) or self.of_constant(op))]
+        return [op for op in self.recorded if not self.of_constant(op)]
 
     def theirs(self):
         return Counter((*what, prod(shape)) for *what, shape in map(self.message, self.compared))
@@ -230,18 +220,9 @@ class Recorded:
         """What a rank has before a gather, behind a scatter and of a message."""
         return tuple(op['out_shapes' if op['op'] in ('ReduceScatter', 'Receive') else 'in_shapes'][0])
 
-    def of_data(self, op):
-        """Of the tutorials' network what a program has not."""
-        return self.is_mnist and 'redistribution' in (op.get('instance') or '') and self.of_batch(op)
-
     def of_constant(self, op):
         """Whether one number is summed that is a gradient which the compiler did not fold to a constant."""
         return of_one_number(op) and self.loss != 'cross-entropy' and op['instance'].startswith('grad')
-
-    def of_batch(self, op):
-        """Whether a batch is gathered that lies in slices, for micro-batches or copies to be cut of it; ours are cut
-        without, and then gathered where an operator takes them whole."""
-        return self.slices_batch and op['op'] == 'AllGather' and self.slice(op) in self.inputs
 
     def messages(self):
         """Ours as kind, ranks and shape: one of each tensor, as the compiler fuses later."""
@@ -249,9 +230,8 @@ class Recorded:
         ops = [program.op(role, slot) for slot in range(len(role))]
         # Of micro-batches that follow one another the compiler writes one.
         ops = {op.name: op for op in ops}.values() if 'grad_accum' in self.wrap else ops
-        labels = {'target', 'labels'} if self.slices_batch else set()
         for op in ops:
-            if op.kind == 'collective' and not labels.intersection(op.reads):
+            if op.kind == 'collective':
                 yield from self.members(op)
             elif op.kind in ('send', 'recv'):
                 (name,) = op.reads or op.writes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,13 +15,21 @@ class Context:
     """Where and when an op runs.
 
     Arguments: ``position``, partition → the rank's position in its group; ``size``, partition → ranks in a group;
-    ``step`` counts optimizer steps from 0.
+    ``step`` counts optimizer steps from 0; ``micro_batch`` and ``copy`` are those of the op, 0 where it has none.
     """
 
     rank: int
     position: dict[str, int]
     size: dict[str, int]
     step: int = 0
+    micro_batch: int = 0
+    copy: int = 0
+
+    def at(self, micro_batch: int, copy: int) -> Context:
+        """The same for an op of another micro-batch and copy."""
+        if (micro_batch, copy) == (self.micro_batch, self.copy):
+            return self
+        return replace(self, micro_batch=micro_batch, copy=copy)
 
 
 Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]

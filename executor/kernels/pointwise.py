@@ -70,6 +70,14 @@ def cut(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
     return [tensors[0].narrow(dim, position(op, where) * length, length).clone(memory_format=torch.contiguous_format)]
 
 
+def take(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The whole of a step → the rows of this op's micro-batch and copy."""
+    copies, whole = int(op.attributes['copies']), tensors[0]
+    length = whole.shape[0] // (int(op.attributes['micro_batches']) * copies)
+    first = (where.micro_batch * copies + where.copy) * length
+    return [whole.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
+
+
 def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """slice → x, with zeros wherever along ``dim`` other positions of ``partition`` have theirs."""
     dim, piece = int(op.attributes['dim']), tensors[0]
@@ -93,6 +101,7 @@ KERNELS = {
     ('add', 'W'): add,
     ('scale', 'F'): scale,
     ('scale', 'I'): scale,
+    ('take', 'F'): take,
     ('slice', 'F'): cut,
     ('slice', 'I'): cut,
     ('pad', 'F'): pad,

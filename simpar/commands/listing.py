@@ -11,7 +11,7 @@ from simpar.lower.loss_sum import TOTAL
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
 
-MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard'})
+MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard', 'take'})
 """Operators by which tensors change their layout or their memory, none of the model's own."""
 SUMS: Final = 'add'
 """Adds up the gradients of a value that several operators read."""
@@ -129,6 +129,8 @@ class Listing:
 
     def _owners(self, op: OpClass) -> list[tuple[str, str]]:
         kinds = {self.program.tensor[name].kind for name in (*op.reads, *op.writes)}
+        if 'input' in kinds:
+            return self._forward(op)
         if 'gradient' in kinds or kinds & {'gathered', 'parameter', 'view'}:
             purpose = GRADIENT if 'gradient' in kinds else WEIGHTS
             owned = (self.program.tensor[name] for name in op.reads)

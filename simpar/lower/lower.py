@@ -22,6 +22,7 @@ from simpar.lower.recompute import recompute_of
 from simpar.lower.roles import issues, stages_of
 from simpar.lower.stages import layer_stages, stage_of_layer
 from simpar.lower.strategy import has_strategies, lay_out
+from simpar.lower.strategy.feed import once_a_step
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
@@ -145,7 +146,8 @@ class _Assembly:
         order = Reductions(self.tape, self.plan, self.shards, self.ids, place).place(self.gathers.on_use(found))
         order += [Issue(op) for op in self.exchange.ops(held, order)]
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
-        return order + self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope)
+        order += self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope)
+        return once_a_step(self.tape, order, place)
 
     def _role(
         self, builder: ProgramBuilder, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]

@@ -38,6 +38,7 @@ class Tape:
         self.stage = 0
         self.partial_gradients: set[str] = set()
         self.saved: set[str] = set()
+        self.once: list[OpClass] = []
         self.notes: list[str] = []
         self._gradients: dict[str, list[Value]] = {}
         self._backward: list[tuple[int, Callable[[], None]]] = []

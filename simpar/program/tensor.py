@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 TensorKind = Literal['parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view']
 KINDS: Final[tuple[TensorKind, ...]] = ('parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view')
-"""Gathered: a parameter made whole of its pieces, for as long as it is used. View: a piece of a whole parameter, in the
-parameter's own memory."""
+"""Gathered: a parameter, or the input of a whole step, made whole of its pieces for as long as it is used. View: a
+piece of a whole parameter, in the parameter's own memory."""
 PER_RANK: Final = frozenset({'parameter', 'gradient', 'state', 'gathered', 'view'})
 """Kinds of which a rank holds one; of the others it holds one per micro-batch and copy."""
 
@@ -29,9 +29,11 @@ class Tensor:
 
     Arguments: ``shape``, the logical shape over all ranks and copies of one micro-batch; ``cuts``, applied in order;
     ``partial``, the partitions over which the true value is still to be summed; inputs and activations are also cut
-    along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole).
+    along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole; an input's shape is
+    then that of a whole step).
     ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
-    ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to.
+    ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to, or the input that one of
+    a whole step is drawn as.
     """
 
     name: str

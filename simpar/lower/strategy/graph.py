@@ -34,6 +34,7 @@ from simpar.layers import (
 )
 from simpar.layout import Layout, TensorLayout, operators, replicated
 from simpar.lower.strategy import emit
+from simpar.lower.strategy.feed import gathered_input
 from simpar.lower.strategy.loss import add_loss
 from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placed, Placer
@@ -118,6 +119,9 @@ class Lowering:
 
     def input(self, name: str, shape: Shape, drawn: str, dtype: str) -> Laid:
         """Register an input of the step, whole or by batch as the data set is."""
+        gathered = gathered_input(self.tape, name, shape, drawn, dtype) if self._gathers_inputs else None
+        if gathered is not None:
+            return gathered
         layout = replicated(self.tape.world, len(shape))
         if not self.full_batch:
             # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds whole samples.
@@ -125,6 +129,13 @@ class Lowering:
             cuts = (self.placer.by_batch(samples), *(1,) * (len(shape) - 1))
             layout = operators.elementwise(name, shape).sharded((cuts,), self.tape.world).output
         return self.tape.lay(Laid(name, shape, layout, needs_gradient=False), 'input', dtype, initial=drawn)
+
+    @property
+    def _gathers_inputs(self) -> bool:
+        """Whether the compiler cuts a batch in slices further, for copies or for the micro-batches of a pipeline."""
+        mesh = self.tape.mesh
+        several = mesh.copies > 1 or (mesh.pipeline > 1 and mesh.micro_batches > 1)
+        return self.mover.as_compiler and several and not self.full_batch
 
     @property
     def _samples(self) -> int:
