@@ -45,11 +45,12 @@ class Case:
     @property
     def names(self) -> tuple[str, str]:
         """What plan and baseline are called: what is different between them."""
-        differences = self.schedule.differences
-        if self.baseline is None or not differences:
+        pairs = [(key, self.schedule.value(key), other) for key, other in self.schedule.differences.items()]
+        differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
+        if self.baseline is None or not differing:
             return 'plan', 'baseline'
-        mine = ', '.join(f'{_short(key)} {self.schedule.value(key)}' for key in differences)
-        return mine, ', '.join(f'{_short(key)} {value}' for key, value in differences.items())
+        mine = ', '.join(f'{_short(key)} {value}' for key, value, _ in differing)
+        return mine, ', '.join(f'{_short(key)} {value}' for key, _, value in differing)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -153,4 +154,4 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
 
 
 def _short(key: str) -> str:
-    return key.removeprefix('plan.').replace('_', ' ')
+    return key.removeprefix('plan.').removeprefix('workload.').replace('_', ' ')

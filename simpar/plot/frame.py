@@ -31,6 +31,9 @@ BETWEEN: Final = 0.55
 TOP: Final = 1.0
 BOTTOM: Final = 0.55
 """Inches: of the figure, above a panel, for title and legend, for the axis at the bottom."""
+LARGE: Final = 13.0
+LONG: Final = 112
+"""The title's size in points, and how many letters of it fill the figure."""
 
 
 Colour = tuple[float, float, float]
@@ -79,9 +82,10 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
 
 
 def title(figure: Figure, words: str, patches: list[Patch]) -> None:
-    """The answer, and below it the legend."""
+    """The answer, smaller where it is long, and below it the legend."""
     height = float(figure.get_size_inches()[1])
-    figure.text(0.012, 1 - 0.12 / height, words, fontsize=13, fontweight='bold', va='top')
+    size = LARGE * min(1.0, LONG / len(words))
+    figure.text(0.012, 1 - 0.12 / height, words, fontsize=size, fontweight='bold', va='top')
     figure.legend(
         handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / height), ncols=len(patches),
         frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
