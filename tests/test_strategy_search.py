@@ -117,9 +117,9 @@ def graphs(draw):
     return build.graph(draw(st.sampled_from(['full_batch', 'data_parallel'])))
 
 
-def combinations(graph, devices, memory=None):
+def combinations(graph, devices, memory=None, objective=None):
     """Cost and memory of every combination, added up here; a tensor with several readers goes the cheapest way."""
-    objective, memory = Bytes(), memory or Memory()
+    objective, memory = objective or Bytes(), memory or Memory()
     options = [candidates(graph, operator, devices) for operator in graph.operators]
     for picks in product(*options):
         own = sum(

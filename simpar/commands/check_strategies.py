@@ -69,7 +69,8 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
     weighed = [
         {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.proposals
     ]
-    return {'operators': rows, 'weighed': weighed, 'bound': found.bound if case.plan.pipeline == 1 else None}
+    bounds = {'bound': found.bound, 'seconds': found.seconds}
+    return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
 
 
 def _in_whole_products(case: Case) -> Program:
@@ -154,6 +155,10 @@ def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f'  {one["name"]:<26}{format_size(one["sent"]):>10}  {format_time(one["step"]):>10}{lacking}'
     if len(weighed) > SHOWN_PROPOSALS:
         yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
+    if facts['seconds'] is not None:
+        fastest = min(one['step'] for one in weighed)
+        told = f'least sum of seconds, op after op: {format_time(facts["seconds"])}'
+        yield f'  {told}; the fastest of these takes {format_time(fastest)}, with overlap'
     if facts['bound'] is None:
         return
     more = min(one['sent'] for one in weighed) / facts['bound'] - 1 if facts['bound'] else 0.0

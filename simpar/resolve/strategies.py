@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from simpar.errors import Infeasible, ScheduleError
+from simpar.cost.collective import ClusterCollectives
+from simpar.cost.compute import DeviceCompute
+from simpar.errors import ScheduleError
 from simpar.hardware import Cluster
 from simpar.layer_shapes import Shape, network_shapes
 from simpar.layers import AnyLayer, Dense, Embedding, Flatten, Network, layer_names, reads_of
@@ -17,9 +19,21 @@ from simpar.program.tensor import BYTES
 from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
-from simpar.resolve.proposal import Proposal, least_first, weighed
+from simpar.resolve.pool import Pool
+from simpar.resolve.proposal import Proposal
 from simpar.resolve.step_bytes import StepBytes
-from simpar.strategy_search import Choice, Graph, double_recursive, exact, propagate, ranked, workload_graph
+from simpar.resolve.step_seconds import StepSeconds
+from simpar.strategy_search import (
+    Choice,
+    Found,
+    Graph,
+    Objective,
+    double_recursive,
+    exact,
+    propagate,
+    ranked,
+    workload_graph,
+)
 from simpar.strategy_search.graph import Dataset
 from simpar.strategy_search.propagate import Compat
 from simpar.workload import Workload
@@ -27,6 +41,8 @@ from simpar.workload import Workload
 GIVEN = 'given'
 BEST = 8
 """How many of the cheapest by the search's own sum are counted again in their programs."""
+MANY = 1000
+"""Beyond so many operators a program takes seconds to simulate: half as many of each of the three sums by time."""
 VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
 
 
@@ -36,7 +52,8 @@ class Strategies:
 
     Arguments: ``origins``, by name of a layer in programs, where its strategy comes from; of an exact search,
     ``proposals``, all that were counted in their programs, the best first, and ``bound``, the least bytes that a device
-    sends by the search's sum over operators, which has no biases, and of a pipeline all stages.
+    sends by the search's sum over operators, which has no biases, and of a pipeline all stages; of one by time,
+    ``seconds``, the least sum of seconds, one op after the other.
     """
 
     workload: Workload
@@ -44,6 +61,7 @@ class Strategies:
     origins: Mapping[str, str] = field(default_factory=dict)
     proposals: tuple[Proposal, ...] = ()
     bound: float | None = None
+    seconds: float | None = None
 
 
 def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
@@ -177,34 +195,47 @@ class _Search:
         )
         graph = self.exact_graph()
         least = exact(graph, self.devices, objective, fixed=self.exactly_fixed)
-        problems: list[Infeasible] = []
-        known: dict[object, Proposal] = {}
-        done = replace(self.plan, search='none', redistribution=self.method)
-        for name, choices in self.pool(graph, least.choices, objective):
-            workload = self.applied(choices)
-            key = workload.model, workload.loss_strategy, tuple(workload.loss_strategies.items())
-            if key in known:
-                known[key] = replace(known[key], also=(*known[key].also, name))
-                continue
-            try:
-                known[key] = weighed(name, workload, done, self.cluster)
-            except Infeasible as wrong:
-                problems.append(wrong)
-        if not known:
-            raise problems[0]
-        ranking = tuple(sorted(known.values(), key=least_first(self.plan.objective)))
-        best = ranking[0].workload
-        origins = self.origins(best, f'searched: {ranking[0].name}, least {self.plan.objective}')
-        plan = replace(self.plan, search='none')
-        return Strategies(workload=best, plan=plan, origins=origins, proposals=ranking, bound=least.cost)
+        seconds = self.in_seconds(objective) if self.plan.objective == 'time' else {}
+        count = BEST // 2 if seconds and len(graph.operators) > MANY else BEST
+        few = {
+            name: ranked(graph, self.devices, count, one, fixed=self.exactly_fixed)
+            for name, one in {'exact': objective, **seconds}.items()
+        }
+        known = Pool(replace(self.plan, search='none', redistribution=self.method), self.cluster)
+        for name, choices in self.tried(least, few):
+            known.add(name, self.applied(choices))
+        ranking = known.ranking
+        origins = self.origins(ranking[0].workload, f'searched: {ranking[0].name}, least {self.plan.objective}')
+        return Strategies(
+            workload=ranking[0].workload,
+            plan=replace(self.plan, search='none'),
+            origins=origins,
+            proposals=ranking,
+            bound=least.cost,
+            seconds=min((few[name][0].cost for name in seconds), default=None),
+        )
 
-    def pool(
-        self, graph: Graph, least: Mapping[str, Choice], objective: StepBytes
-    ) -> Iterator[tuple[str, Mapping[str, Choice]]]:
-        """What is tried, by name."""
-        yield 'exact', self.without_flattens(least)
-        for place, found in enumerate(ranked(graph, self.devices, BEST, objective, fixed=self.exactly_fixed), 1):
-            yield f'exact, number {place}', self.without_flattens(found.choices)
+    def in_seconds(self, objective: StepBytes) -> dict[str, Objective]:
+        """By name, with sums of parameters' gradients in line and hidden."""
+        profile = self.cluster.profile
+        in_line = StepSeconds(
+            bytes=objective,
+            compute=DeviceCompute(profile),
+            collective=ClusterCollectives(self.cluster),
+            host=profile.host.seconds.value,
+            dtype=self.workload.precision,
+        )
+        return {'exact by time': in_line, 'exact by time, gradients hidden': replace(in_line, hidden=True)}
+
+    def tried(self, least: Found, few: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Mapping[str, Choice]]]:
+        """What is tried, by name.
+
+        Arguments: ``few``, the best few by each of some objectives.
+        """
+        yield 'exact', self.without_flattens(least.choices)
+        for name, best in few.items():
+            for place, found in enumerate(best, 1):
+                yield f'{name}, number {place}', self.without_flattens(found.choices)
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:

@@ -1,0 +1,39 @@
+"""Pool: what a search tries, each workload weighed once, and the best of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from simpar.errors import Infeasible
+from simpar.hardware import Cluster
+from simpar.plan import Plan
+from simpar.resolve.proposal import Proposal, least_first, weighed
+from simpar.workload import Workload
+
+
+@dataclass(slots=True)
+class Pool:
+    """Proposals by workload, as a plan lowers them on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
+    known: dict[object, Proposal] = field(default_factory=dict)
+    problems: list[Infeasible] = field(default_factory=list)
+
+    def add(self, name: str, workload: Workload) -> None:
+        """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out."""
+        key = workload.model, workload.loss_strategy, tuple(workload.loss_strategies.items())
+        if key in self.known:
+            self.known[key] = replace(self.known[key], also=(*self.known[key].also, name))
+            return
+        try:
+            self.known[key] = weighed(name, workload, self.plan, self.cluster)
+        except Infeasible as wrong:
+            self.problems.append(wrong)
+
+    @property
+    def ranking(self) -> tuple[Proposal, ...]:
+        """The best first, those that do not fit into memory last; raises ``Infeasible`` where there is none."""
+        if not self.known:
+            raise self.problems[0]
+        return tuple(sorted(self.known.values(), key=least_first(self.plan.objective)))

@@ -1,0 +1,184 @@
+"""The seconds of a step, one op after the other: what a search by time counts, for the engine to rank what it finds.
+
+An op takes its isolated time, or the host's where that is longer. Gradients of parameters are summed in full or, as if
+all of it hid under the backward, for nothing: strategies that are good for either are worth simulating. Does not model:
+overlap of anything else, biases, the update; a redistribution is one collective and one slice, whatever its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from simpar.cost.model import CollectiveModel, ComputeModel
+from simpar.layout import Axis
+from simpar.layout.axis import group_of, merged
+from simpar.program import OpClass
+from simpar.program.op import OpKind, Phase
+from simpar.resolve.step_bytes import NEVER, StepBytes
+from simpar.strategy_search.bits import Bits, used
+from simpar.strategy_search.candidates import Candidate
+from simpar.strategy_search.graph import Graph, Operator, Shape
+
+PRODUCTS: Final = frozenset({'MatMul', 'BatchMatMul'})
+STREAMING: Final = {
+    'ReLU': 'relu',
+    'GeLU': 'gelu',
+    'Add': 'residual',
+    'Mul': 'mul',
+    'Softmax': 'softmax',
+    'LayerNorm': 'norm',
+    'Transpose': 'transpose',
+    'Gather': 'embedding',
+    'Sub': 'mse',
+    'SparseSoftmaxCrossEntropyWithLogits': 'cross_entropy',
+}
+"""What programs call primitives whose time goes by their bytes; of a squared error the first is the whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of a device in a step of several slices of the batch.
+
+    Arguments: ``bytes``, the same in bytes; ``compute`` and ``collective`` price ops; ``host``, seconds of the host for
+    an op; ``dtype`` of all tensors; ``hidden``: sums of parameters' gradients count nothing.
+    """
+
+    bytes: StepBytes
+    compute: ComputeModel
+    collective: CollectiveModel
+    host: float
+    dtype: str
+    hidden: bool = False
+    known: dict[object, float] = field(default_factory=dict)
+
+    def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
+        """Forward and backward of every slice with their sums, and the sums of gradients once."""
+        if self.bytes.operator(graph, operator, candidate, devices) >= NEVER:
+            return NEVER
+        once = 0.0 if self.hidden else sum(self._mirrors(graph, operator, candidate, devices))
+        return self.bytes.slices * (sum(self._ops(graph, operator, candidate)) + self._sums(graph, operator, candidate)
+                                    ) + once  # fmt: skip
+
+    def redistribution(
+        self, source: Bits, target: Bits, shape: Shape, *, backward: bool, reshaped: bool = False
+    ) -> float:
+        """What is gathered or exchanged, and what is sliced, for every slice of the batch, there and back."""
+        moved = self.bytes.redistribution(source, target, shape, backward=False, reshaped=reshaped)
+        if source == target or moved >= NEVER:
+            return 0.0 if source == target else NEVER
+        sent = moved / self.bytes.slices
+        seconds = 0.0
+        if sent:
+            group = self._stands(source) ^ self._stands(target)
+            ranks = self._ranks({bit for bit, _ in group})
+            seconds += self._message('all_gather', sent * len(ranks) / (len(ranks) - 1), ranks)
+        if used(target) - used(source):
+            local = prod(shape) * self.bytes.itemsize * 0.5 ** len(used(target))
+            seconds += self._streaming('slice', 'F', 2 * local)
+        return self.bytes.slices * seconds * (2 if backward else 1)
+
+    # compute
+
+    def _ops(self, graph: Graph, operator: Operator, candidate: Candidate) -> Iterator[float]:
+        """Forward and backward ops of an operator."""
+        local = [
+            prod(graph.shapes[name]) * 0.5 ** len(used(bits))
+            for name, bits in zip(operator.reads, candidate.inputs, strict=True)
+        ]
+        output = prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.summed))
+        if operator.primitive in PRODUCTS:
+            yield from self._products(graph, operator, candidate, output)
+        elif operator.primitive in STREAMING:
+            moved = self.bytes.itemsize * (sum(local) + output)
+            trained = any(name in graph.parameters for name in operator.reads)
+            phases: tuple[Phase, ...] = ('F', 'I', 'W') if trained else ('F', 'I')
+            for phase in phases:
+                yield self._streaming(STREAMING[operator.primitive], phase, moved)
+
+    def _products(self, graph: Graph, operator: Operator, candidate: Candidate, output: float) -> Iterator[float]:
+        """A product and the two of its backward; of a batch, as one of all its rows."""
+        (x, _), (weight, cut) = zip(graph.read_shapes(operator), candidate.inputs, strict=True)
+        column = -2 if operator.transpose_b else -1
+        n = weight[column] * 0.5 ** len(cut[column])
+        m = output / n
+        k = prod(x) * 0.5 ** len(used(candidate.inputs[0])) / m
+        moved = self.bytes.itemsize * (m * k + prod(weight) * 0.5 ** len(used(cut)) + output)
+        name = 'matmul' if operator.primitive == 'MatMul' else 'batch_matmul'
+        backward: tuple[tuple[Phase, tuple[float, float, float]], ...] = (('I', (m, k, n)), ('W', (n, k, m)))
+        for phase, size in (('F', (m, n, k)), *backward):
+            yield self._product(name, phase, size, moved)
+
+    def _product(self, name: str, phase: Phase, size: tuple[float, float, float], moved: float) -> float:
+        m, n, k = (max(1, round(length)) for length in size)
+        key = (name, phase, m, n, k)
+        if key not in self.known:
+            op = self._op('compute', name, phase, moved, flops=2.0 * m * n * k, dims={'m': m, 'n': n, 'k': k})
+            self.known[key] = max(self.host, self.compute.seconds(op).seconds)
+        return self.known[key]
+
+    def _streaming(self, name: str, phase: Phase, moved: float) -> float:
+        key = (name, phase, moved)
+        if key not in self.known:
+            op = self._op('compute', name, phase, moved, flops=moved / self.bytes.itemsize)
+            self.known[key] = max(self.host, self.compute.seconds(op).seconds)
+        return self.known[key]
+
+    # communication
+
+    def _sums(self, graph: Graph, operator: Operator, candidate: Candidate) -> float:
+        """Of the output's pending sums, there and back; of the loss none."""
+        shape = graph.output_shape(operator)
+        if not candidate.partial or not shape:
+            return 0.0
+        local = prod(shape) * self.bytes.itemsize * 0.5 ** len(used(candidate.summed))
+        ranks = self._ranks(candidate.partial)
+        ways = ('reduce_scatter', 'all_gather') if candidate.scattered else ('all_reduce', 'all_reduce')
+        return sum(self._message(way, local, ranks) for way in ways)
+
+    def _mirrors(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> Iterator[float]:
+        every = set(range(devices.bit_length() - 1))
+        for name, bits in zip(operator.reads, candidate.inputs, strict=True):
+            left = every - used(bits)
+            if name in graph.parameters and left:
+                local = prod(graph.shapes[name]) * self.bytes.itemsize * 0.5 ** len(used(bits))
+                yield self._message('all_reduce', local, self._ranks(left))
+
+    def _message(self, operator: str, size: float, ranks: tuple[int, ...]) -> float:
+        key = (operator, size, ranks)
+        if key not in self.known:
+            cost = self.collective.cost(self._op('collective', operator, 'F', size), ranks)
+            self.known[key] = max(self.host, cost.alpha + cost.transfer)
+        return self.known[key]
+
+    def _op(
+        self,
+        kind: OpKind,
+        operator: str,
+        phase: Phase,
+        moved: float,
+        flops: float = 0.0,
+        dims: dict[str, int] | None = None,
+    ) -> OpClass:
+        return OpClass(
+            name=operator,
+            kind=kind,
+            operator=operator,
+            phase=phase,
+            dims=dims or {},
+            flops=flops,
+            bytes=moved,
+            dtype=self.dtype,
+        )
+
+    def _ranks(self, bits: Collection[int]) -> tuple[int, ...]:
+        """The first group along bits, the most significant first."""
+        axes = merged(Axis(2, self.bytes.devices >> bit + 1) for bit in sorted(bits))
+        return group_of(0, axes)
+
+    @staticmethod
+    def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:
+        """Bits with their dims and how deep in it they cut."""
+        return {(bit, (dim, depth)) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}
