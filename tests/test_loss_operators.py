@@ -210,6 +210,17 @@ def test_in_the_example_the_operators_cost_more_than_one():
     assert prediction.gain < 0
 
 
+def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_path, capsys):
+    assert cli.main(['resolve', str(EXAMPLE)]) == 0
+    path = tmp_path / 'resolved.yaml'
+    path.write_text(capsys.readouterr().out, encoding='utf-8')
+    found, example = load_case(path), load_case(EXAMPLE)
+    assert found.program.hash == example.program.hash
+    mine, baseline = found.names
+    assert re.fullmatch(r"workload.loss operators mindspore-2.10, workload.loss strategies \{'max': .{30,31}…", mine)
+    assert baseline == 'workload.loss operators one, workload.loss strategies {}'
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
