@@ -210,6 +210,24 @@ def test_in_the_example_the_operators_cost_more_than_one():
     assert prediction.gain < 0
 
 
+@pytest.mark.torch
+def test_digits_are_learnt(tmp_path):
+    """From images, whose shape an input tells, by gradients that are those of the unsharded model."""
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.inprocess import InProcess
+    from executor.numerics import check
+
+    path = tmp_path / 'schedule.yaml'
+    layers = '{input: [1, 28, 28], layers: [{flatten: {}}, {dense: {in: 784, out: 10}}]}'
+    workload = f'{{network: {layers}, batch: 64, data: mnist, loss_operators: mindspore-2.10}}'
+    path.write_text(f'simpar: 1\ncluster: ascend910a-8\nworkload: {workload}\n', encoding='utf-8')
+    case = load_case(path)
+    check(case.program, case.workload, case.plan, steps=2)
+    losses = InProcess(case.program).run(8).losses
+    assert losses[0] == pytest.approx(math.log(10), rel=0.1)
+    assert losses[-1] < losses[0] - 0.5
+
+
 def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_path, capsys):
     assert cli.main(['resolve', str(EXAMPLE)]) == 0
     path = tmp_path / 'resolved.yaml'
