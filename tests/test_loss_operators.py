@@ -255,6 +255,14 @@ def test_a_dim_that_must_stay_whole_is_named(one):
                     lower(network(16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch'), RANKS)
 
 
+def test_the_loss_is_never_run_again():
+    for pattern in ('loss*', 'loss.exp'):
+        with pytest.raises(
+            Infeasible, match=rf'recompute: {re.escape(pattern)} names no operator .*; there are dense0$'
+        ):
+            lower(network(16, CLASSES), Plan(recompute=(pattern,)), 1)
+
+
 HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
 
 
@@ -272,13 +280,17 @@ HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8,
             r'loss_strategies\.summe: summe is no operator of the loss.*; write one of max, shifted',
         ),
         ('loss_operators: mindspore-2.10\n  loss_strategies: {sum: []}', r'loss_strategies\.sum: too short'),
+        (
+            'loss_operators: mindspore-2.10\nplan: {tensor: 2}',
+            r'tensor: is a degree, but operators of the loss are cut.*; write 1, or loss_operators: one',
+        ),
         ('loss_operators: mindspore', r'loss_operators: unknown value \(got "mindspore"\)'),
     ],
 )
 def test_what_does_not_fit_is_told_at_its_line(tmp_path, keys, told):
     path = tmp_path / 'schedule.yaml'
     path.write_text(f'{HEAD}  {keys}\n', encoding='utf-8')
-    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: workload\.{told}'):
+    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: (workload|plan)\.{told}'):
         load_schedule(path)
 
 
