@@ -160,7 +160,7 @@ class Recorded:
         found = zip(CROSS_ENTROPY, entries[biases[-1] + 1 :], strict=True) if biases else ()
         found = list(found)
         for name, entry in found:
-            assert name is None or LOSS_OPERATORS[name].primitive == entry['op']
+            assert LOSS_OPERATORS[name].primitive == entry['op'] if name else not any(tuples(entry['in_strategy']))
         return {name: tuple(filter(None, tuples(entry['in_strategy']))) for name, entry in found if name}
 
     def plan(self):

@@ -138,6 +138,32 @@ def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
         assert torch.linalg.vector_norm(gradient - ours.gradients[name]) < 1e-2 * torch.linalg.vector_norm(gradient)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize('copies', [1, 2])
+@pytest.mark.parametrize('ignored', [range(0, ROWS, 3), range(ROWS // 4), range(ROWS // 2), range(ROWS)], ids=str)
+@pytest.mark.parametrize('strategies', [{}, {'sum': ((1, 1),), 'count': ((1, 1),), 'likelihood_sum': ((1,),)}])
+def test_labels_are_ignored_on_all_ranks_as_on_one(monkeypatch, copies, ignored, strategies):
+    """Some, all of a rank's, of a copy's, of all; where none counts torch has no loss either, and no gradients."""
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor import reference, tensors
+    from executor.inprocess import InProcess
+
+    drawn = tensors.batch_of
+
+    def some_ignored(name, *how):
+        return drawn(name, *how).index_fill(0, torch.tensor(ignored), -100) if name == 'labels' else drawn(name, *how)
+
+    for module in (tensors, reference):
+        monkeypatch.setattr(module, 'batch_of', some_ignored)
+    workload, plan = network(8, 16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch', copies=copies)
+    ours = InProcess(lower(workload, plan, 4)).run(1)
+    theirs = reference.Reference(workload, plan).run(1)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-12, nan_ok=True)
+    assert math.isnan(ours.losses[0]) == (len(ignored) >= ROWS / copies)
+    for name, gradient in theirs.gradients.items():
+        torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-10, atol=1e-16)
+
+
 def test_picking_reads_no_more_of_a_row_than_it_picks():
     """Of 4 rows of 8 classes on a rank: an index of 8 bytes and an element of 4, read and written."""
     program = lower(network(16, CLASSES), Plan(dataset='full-batch'), RANKS)
