@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
@@ -20,6 +21,9 @@ from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
 from simpar.workload import Workload
+
+_LONGEST: Final = 40
+"""Letters of a value in what a plan is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,8 +53,8 @@ class Case:
         differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
         if self.baseline is None or not differing:
             return 'plan', 'baseline'
-        mine = ', '.join(f'{_short(key)} {value}' for key, value, _ in differing)
-        return mine, ', '.join(f'{_short(key)} {value}' for key, _, value in differing)
+        mine = ', '.join(f'{_short(key)} {_shown(value)}' for key, value, _ in differing)
+        return mine, ', '.join(f'{_short(key)} {_shown(value)}' for key, _, value in differing)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,3 +159,9 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
 
 def _short(key: str) -> str:
     return key.removeprefix('plan.').removeprefix('workload.').replace('_', ' ')
+
+
+def _shown(value: object) -> str:
+    """A value, of a long one its beginning: strategies of a whole loss are no heading."""
+    text = str(value)
+    return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'

@@ -11,7 +11,8 @@ import numpy as np
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_whole
-from simpar.trace import Times, Trace
+from simpar.program import Program
+from simpar.trace import Lane, Times, Trace
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -106,6 +107,18 @@ def record(trace: Trace) -> Recording:
         ),
         lane_of_rank=tuple(trace.lane_of_rank.tolist()),
     )
+
+
+def traced(recording: Recording, program: Program) -> Trace:
+    """The trace that a recording of this program is of.
+
+    Raises ``ScheduleError`` where it is of another.
+    """
+    if recording.program != program.hash:
+        what = f'is of program {recording.program[:12]}, not of {program.hash[:12]}'
+        raise ScheduleError(Problem('the trace', what, 'measure the schedule again'))
+    lanes = (Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in recording.lanes)
+    return Trace(program, recording.origin, tuple(lanes), np.array(recording.lane_of_rank, dtype=np.int32))
 
 
 def save_trace(path: Path, trace: Trace | Recording) -> None:

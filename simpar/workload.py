@@ -154,7 +154,7 @@ class Workload:
         Field(description='cross-entropy of a network as one operator, or as those that MindSpore 2.10 makes of it'),
     ] = 'one'
     loss_strategies: Annotated[
-        dict[str, Annotated[Strategy, Field(max_length=2)]],
+        dict[str, Annotated[Strategy, Field(min_length=1, max_length=2)]],
         Field(
             max_length=64,
             examples=[{'sum': [[1, 1]]}],

@@ -14,11 +14,16 @@ import pytest
 from pipeline_traces import B, F, plan_of, trace_of
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
+from simpar import cli
+from simpar.case import load_case
+from simpar.commands import measure
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
+from simpar.errors import ScheduleError
 from simpar.files import write_whole
 from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
 from simpar.metrics import metrics
+from simpar.recording import record, save_trace, traced
 
 HTA = Path(__file__).parent / 'recorded' / 'hta'
 RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
@@ -135,6 +140,7 @@ def test_arrows_join_needs_across_streams():
     assert len([event for event in events(worked(), [0], Style(most_arrows=3)) if event['ph'] == 's']) == 3
 
 
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml'
 PIPELINE, PIPELINE_COSTS = trace_of(plan_of(micro_batches=2), send=2.0)
 
 
@@ -206,6 +212,30 @@ def test_prediction_and_measurement_stand_side_by_side(tmp_path):
     names = {event['pid']: event['args']['name'] for event in merged if event['name'] == 'process_name'}
     assert names == {0: 'rank 0 (measured)', 1000: 'rank 0 (predicted)'}
     assert len(paths) == 2
+
+
+def test_a_recording_is_drawn_as_the_trace_that_it_is_of():
+    found = traced(record(PIPELINE), PIPELINE.program)
+    assert list(events(found, [0, 1], Style())) == list(events(PIPELINE, [0, 1], Style()))
+    with pytest.raises(ScheduleError, match=r'the trace: is of program .*; measure the schedule again'):
+        traced(record(PIPELINE), PROGRAM)
+
+
+def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    """Of a machine that takes just as long as predicted."""
+
+    def run(verb, file, overrides, flags, *, silent):
+        trace = replace(load_case(file, overrides).predict().trace, origin='measured')
+        save_trace(Path(flags[flags.index('--save') + 1]), trace)
+        return 0
+
+    monkeypatch.setattr(measure, 'need_torch', lambda: None)
+    monkeypatch.setattr(measure, 'start', run)
+    folder = tmp_path / 'both'
+    assert cli.main(['measure', str(EXAMPLE), '--trace', str(folder)]) == 0
+    merged = (folder / 'merged' / 'all_ranks.json').read_text(encoding='utf-8')
+    assert all(f'rank {rank} ({what})' in merged for rank in range(8) for what in ('measured', 'predicted'))
+    assert f'wrote {folder / "rank0.json"}' in capsys.readouterr().out
 
 
 def test_use_of_a_link_on_the_page():

@@ -1,5 +1,7 @@
 """Cross-entropy in operators: what each brings with it, what searches make of it, and what is refused."""
 
+import math
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -9,13 +11,14 @@ import pytest
 from mindspore_networks import tuples
 from test_resolve_strategies import CASES, workload_of
 
+from simpar import cli
 from simpar.case import load_case
 from simpar.commands.listing import Listing
 from simpar.errors import Infeasible, ScheduleError
 from simpar.layers import Dense, Network, Relu
-from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
+from simpar.loss_operators import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.lower import lower
-from simpar.lower.strategy.cross_entropy import loss_rules
+from simpar.lower.strategy.cross_entropy import by_rows, loss_rules
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
@@ -85,6 +88,90 @@ def test_the_listing_tells_of_each_operator():
     ]
 
 
+def test_what_a_user_cut_stands_in_the_listing_as_in_the_file():
+    given = {one.name: by_rows(rule, 4) for one, rule in loss_rules((ROWS, CLASSES))} | COLUMNS
+    listing = Listing(lower(network(16, CLASSES, loss_strategies=given), Plan(dataset='full-batch'), RANKS))
+    found = {name: tuple(map(tuple, listing.strategy(listing.operator[f'loss.{name}']))) for name in given}
+    assert found == given
+
+
+def test_check_calls_each_as_the_compiler_does_and_tells_why_it_is_cut_so(tmp_path, capsys):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{HEAD}  loss_operators: mindspore-2.10\n  loss_strategies: {{sum: [[4, 1]]}}\n', encoding='utf-8')
+    assert cli.main(['check', str(path), '--ir', str(tmp_path / 'ir')]) == 0
+    text = capsys.readouterr().out
+    rows = dict(re.findall(r'  loss\.(\w+): (\w+) \(', text))
+    assert rows == {one.name: one.primitive for one in CROSS_ENTROPY}
+    assert '  loss.sum: SumExt ((4, 1)), given\n' in text
+    assert '  loss.max: ReduceMax ((8, 1)), by batch, as none is given\n' in text
+    ir = (tmp_path / 'ir' / 'rank_3.ir').read_text(encoding='utf-8')
+    for call in (
+        r'ExpandDims\(%labels, 1\)',
+        r'Squeeze\(%\d+\)',
+        r'Equal\(%\d+, -100\)',
+        r'MaskedFill\(%\d+, %\d+, 0\)',
+    ):
+        assert re.search(f'= {call} ', ir), call
+
+
+@pytest.mark.parametrize(
+    ('precision', 'held'), [('fp64', 'fp64'), ('fp32', 'fp32'), ('fp16', 'fp32'), ('bf16', 'fp32')]
+)
+def test_sums_over_rows_are_wide(precision, held):
+    tensor = lower(network(16, CLASSES, precision=precision), Plan(dataset='full-batch'), RANKS).tensor
+    assert {tensor[f'loss.{name}.partial'].dtype for name in (COUNT, LIKELIHOOD, SMOOTH)} == {held}
+    assert tensor['loss.smooth'].dtype == precision
+
+
+@pytest.mark.torch
+def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
+    """Of equal logits, ln 8; and what one operator computes of the same."""
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.inprocess import InProcess
+
+    many = network(4, CLASSES, batch=2**17, precision='fp16', loss_scale=1024.0)
+    one = replace(many, loss_operators='one', loss_strategy=((2, 1), (2,)))
+    ours, theirs = (InProcess(lower(workload, Plan(), 2), dtype=None).run(1) for workload in (many, one))
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-3)
+    assert ours.losses[0] == pytest.approx(math.log(CLASSES), rel=1e-2)
+    for name, gradient in theirs.gradients.items():
+        assert torch.linalg.vector_norm(gradient - ours.gradients[name]) < 1e-2 * torch.linalg.vector_norm(gradient)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('copies', [1, 2])
+@pytest.mark.parametrize('ignored', [range(0, ROWS, 3), range(ROWS // 4), range(ROWS // 2), range(ROWS)], ids=str)
+@pytest.mark.parametrize('strategies', [{}, {'sum': ((1, 1),), 'count': ((1, 1),), 'likelihood_sum': ((1,),)}])
+def test_labels_are_ignored_on_all_ranks_as_on_one(monkeypatch, copies, ignored, strategies):
+    """Some, all of a rank's, of a copy's, of all; where none counts torch has no loss either, and no gradients."""
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor import reference, tensors
+    from executor.inprocess import InProcess
+
+    drawn = tensors.batch_of
+
+    def some_ignored(name, *how):
+        return drawn(name, *how).index_fill(0, torch.tensor(ignored), -100) if name == 'labels' else drawn(name, *how)
+
+    for module in (tensors, reference):
+        monkeypatch.setattr(module, 'batch_of', some_ignored)
+    workload, plan = network(8, 16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch', copies=copies)
+    ours = InProcess(lower(workload, plan, 4)).run(1)
+    theirs = reference.Reference(workload, plan).run(1)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-12, nan_ok=True)
+    assert math.isnan(ours.losses[0]) == (len(ignored) >= ROWS / copies)
+    for name, gradient in theirs.gradients.items():
+        torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-10, atol=1e-16)
+
+
+def test_picking_reads_no_more_of_a_row_than_it_picks():
+    """Of 4 rows of 8 classes on a rank: an index of 8 bytes and an element of 4, read and written."""
+    program = lower(network(16, CLASSES), Plan(dataset='full-batch'), RANKS)
+    by_name = {op.name: op for op in program.op_classes}
+    assert by_name['loss.picked.F'].bytes == 4 * (8 + 2 * 4)
+    assert by_name['loss.picked.I'].bytes == 4 * (8 + 4 + 8 * 4)
+
+
 # --- searches --------------------------------------------------------------------------------------------------------
 
 CLASSIFIERS = [name for name, record in CASES.items() if record['case'].get('loss') == 'ce']
@@ -149,6 +236,35 @@ def test_in_the_example_the_operators_cost_more_than_one():
     assert prediction.gain < 0
 
 
+@pytest.mark.torch
+def test_digits_are_learnt(tmp_path):
+    """From images, whose shape an input tells, by gradients that are those of the unsharded model."""
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.inprocess import InProcess
+    from executor.numerics import check
+
+    path = tmp_path / 'schedule.yaml'
+    layers = '{input: [1, 28, 28], layers: [{flatten: {}}, {dense: {in: 784, out: 10}}]}'
+    workload = f'{{network: {layers}, batch: 64, data: mnist, loss_operators: mindspore-2.10}}'
+    path.write_text(f'simpar: 1\ncluster: ascend910a-8\nworkload: {workload}\n', encoding='utf-8')
+    case = load_case(path)
+    check(case.program, case.workload, case.plan, steps=2)
+    losses = InProcess(case.program).run(8).losses
+    assert losses[0] == pytest.approx(math.log(10), rel=0.1)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_path, capsys):
+    assert cli.main(['resolve', str(EXAMPLE)]) == 0
+    path = tmp_path / 'resolved.yaml'
+    path.write_text(capsys.readouterr().out, encoding='utf-8')
+    found, example = load_case(path), load_case(EXAMPLE)
+    assert found.program.hash == example.program.hash
+    mine, baseline = found.names
+    assert re.fullmatch(r"loss operators mindspore-2.10, loss strategies \{'max': .{30,31}…", mine)
+    assert baseline == 'loss operators one, loss strategies {}'
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +279,14 @@ def test_a_dim_that_must_stay_whole_is_named(one):
                 strategies = {one.name: tuple(map(tuple, cuts))}
                 with pytest.raises(Infeasible, match=rf'loss\.{one.name}: strategy .*dim {dim} of input {place}'):
                     lower(network(16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch'), RANKS)
+
+
+def test_the_loss_is_never_run_again():
+    for pattern in ('loss*', 'loss.exp'):
+        with pytest.raises(
+            Infeasible, match=rf'recompute: {re.escape(pattern)} names no operator .*; there are dense0$'
+        ):
+            lower(network(16, CLASSES), Plan(recompute=(pattern,)), 1)
 
 
 HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
@@ -181,13 +305,18 @@ HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8,
             'loss_operators: mindspore-2.10\n  loss_strategies: {summe: [[1, 1]]}',
             r'loss_strategies\.summe: summe is no operator of the loss.*; write one of max, shifted',
         ),
+        ('loss_operators: mindspore-2.10\n  loss_strategies: {sum: []}', r'loss_strategies\.sum: too short'),
+        (
+            'loss_operators: mindspore-2.10\nplan: {tensor: 2}',
+            r'tensor: is a degree, but operators of the loss are cut.*; write 1, or loss_operators: one',
+        ),
         ('loss_operators: mindspore', r'loss_operators: unknown value \(got "mindspore"\)'),
     ],
 )
 def test_what_does_not_fit_is_told_at_its_line(tmp_path, keys, told):
     path = tmp_path / 'schedule.yaml'
     path.write_text(f'{HEAD}  {keys}\n', encoding='utf-8')
-    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: workload\.{told}'):
+    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: (workload|plan)\.{told}'):
         load_schedule(path)
 
 

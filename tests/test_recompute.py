@@ -208,7 +208,7 @@ def test_segments_cut_recomputation_where_it_waits():
 
 def test_a_name_that_is_none_is_refused():
     with pytest.raises(
-        Infeasible, match=r'plan.recompute: layer9\.gelu names no operator; there are embedding, position'
+        Infeasible, match=r'plan.recompute: layer9\.gelu names no operator to run again; there are embedding, position'
     ):
         lowered(Plan(data=1, recompute=('layer*.gelu', 'layer9.gelu')))
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from simpar.case import Case
 from simpar.commands.listing import Listing
 from simpar.layers import AnyLayer, Dense, Flatten, Network, layer_names
+from simpar.loss_operators import CROSS_ENTROPY
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.lower.strategy.cross_entropy import KINDS
@@ -20,7 +21,8 @@ from simpar.units import format_size, format_time
 from simpar.workload import Workload
 
 BY_BATCH: Final = frozenset({'matmul', 'embedding', 'mse', 'mae', 'cross_entropy'})
-"""Operators that are cut by batch where they have no strategy; others lie as what they read does."""
+"""Cut by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
+OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
 PRIMITIVES: Final = {
     'matmul': 'MatMul',
     'batch_matmul': 'BatchMatMul',
@@ -34,6 +36,8 @@ PRIMITIVES: Final = {
     'transpose': 'Transpose',
     'reshape': 'Reshape',
     'flatten': 'Flatten',
+    'expand_dims': 'ExpandDims',
+    'squeeze': 'Squeeze',
     'embedding': 'Gather',
     'mse': 'MSELoss',
     'mae': 'MAELoss',
@@ -105,7 +109,8 @@ def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
 
 def _by_itself(op: OpClass) -> str:
     """Why an operator without a strategy of its own is cut as it is."""
-    return 'by batch, as none is given' if op.operator in BY_BATCH else 'as its input lies'
+    by_batch = op.operator in BY_BATCH or Listing.name(op) in OF_LOSS
+    return 'by batch, as none is given' if by_batch else 'as its input lies'
 
 
 def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:

@@ -96,7 +96,7 @@ class _Writer:
         written = (*op.writes, *op.accumulates)
         for place, name in enumerate(written):
             self.value[self.key(name, micro_batch, copy)] = f'%{slot}[{place}]' if place else f'%{slot}'
-        arguments = ', '.join([*sources, *constants(op), *self.window(op)])
+        arguments = ', '.join([*sources, *constants(op, self.listing.kind(op)), *self.window(op)])
         facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
         braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
         shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (reads, written))
@@ -143,12 +143,18 @@ class _Writer:
         return found | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
 
 
-def constants(op: OpClass) -> list[str]:
-    """What else an operator takes: a permutation, a shape, a factor."""
-    if op.operator in ('transpose', 'reshape'):
+def constants(op: OpClass, kind: str) -> list[str]:
+    """What else an op of a kind takes: a permutation, a shape, an axis, a factor, a value."""
+    if kind in ('transpose', 'reshape', 'flatten'):
         text = str(op.attributes['permutation' if op.operator == 'transpose' else 'shape'])
         return [bracketed([int(number) for number in text.split()])]
-    return [str(op.attributes['factor'])] if op.operator == 'mul' else []
+    known = {
+        'mul': op.attributes.get('factor'),
+        'equal': op.attributes.get('value'),
+        'expand_dims': 1,
+        'masked_fill': 0,
+    }
+    return [str(known[kind])] if kind in known else []
 
 
 def primitive(op: OpClass, kind: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from simpar.loss_operators import CROSS_ENTROPY, ONES
 from simpar.lower.loss_sum import TOTAL
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
@@ -20,6 +21,11 @@ ADDITIONS: Final = frozenset({'residual', 'subtract'})
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
 LOSS = 'loss'
 """Sums pieces of the loss, for display."""
+_VIEWS = {'ExpandDims': 'expand_dims', 'Squeeze': 'squeeze'}
+VIEWS: Final = {one.node: _VIEWS[one.primitive] for one in CROSS_ENTROPY if one.primitive in _VIEWS}
+"""Operators of the loss that programs have as reshapes, and what they are."""
+OF_ONES: Final = frozenset(one.node for one in CROSS_ENTROPY if ONES in one.reads)
+"""Operators of the loss that read a constant, which programs have not; it is cut as what else they read."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,10 @@ class Listing:
         return op.name.removesuffix('.recompute').rpartition('.')[0]
 
     def kind(self, op: OpClass) -> str:
-        """The kind of an operator of the forward: a program's, or ``flatten``."""
-        return 'flatten' if op.phase == 'F' and self.name(op) in self.flattens else op.operator
+        """The kind of an operator of the forward: a program's, or what a reshape is for."""
+        if op.phase != 'F' or op.operator != 'reshape':
+            return op.operator
+        return 'flatten' if self.name(op) in self.flattens else VIEWS.get(self.name(op), op.operator)
 
     @cached_property
     def products(self) -> frozenset[str]:
@@ -101,7 +109,7 @@ class Listing:
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
         taken = {'matmul': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
-        names = self.inputs(op)[:taken]
+        names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
         found = [self.cuts(self.program.tensor[name]) for name in names]
         return [cuts[::-1] if self.turned(name) else cuts for cuts, name in zip(found, names, strict=True)]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from simpar.case import Case, load_case
 from simpar.commands.executor import need_torch, start
 from simpar.compare import compare, comparison_json, comparison_screen
-from simpar.recording import Recording, load_trace
+from simpar.predict import Prediction
+from simpar.recording import Recording, load_trace, traced
 
 WARM_UP = 2
 LOW = 10.0
@@ -42,6 +43,7 @@ def command(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> None:
     prediction = case.predict()
     comparison = compare(prediction.trace, measured, percentile=LOW)
+    written = _write(options.trace, case, prediction, measured) if options.trace else []
     note = _note(options, case)
     if options.json:
         print(json.dumps({**comparison_json(comparison), 'note': note}, ensure_ascii=False, allow_nan=False))
@@ -49,6 +51,17 @@ def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> Non
     sys.stdout.write(comparison_screen(comparison))
     if note:
         print(f'Note: {note}')
+    for path in written:
+        print(f'wrote {path}')
+
+
+def _write(folder: Path, case: Case, prediction: Prediction, measured: Recording) -> list[Path]:
+    """Both traces for Perfetto, one beside the other."""
+    from simpar.kineto import write_kineto
+
+    library = case.cluster.profile.library.name.lower()
+    both = traced(measured, case.program)
+    return write_kineto(folder, prediction.trace, measured=both, costs=prediction.costs, library=library)
 
 
 def _note(options: argparse.Namespace, case: Case) -> str:

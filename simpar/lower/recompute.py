@@ -100,16 +100,17 @@ def _marked(model: Network) -> Iterable[str]:
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:
-    """Raise ``Infeasible`` where a pattern names no operator, or a stage is none of the pipeline's.
+    """Raise ``Infeasible`` where a pattern names no operator that may run again, or a stage is none of the pipeline's.
 
-    Arguments: ``ops`` of all stages.
+    The loss never does. Arguments: ``ops`` of all stages.
     """
-    names = list(dict.fromkeys(_bare(op) for op in ops if op.phase == 'F' and op.kind in ('compute', 'collective')))
+    forward = (op for op in ops if op.phase == 'F' and op.kind in ('compute', 'collective'))
+    names = list(dict.fromkeys(_bare(op) for op in forward if layer_of(op.name) != _LOSS))
     for pattern in choice.patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             more = ', ...' if len(names) > _SHOWN else ''
             raise Infeasible(
-                f'plan.recompute: {pattern} names no operator; there are {", ".join(names[:_SHOWN])}{more}'
+                f'plan.recompute: {pattern} names no operator to run again; there are {", ".join(names[:_SHOWN])}{more}'
             )
     beyond = sorted(stage for stage in choice.stages if stage >= stages)
     if beyond:

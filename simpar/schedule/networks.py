@@ -29,9 +29,6 @@ def network_fits(workload: Workload, model: Network, plan: Plan) -> Iterator[Com
     if not model.is_graph:
         yield from _chain(workload, model)
         return
-    if workload.data == 'mnist':
-        what = 'mnist has images for a chain of flatten, dense and relu, which this network is not'
-        yield Complaint(('workload', 'data'), what, 'write random')
     if _sample_is_told(model) and not clashes:
         yield from _graph(workload, model, plan.micro_batches * plan.copies)
     elif not clashes:
@@ -75,6 +72,10 @@ def _mnist(workload: Workload, model: Network, dense: list[tuple[int, Dense]]) -
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
         yield Complaint(layer_key(model, end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    yield from _classes(workload)
+
+
+def _classes(workload: Workload) -> Iterator[Complaint]:
     if workload.loss != 'cross-entropy':
         what = f'mnist has classes, which {workload.loss} cannot take'
         yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
@@ -103,10 +104,25 @@ def _graph(workload: Workload, model: Network, slices: int) -> Iterator[Complain
     for misfit in found.misfits:
         yield Complaint(layer_key(model, misfit.place, misfit.key), misfit.what, misfit.remedy)
     yield from _sizes(model, found, slices if divides else 1)
+    if workload.data == 'mnist' and not found.misfits:
+        yield from _digits(workload, model, found)
     last = found.of.get(layer_names(model)[-1])
     if last is not None and len(last) != 2 and workload.loss == 'cross-entropy':
         what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
         yield Complaint(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
+
+
+def _digits(workload: Workload, model: Network, found: Shapes) -> Iterator[Complaint]:
+    """Whether images go in, and their classes come out."""
+    yield from _classes(workload)
+    last = found.of[layer_names(model)[-1]]
+    if isinstance(model.layers[0], Embedding) or prod(model.sample) != MNIST_PIXELS:
+        what = f'mnist has images of {MNIST_PIXELS} pixels, which this network does not take'
+    elif len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
+        what = f'mnist has one of {MNIST_CLASSES} classes a sample, which this network does not give'
+    else:
+        return
+    yield Complaint(('workload', 'data'), what, 'write random')
 
 
 def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Complaint]:

@@ -25,6 +25,9 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     if isinstance(workload.model, Network) and workload.model.is_graph:
         what = 'is a degree, but operators of this network are cut by strategies, and by batch without'
         yield Complaint(('plan', 'tensor'), what, 'write 1, and give layers strategies, or search: exact')
+    elif workload.loss_operators != 'one':
+        what = 'is a degree, but operators of the loss are cut by strategies, and by batch without'
+        yield Complaint(('plan', 'tensor'), what, 'write 1, or loss_operators: one')
     elif has_strategies(workload):
         what = 'is a degree, but layers of the network have strategies, which say how each is cut'
         yield Complaint(('plan', 'tensor'), what, 'write 1, or no strategies')

@@ -26,6 +26,7 @@ from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placed, Placer
 from simpar.lower.strategy.tape import Laid, LaidTape
 from simpar.program import Tensor
+from simpar.program.tensor import BYTES
 from simpar.workload import Workload
 
 
@@ -53,6 +54,8 @@ KINDS: Final = {
     'MaskedFill': _Kind('masked_fill', 1, 'second'),
     'GatherD': _Kind('gather_elements', 0, 'second'),
 }
+WIDE: Final = 'fp32'
+"""Of sums over rows, at least."""
 WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
 """The maximum cancels out of the loss, so that nothing comes back through it."""
 
@@ -140,9 +143,14 @@ class CrossEntropy:
         return replace(self.mover, method='cheapest').move(y, placed.output, operator.node)
 
     def _dtype(self, operator: LossOperator, reads: Sequence[Laid]) -> str:
-        """Labels and what is made of them are integers, and a mask is one of truths."""
+        """Labels and what is made of them are integers, a mask is one of truths.
+
+        Sums over a copy's rows are wide, as the loss is: 16 bits count to 65504 at most.
+        """
         if operator.primitive == 'Equal':
             return 'bool'
+        if operator.name in (LIKELIHOOD, SMOOTH, COUNT):
+            return self.tape.dtype if BYTES[self.tape.dtype] >= BYTES[WIDE] else WIDE
         kept = operator.primitive in ('ExpandDims', 'Squeeze', 'MaskedFill') and ONES not in operator.reads
         return self.tape.tensors[reads[0].name].dtype if kept else self.tape.dtype
 
@@ -160,7 +168,12 @@ class CrossEntropy:
             [y.name],
             flops=kind.flops * self.tape.held(reads[0].name),
             attributes=self._attributes(operator, reads, y),
+            moved=self._picked(reads[1], y) if operator.primitive == 'GatherD' else None,
         )
+
+    def _picked(self, index: Laid, y: Laid) -> float:
+        """Bytes of picking: the index, and what it names read and written."""
+        return self.tape.held_bytes(index.name) + 2.0 * self.tape.held_bytes(y.name)
 
     def _attributes(self, operator: LossOperator, reads: Sequence[Laid], y: Laid) -> Attributes:
         """What the kernel of the forward must know."""

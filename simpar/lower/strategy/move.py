@@ -66,8 +66,8 @@ class Mover:
             if not self.results.isdisjoint(op.writes):
                 (result,) = op.writes
                 # A copy that sees a tensor in parts is told by nothing but its result.
-                seen = self.tape.tensors[result].shape
-                same = (op.stage, op.operator, op.partition, reads, seen, *op.attributes.items())
+                laid = replace(self.tape.tensors[result], name='')
+                same = (op.stage, op.operator, op.partition, reads, laid, *op.attributes.items())
                 instead[result] = known.setdefault(same, result)
                 if instead[result] != result:
                     del self.tape.tensors[result]
