@@ -155,15 +155,16 @@ def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
     if not weighed:
         return
     yield 'strategies that were weighed, best first (bytes that the busiest rank sends in a step; predicted step):'
+    width = max(len(one['name']) for one in weighed[:SHOWN_PROPOSALS])
     for one in weighed[:SHOWN_PROPOSALS]:
         lacking = f', {format_size(one["lacking"])} too much memory' if one['lacking'] else ''
-        yield f'  {one["name"]:<26}{format_size(one["sent"]):>10}  {format_time(one["step"]):>10}{lacking}'
+        yield f'  {one["name"]:<{width}}{format_size(one["sent"]):>11}  {format_time(one["step"]):>10}{lacking}'
     if len(weighed) > SHOWN_PROPOSALS:
         yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
     if facts['seconds'] is not None:
         fastest = min(one['step'] for one in weighed)
         told = f'least sum of seconds, op after op: {format_time(facts["seconds"])}'
-        yield f'  {told}; the fastest of these takes {format_time(fastest)}, with overlap'
+        yield f'  {told}; the fastest of these takes {format_time(fastest)} as a program'
     if facts['bound'] is None:
         return
     more = min(one['sent'] for one in weighed) / facts['bound'] - 1 if facts['bound'] else 0.0
