@@ -6,12 +6,13 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.precision import wide
+from executor.kernels.shape import numbers
 from simpar.program import OpClass
 
 
 def maximum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → its maximum over ``dims``, which stay with length 1."""
-    return [tensors[0].amax(_numbers(op, 'dims'), keepdim=True)]
+    return [tensors[0].amax(numbers(op, 'dims'), keepdim=True)]
 
 
 def subtract(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -52,12 +53,12 @@ def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 
 def reduce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → its sum over ``dims``."""
-    return [wide(tensors[0]).sum(_numbers(op, 'dims'))]
+    return [wide(tensors[0]).sum(numbers(op, 'dims'))]
 
 
 def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → the same everywhere along what was summed, in memory of its own."""
-    return [tensors[0].expand(_numbers(op, 'shape')).contiguous()]
+    return [tensors[0].expand(numbers(op, 'shape')).contiguous()]
 
 
 def equal(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -79,7 +80,7 @@ def gather_elements(op: OpClass, where: Context, tensors: list[torch.Tensor]) ->
 def gather_elements_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, index → dx of ``shape``, zeros but for what was named."""
     dy, index = tensors
-    return [dy.new_zeros(_numbers(op, 'shape')).scatter_(-1, index, dy)]
+    return [dy.new_zeros(numbers(op, 'shape')).scatter_(-1, index, dy)]
 
 
 def mean(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -93,10 +94,6 @@ def mean_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     share = float(op.attributes['scale']) * float(op.attributes['partial_share'])
     gradient = share / wide(tensors[0])
     return [gradient, torch.zeros_like(gradient)]
-
-
-def _numbers(op: OpClass, key: str) -> list[int]:
-    return [int(number) for number in str(op.attributes[key]).split()]
 
 
 KERNELS = {

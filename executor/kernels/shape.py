@@ -16,12 +16,12 @@ def batch_matmul(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 def transpose(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → y, whose dims are those of x that ``permutation`` lists."""
-    return [tensors[0].permute(_numbers(op, 'permutation')).contiguous()]
+    return [tensors[0].permute(numbers(op, 'permutation')).contiguous()]
 
 
 def reshape(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → the same elements in this rank's ``shape``; a view."""
-    return [tensors[0].reshape(_numbers(op, 'shape'))]
+    return [tensors[0].reshape(numbers(op, 'shape'))]
 
 
 def mul(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -33,7 +33,8 @@ def _turned(op: OpClass, key: str, operand: torch.Tensor) -> torch.Tensor:
     return operand.mT if op.attributes.get(key) else operand
 
 
-def _numbers(op: OpClass, key: str) -> list[int]:
+def numbers(op: OpClass, key: str) -> list[int]:
+    """An attribute that is a text of several."""
     return [int(number) for number in str(op.attributes[key]).split()]
 
 
