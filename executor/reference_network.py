@@ -77,29 +77,27 @@ def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> t
     return x
 
 
-def _result(layer: AnyLayer, own: Parameters, x: torch.Tensor, *z: torch.Tensor) -> torch.Tensor:
+def _result(layer: AnyLayer, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
     """A layer of its own parameters and of what it reads."""
-    if isinstance(layer, Dense):
-        return functional.linear(x, own['weight'], own.get('bias'))
-    if isinstance(layer, LayerNorm):
-        return functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON)
-    if isinstance(layer, Embedding):
-        return functional.embedding(x, own['weight'])
-    if isinstance(layer, Mul):
-        return layer.factor * x
-    if isinstance(layer, Reshape):
-        return x.reshape(layer.shape)
-    if isinstance(layer, Transpose):
-        return x.permute(layer.permutation)
-    if isinstance(layer, MatMul):
-        return torch.matmul(x.mT if layer.transpose_a else x, z[0].mT if layer.transpose_b else z[0])
-    return _PLAIN[type(layer)](x, *z)
+    return _RESULTS[type(layer)](layer, own, *reads)
 
 
-_PLAIN: Final[dict[type, Callable[..., torch.Tensor]]] = {
-    Relu: functional.relu,
-    Gelu: functional.gelu,
-    Softmax: lambda x: functional.softmax(x, -1),
-    Add: torch.add,
-    Flatten: lambda x: x.flatten(1),
+def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
+
+
+_RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
+    Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
+    LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
+    Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
+    MatMul: _matmul,
+    Reshape: lambda layer, _, x: x.reshape(layer.shape),
+    Transpose: lambda layer, _, x: x.permute(layer.permutation),
+    Flatten: lambda _, __, x: x.flatten(1),
+    Mul: lambda layer, _, x: layer.factor * x,
+    Add: lambda _, __, x, z: x + z,
+    Relu: lambda _, __, x: functional.relu(x),
+    Gelu: lambda _, __, x: functional.gelu(x),
+    Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
+"""By kind, a layer's result of its own parameters and what it reads."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.layers import (
@@ -13,9 +15,14 @@ from simpar.layers import (
     Dense,
     Embedding,
     Flatten,
+    Gelu,
+    LayerNorm,
     MatMul,
+    Mul,
     Network,
+    Relu,
     Reshape,
+    Softmax,
     Transpose,
     layer_names,
     reads_of,
@@ -53,7 +60,8 @@ class Shapes:
         if not all(read in self.of for read in reads):
             return
         try:
-            self.of[name] = _shape(layer, [self.of[read] for read in reads], self.samples)
+            shapes = [self.of[read] for read in reads]
+            self.of[name] = _SHAPES[type(layer)](layer, self.samples, *shapes)
         except _WrongError as wrong:
             self.misfits.append(Misfit(place, *wrong.args))
 
@@ -99,25 +107,11 @@ def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
     return found.of
 
 
-def _shape(layer: AnyLayer, reads: list[Shape], samples: int) -> Shape:
-    x = reads[0]
-    if isinstance(layer, Dense):
-        return _dense(layer, x)
-    if isinstance(layer, Add):
-        _alike(*reads)
-        return x
-    if isinstance(layer, MatMul):
-        return _product(layer, *reads)
-    if isinstance(layer, Reshape):
-        return _reshaped(layer, x, samples)
-    if isinstance(layer, Transpose):
-        return _transposed(layer, x)
-    if isinstance(layer, Embedding):
-        return (*x, layer.width)
-    return (x[0], prod(x[1:])) if isinstance(layer, Flatten) else x
+def _same(layer: AnyLayer, samples: int, x: Shape) -> Shape:
+    return x
 
 
-def _dense(layer: Dense, x: Shape) -> Shape:
+def _dense(layer: Dense, samples: int, x: Shape) -> Shape:
     if len(x) != 2:
         what = f'reads values of {_shown(x)} a sample, but a dense layer takes rows of features'
         raise _WrongError('', what, f'put - reshape: {{shape: [-1, {x[-1]}]}} before it')
@@ -126,13 +120,14 @@ def _dense(layer: Dense, x: Shape) -> Shape:
     return (x[0], layer.outputs)
 
 
-def _alike(one: Shape, other: Shape) -> None:
+def _alike(layer: Add, samples: int, one: Shape, other: Shape) -> Shape:
     if one != other:
         what = f'adds values of {_shown(one)} and {_shown(other)} a sample'
         raise _WrongError('of', what, 'name two layers whose results have one shape')
+    return one
 
 
-def _product(layer: MatMul, a: Shape, b: Shape) -> Shape:
+def _product(layer: MatMul, samples: int, a: Shape, b: Shape) -> Shape:
     if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
         what = f'multiplies values of {_shown(a)} and {_shown(b)} a sample'
         raise _WrongError('of', what, 'name two of [batch..., m, k] and [batch..., k, n] with the same leading dims')
@@ -144,7 +139,7 @@ def _product(layer: MatMul, a: Shape, b: Shape) -> Shape:
     return (*a[:-2], m, n)
 
 
-def _reshaped(layer: Reshape, x: Shape, samples: int) -> Shape:
+def _reshaped(layer: Reshape, samples: int, x: Shape) -> Shape:
     first, *rest = layer.shape
     if first != -1 or any(length < 1 for length in rest):
         what = f'dim 0 is -1, and the others are told (got {list(layer.shape)})'
@@ -158,7 +153,7 @@ def _reshaped(layer: Reshape, x: Shape, samples: int) -> Shape:
     return (prod(x) // size, *rest)
 
 
-def _transposed(layer: Transpose, x: Shape) -> Shape:
+def _transposed(layer: Transpose, samples: int, x: Shape) -> Shape:
     permutation = layer.permutation
     if sorted(permutation) != list(range(len(x))) or permutation[0]:
         what = f'{list(permutation)} is no order of {len(x)} dims that begins with 0'
@@ -168,3 +163,16 @@ def _transposed(layer: Transpose, x: Shape) -> Shape:
 
 def _shown(shape: Shape) -> str:
     return 'shape ' + str(list(shape[1:]))
+
+
+_SHAPES: Final[dict[type, Callable[..., Shape]]] = {
+    Dense: _dense,
+    Add: _alike,
+    MatMul: _product,
+    Reshape: _reshaped,
+    Transpose: _transposed,
+    Embedding: lambda layer, _, x: (*x, layer.width),
+    Flatten: lambda layer, _, x: (x[0], prod(x[1:])),
+    **dict.fromkeys((Relu, Gelu, Mul, LayerNorm, Softmax), _same),
+}
+"""By kind, the shape of a layer's result, of samples and what it reads; they raise ``_WrongError``."""

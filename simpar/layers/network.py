@@ -22,6 +22,10 @@ INPUT: Final = 'x'
 Operator = Dense | Relu | Flatten | Gelu | Mul | Add | LayerNorm | Softmax | MatMul | Transpose | Embedding
 """Layers that take a strategy."""
 AnyLayer = Operator | Reshape
+Weighted = Dense | Embedding
+"""Products of a weight, cut by batch unless they are told otherwise."""
+Trained = Weighted | LayerNorm
+"""Layers that have parameters."""
 KINDS: Final[dict[str, type[AnyLayer]]] = {
     'flatten': Flatten,
     'dense': Dense,
