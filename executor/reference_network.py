@@ -23,6 +23,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
     layer_names,
@@ -45,9 +46,10 @@ def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
             yield f'{name}.weight', (layer.outputs, layer.inputs), weight
             if layer.bias:
                 yield f'{name}.bias', (layer.outputs,), 'zeros'
-        elif isinstance(layer, LayerNorm):
+        elif isinstance(layer, LayerNorm | RmsNorm):
             yield f'{name}.gain', shapes[name][-1:], 'ones'
-            yield f'{name}.bias', shapes[name][-1:], 'zeros'
+            if isinstance(layer, LayerNorm):
+                yield f'{name}.bias', shapes[name][-1:], 'zeros'
         elif isinstance(layer, Embedding):
             yield f'{name}.weight', (layer.vocab, layer.width), weight
 
@@ -89,6 +91,7 @@ def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> t
 _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
     LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
+    RmsNorm: lambda _, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], EPSILON),
     Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
     MatMul: _matmul,
     Reshape: lambda layer, _, x: x.reshape(layer.shape),

@@ -22,6 +22,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
     layer_names,
@@ -173,6 +174,6 @@ _SHAPES: Final[dict[type, Callable[..., Shape]]] = {
     Transpose: _transposed,
     Embedding: lambda layer, _, x: (*x, layer.width),
     Flatten: lambda layer, _, x: (x[0], prod(x[1:])),
-    **dict.fromkeys((Relu, Gelu, Mul, LayerNorm, Softmax), _same),
+    **dict.fromkeys((Relu, Gelu, Mul, LayerNorm, RmsNorm, Softmax), _same),
 }
 """By kind, the shape of a layer's result, of samples and what it reads; they raise ``_WrongError``."""

@@ -21,6 +21,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
     layer_names,
@@ -84,8 +85,12 @@ class Draft:
     def pointwise(self, x):
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
         flat = [Flatten] * (len(self.shape(x)) == 2)
-        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *flat, *[LayerNorm] * (self.shape(x)[-1] > 2)])
+        norms = [LayerNorm, RmsNorm] * (self.shape(x)[-1] > 2)
+        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *flat, *norms])
         return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
+
+    def norm(self, x):
+        return self.add(self.draw.choice([LayerNorm(), RmsNorm()]), x)
 
     def sum(self, x, z):
         return self.add(Add(of=(x, self.as_wide(z, self.shape(x)[1]))))
@@ -138,7 +143,7 @@ def attention(draft, q, k, v, heads):
 def attention_half(draft, x):
     """The first half of a pre-norm transformer block."""
     hidden = draft.shape(x)[1]
-    y = draft.add(LayerNorm(), x)
+    y = draft.norm(x)
     q, k, v = (draft.dense(y, hidden) for _ in range(3))
     y = attention(draft, q, k, v, draft.draw.choice(divisors(4, hidden)))
     return draft.sum(x, draft.dense(y, hidden))
@@ -146,7 +151,7 @@ def attention_half(draft, x):
 
 def feed_forward_half(draft, x):
     """The second half."""
-    y = draft.dense(draft.add(LayerNorm(), x), draft.draw.choice(WIDTHS))
+    y = draft.dense(draft.norm(x), draft.draw.choice(WIDTHS))
     return draft.sum(x, draft.dense(draft.add(Gelu(), y), draft.shape(x)[1]))
 
 

@@ -13,14 +13,13 @@ from simpar.commands.check_strategies import flattens, strategy_facts, strategy_
 from simpar.commands.ir import rank_ir
 from simpar.commands.listing import Listing
 from simpar.layer_shapes import network_shapes
-from simpar.layers import Dense, Embedding, Flatten, LayerNorm, layer_names, reads_of
+from simpar.layers import Flatten, Trained, layer_names, reads_of
 from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.fusion import fusion_ids
 from simpar.schedule import load_schedule
 
 RANDOM = range(80)
-TRAINED = Dense | Embedding | LayerNorm
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def of_data(network):
     """Inputs, layers that no parameter goes into, and what has no gradient within the loss."""
     found = {'x', 'target', 'labels', *(f'loss.{name}' for name in ('max', 'target', 'ignored', 'weights', 'index'))}
     for (name, layer), reads in zip(named(network), reads_of(network), strict=True):
-        if found.issuperset(reads) and not isinstance(layer, TRAINED):
+        if found.issuperset(reads) and not isinstance(layer, Trained):
             found.add(name)
     return found
 
@@ -208,7 +207,7 @@ def test_every_collective_stands_at_operators_and_redistributions_at_the_readers
     assert set(listing.owned) <= set(listing.operator)
     assert all((op.operator, op.phase) == ('all_reduce', 'U') for op in others)
     readers = readers_of(workload)
-    with_parameters = {name for name, layer in named(workload.model) if isinstance(layer, TRAINED)}
+    with_parameters = {name for name, layer in named(workload.model) if isinstance(layer, Trained)}
     for name, ops in listing.owned.items():
         for purpose, op in ops:
             if purpose == 'redistribution':

@@ -101,6 +101,17 @@ def test_norm(epsilon):
         close(a, b)
 
 
+@pytest.mark.parametrize('epsilon', [1e-5, 0.1])
+@pytest.mark.parametrize('lead', [(5,), (2, 3)])
+def test_rms_norm(lead, epsilon):
+    x, gain = random(*lead, 8), random(8)
+    y, dy, (dx, dgain) = differentiate(lambda *t: functional.rms_norm(t[0], (8,), t[1], epsilon), x, gain)
+    found, rstd = run('rms_norm', 'F', x, gain, results=2, epsilon=epsilon)
+    close(found, y)
+    close(run('rms_norm', 'I', dy, x, gain, rstd, epsilon=epsilon), dx)
+    close(run('rms_norm', 'W', dy, x, rstd, epsilon=epsilon), dgain)
+
+
 @pytest.mark.parametrize('causal', [True, False])
 @pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3), (1, 4)])
 def test_attention(groups, queries, causal):

@@ -22,6 +22,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
     layer_names,
@@ -78,6 +79,7 @@ def test_degrees_of_an_embedding_cut_its_vocabulary_and_a_norm_reads_whole_featu
         Reshape(shape=(-1, 16), name='rows'),
         Dense(inputs=16, outputs=32, name='up'),
         LayerNorm(name='norm'),
+        RmsNorm(name='rms'),
         Dense(inputs=32, outputs=8, name='head'),
     )
     found = degree_strategies(Network(layers=layers, input=(4,)), 8, 2, 4)
@@ -85,6 +87,7 @@ def test_degrees_of_an_embedding_cut_its_vocabulary_and_a_norm_reads_whole_featu
         'table': ((4, 1), (2, 1)),
         'up': ((2, 1), (1, 4)),
         'norm': ((2, 1), (1,), (1,)),
+        'rms': ((2, 1), (1,)),
         'head': ((2, 1), (1, 4)),
     }
 
@@ -100,6 +103,7 @@ def given_layers():
         'mul': Mul(factor=2.0, strategy=((2, 4),)),
         'add': Add(of=('x', 'relu'), strategy=((2, 4), (2, 4))),
         'layer_norm': LayerNorm(strategy=((4, 1), (1,), (1,))),
+        'rms_norm': RmsNorm(strategy=((4, 1), (1,))),
         'softmax': Softmax(strategy=(four,)),
         'matmul': MatMul(of=('x', 'relu'), strategy=(four, four)),
         'transpose': Transpose(permutation=(0, 2, 1, 3), strategy=(four,)),

@@ -28,6 +28,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
 )
@@ -41,7 +42,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 words = st.sampled_from(
     ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',
      'in', 'out', 'relu', 'batch', 'optimizer', 'sgd', 'adam', 'plan', 'data', 'tensor', 'copies', 'against', '<<',
-     'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm',
+     'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm', 'rms_norm',
      '\0model', '', '3']
 )  # fmt: skip
 scalars = st.one_of(
@@ -163,7 +164,9 @@ def graphs(draw: st.DrawFn) -> Network:
     if tokens:
         put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
         rows = [put(Reshape, shape=(-1, width))]
-    for kind in draw(st.lists(st.sampled_from([Gelu, Relu, Mul, Softmax, LayerNorm, Dense, Add, Transpose, MatMul]))):
+    for kind in draw(
+        st.lists(st.sampled_from([Gelu, Relu, Mul, Softmax, LayerNorm, RmsNorm, Dense, Add, Transpose, MatMul]))
+    ):
         last = rows[-1]
         if kind in (Transpose, MatMul):
             lone = put(Reshape, shape=(-1, 1, width), of=last)

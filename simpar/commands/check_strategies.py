@@ -30,6 +30,7 @@ PRIMITIVES: Final = {
     'mul': 'Mul',
     'residual': 'Add',
     'norm': 'LayerNorm',
+    'rms_norm': 'RmsNorm',
     'softmax': 'Softmax',
     'transpose': 'Transpose',
     'reshape': 'Reshape',

@@ -18,7 +18,7 @@ from simpar.layers.network import (
     layer_names,
     reads_of,
 )
-from simpar.layers.norm import LayerNorm, Softmax
+from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
 from simpar.layers.pointwise import Add, Gelu, Mul, Relu
 from simpar.layers.product import MatMul
 from simpar.layers.shape import Flatten, Reshape, Transpose
@@ -43,6 +43,7 @@ __all__ = [
     'Operator',
     'Relu',
     'Reshape',
+    'RmsNorm',
     'Softmax',
     'Strategy',
     'Trained',

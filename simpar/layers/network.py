@@ -10,7 +10,7 @@ from pydantic import Field
 
 from simpar.document import OneOf
 from simpar.layers.keys import Deviation, Width
-from simpar.layers.norm import LayerNorm, Softmax
+from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
 from simpar.layers.pointwise import Add, Gelu, Mul, Relu
 from simpar.layers.product import MatMul
 from simpar.layers.shape import Flatten, Reshape, Transpose
@@ -19,12 +19,12 @@ from simpar.layers.weighted import Dense, Embedding
 INPUT: Final = 'x'
 """The name of the network's input."""
 
-Operator = Dense | Relu | Flatten | Gelu | Mul | Add | LayerNorm | Softmax | MatMul | Transpose | Embedding
+Operator = Dense | Relu | Flatten | Gelu | Mul | Add | LayerNorm | RmsNorm | Softmax | MatMul | Transpose | Embedding
 """Layers that take a strategy."""
 AnyLayer = Operator | Reshape
 Weighted = Dense | Embedding
 """Products of a weight, cut by batch unless they are told otherwise."""
-Trained = Weighted | LayerNorm
+Trained = Weighted | LayerNorm | RmsNorm
 """Layers that have parameters."""
 KINDS: Final[dict[str, type[AnyLayer]]] = {
     'flatten': Flatten,
@@ -34,6 +34,7 @@ KINDS: Final[dict[str, type[AnyLayer]]] = {
     'mul': Mul,
     'add': Add,
     'layer_norm': LayerNorm,
+    'rms_norm': RmsNorm,
     'softmax': Softmax,
     'matmul': MatMul,
     'reshape': Reshape,

@@ -26,6 +26,20 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RmsNorm:
+    """Division by the root mean square over the last dim, with a gain (Zhang and Sennrich 2019)."""
+
+    strategy: Annotated[
+        Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
+    ] = ()
+    layout: Layouts = ()
+    pipeline_stage: Stage = None
+    recompute: Recomputed = False
+    of: Of = ''
+    name: Name = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Softmax:
     """Softmax over the last dim."""
 

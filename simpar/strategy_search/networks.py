@@ -19,6 +19,7 @@ from simpar.layers import (
     Network,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
     layer_names,
@@ -80,6 +81,8 @@ def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[
             return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
         case LayerNorm():
             return build.layer_norm(name, x)
+        case RmsNorm():
+            return build.rms_norm(name, x)
         case Softmax():
             return build.softmax(name, x)
         case MatMul():

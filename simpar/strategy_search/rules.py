@@ -128,9 +128,9 @@ def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Ru
     if primitive in ('Softmax', 'StridedSlice'):
         sliced = {dim for dim, (whole, left) in enumerate(zip(shapes[0], output, strict=True)) if whole != left}
         return _plain(shapes[0], (_dims(shapes[0]),), {*operator.axes, *sliced})
-    if primitive == 'LayerNorm':
+    if primitive in ('LayerNorm', 'RmsNorm'):
         last = len(output) - 1
-        return _plain(output, (_dims(output), ((last,),), ((last,),)), {last})
+        return _plain(output, (_dims(output), *(((last,),) for _ in shapes[1:])), {last})
     if primitive == 'BatchNorm':
         reads = (_dims(output), *(((1,),) for _ in shapes[1:]))
         return _plain(output, reads, {1, 2, 3})

@@ -79,27 +79,58 @@ def add(tape: LaidTape, x: Laid, z: Laid, y: Laid) -> Laid:
     return y
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Norm:
+    """A normalisation of the last dim, which is whole.
+
+    Arguments: ``parameters`` with what they begin as, the gain first; ``kept``, numbers of a row that its backward
+    reads; ``flops`` an element, of F, I and W.
+    """
+
+    operator: str
+    parameters: dict[str, str]
+    kept: tuple[str, ...]
+    flops: tuple[int, int, int]
+
+
+_LAYER_NORM = _Norm(
+    operator='norm', parameters={'gain': 'ones', 'bias': 'zeros'}, kept=('mean', 'rstd'), flops=(8, 12, 4)
+)
+_RMS_NORM = _Norm(operator='rms_norm', parameters={'gain': 'ones'}, kept=('rstd',), flops=(5, 9, 3))
+
+
 def layer_norm(tape: LaidTape, x: Laid, y: Laid) -> Laid:
     """LayerNorm over the last dim, which is whole."""
+    return _norm(tape, _LAYER_NORM, x, y)
+
+
+def rms_norm(tape: LaidTape, x: Laid, y: Laid) -> Laid:
+    """RMSNorm over the last dim, which is whole."""
+    return _norm(tape, _RMS_NORM, x, y)
+
+
+def _norm(tape: LaidTape, kind: _Norm, x: Laid, y: Laid) -> Laid:
     attributes: Attributes = {'epsilon': EPSILON}
     whole = TensorLayout(tape.world, ((),))
-    gain = tape.laid_parameter(f'{y.name}.gain', y.shape[-1:], whole, 'ones')
-    shift = tape.laid_parameter(f'{y.name}.bias', y.shape[-1:], whole, 'zeros')
+    parameters = [
+        tape.laid_parameter(f'{y.name}.{part}', y.shape[-1:], whole, initial).name
+        for part, initial in kind.parameters.items()
+    ]
     tape.lay(y)
     column = TensorLayout(tape.world, (*y.layout.dims[:-1], ()))
-    mean, rstd = (tape.lay(Laid(f'{y.name}.{part}', (*y.shape[:-1], 1), column)).name for part in ('mean', 'rstd'))
-    elements = tape.held(y.name)
-    tape.work(y.name, 'norm', 'F', [x.name, gain.name, shift.name], [y.name, mean, rstd], flops=8 * elements,
+    kept = [tape.lay(Laid(f'{y.name}.{part}', (*y.shape[:-1], 1), column)).name for part in kind.kept]
+    forward, inputs, weights = (flops * tape.held(y.name) for flops in kind.flops)
+    tape.work(y.name, kind.operator, 'F', [x.name, *parameters], [y.name, *kept], flops=forward,
               attributes=attributes)  # fmt: skip
 
     def back(dy: Laid) -> None:
         if x.needs_gradient:
             dx = tape.new_gradient(x, y.name)
-            tape.work(y.name, 'norm', 'I', [dy.name, x.name, gain.name, mean, rstd], [dx.name], flops=12 * elements,
+            tape.work(y.name, kind.operator, 'I', [dy.name, x.name, parameters[0], *kept], [dx.name], flops=inputs,
                       attributes=attributes)  # fmt: skip
             tape.give(x, dx)
-        tape.work(y.name, 'norm', 'W', [dy.name, x.name, mean, rstd], flops=4 * elements, attributes=attributes,
-                  accumulates=[f'd:{gain.name}', f'd:{shift.name}'])  # fmt: skip
+        tape.work(y.name, kind.operator, 'W', [dy.name, x.name, *kept], flops=weights, attributes=attributes,
+                  accumulates=[f'd:{parameter}' for parameter in parameters])  # fmt: skip
 
     tape.backward_of(y, back)
     return y

@@ -17,6 +17,7 @@ from simpar.layers import (
     Mul,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
 )
@@ -127,6 +128,7 @@ _EMITTERS: Final[dict[type, Callable[[At], Laid]]] = {
     MatMul: _matmul,
     Embedding: _embedding,
     LayerNorm: lambda at: emit.layer_norm(at.tape, at.x, at.y),
+    RmsNorm: lambda at: emit.rms_norm(at.tape, at.x, at.y),
     Add: lambda at: emit.add(at.tape, at.reads[0], at.reads[1], at.y),
     Relu: _unary(emit.RELU),
     Gelu: _unary(emit.GELU),

@@ -19,6 +19,7 @@ from simpar.layers import (
     Mul,
     Relu,
     Reshape,
+    RmsNorm,
     Softmax,
     Transpose,
 )
@@ -57,6 +58,7 @@ _RULES: Final[dict[type, Callable[..., Operator]]] = {
     Dense: lambda layer, name, x: operators.matmul(name, x, (layer.inputs, layer.outputs)),
     MatMul: _product,
     LayerNorm: lambda _, name, x: operators.layer_norm(name, x),
+    RmsNorm: lambda _, name, x: operators.rms_norm(name, x),
     Softmax: lambda _, name, x: operators.softmax(name, x),
     Transpose: lambda layer, name, x: operators.transpose(name, x, layer.permutation),
     Reshape: lambda layer, name, x: operators.reshape(name, x, resolved(layer.shape, x)),
