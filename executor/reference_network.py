@@ -20,10 +20,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -99,8 +101,10 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Flatten: lambda _, __, x: x.flatten(1),
     Mul: lambda layer, _, x: layer.factor * x,
     Add: lambda _, __, x, z: x + z,
+    Multiply: lambda _, __, x, z: x * z,
     Relu: lambda _, __, x: functional.relu(x),
     Gelu: lambda _, __, x: functional.gelu(x),
+    Silu: lambda _, __, x: functional.silu(x),
     Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
 """By kind, a layer's result of its own parameters and what it reads."""

@@ -19,10 +19,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -121,9 +123,12 @@ def _dense(layer: Dense, samples: int, x: Shape) -> Shape:
     return (x[0], layer.outputs)
 
 
-def _alike(layer: Add, samples: int, one: Shape, other: Shape) -> Shape:
+_VERBS: Final[dict[type, str]] = {Add: 'adds', Multiply: 'multiplies'}
+
+
+def _alike(layer: Add | Multiply, samples: int, one: Shape, other: Shape) -> Shape:
     if one != other:
-        what = f'adds values of {_shown(one)} and {_shown(other)} a sample'
+        what = f'{_VERBS[type(layer)]} values of {_shown(one)} and {_shown(other)} a sample'
         raise _WrongError('of', what, 'name two layers whose results have one shape')
     return one
 
@@ -169,11 +174,12 @@ def _shown(shape: Shape) -> str:
 _SHAPES: Final[dict[type, Callable[..., Shape]]] = {
     Dense: _dense,
     Add: _alike,
+    Multiply: _alike,
     MatMul: _product,
     Reshape: _reshaped,
     Transpose: _transposed,
     Embedding: lambda layer, _, x: (*x, layer.width),
     Flatten: lambda layer, _, x: (x[0], prod(x[1:])),
-    **dict.fromkeys((Relu, Gelu, Mul, LayerNorm, RmsNorm, Softmax), _same),
+    **dict.fromkeys((Relu, Gelu, Silu, Mul, LayerNorm, RmsNorm, Softmax), _same),
 }
 """By kind, the shape of a layer's result, of samples and what it reads; they raise ``_WrongError``."""

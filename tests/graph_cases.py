@@ -18,10 +18,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -86,14 +88,14 @@ class Draft:
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
         flat = [Flatten] * (len(self.shape(x)) == 2)
         norms = [LayerNorm, RmsNorm] * (self.shape(x)[-1] > 2)
-        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *flat, *norms])
+        kind = self.draw.choice([Relu, Gelu, Silu, Softmax, Mul, *flat, *norms])
         return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
 
     def norm(self, x):
         return self.add(self.draw.choice([LayerNorm(), RmsNorm()]), x)
 
-    def sum(self, x, z):
-        return self.add(Add(of=(x, self.as_wide(z, self.shape(x)[1]))))
+    def sum(self, x, z, kind=Add):
+        return self.add(kind(of=(x, self.as_wide(z, self.shape(x)[1]))))
 
     def joined(self):
         """One value that all others have gone into."""
@@ -150,9 +152,14 @@ def attention_half(draft, x):
 
 
 def feed_forward_half(draft, x):
-    """The second half."""
-    y = draft.dense(draft.norm(x), draft.draw.choice(WIDTHS))
-    return draft.sum(x, draft.dense(draft.add(Gelu(), y), draft.shape(x)[1]))
+    """The second half, now and then with a gate (Shazeer 2020)."""
+    normed, width = draft.norm(x), draft.draw.choice(WIDTHS)
+    y = draft.dense(normed, width)
+    if draft.draw.random() < 0.5:
+        y = draft.sum(draft.add(Silu(), y), draft.dense(normed, width), Multiply)
+    else:
+        y = draft.add(draft.draw.choice([Gelu(), Relu()]), y)
+    return draft.sum(x, draft.dense(y, draft.shape(x)[1]))
 
 
 def any_part(draft, values):
@@ -164,6 +171,7 @@ def any_part(draft, values):
         'dense': lambda: draft.dense(x, draw.choice(WIDTHS)),
         'pointwise': lambda: draft.pointwise(x),
         'sum': lambda: draft.sum(x, z),
+        'product': lambda: draft.sum(x, z, Multiply),
         'turned': lambda: turned(draft, x),
         'attention': lambda: attention(
             draft, x, draft.as_wide(z, width), draft.as_wide(v, width), draw.choice(divisors(4, width))

@@ -173,13 +173,22 @@ def test_a_residual_drops_before_it_adds():
 
 
 @pytest.mark.parametrize(
-    ('operator', 'function', 'saves'), [('gelu', functional.gelu, 'x'), ('relu', functional.relu, 'y')]
+    ('operator', 'function', 'saves'),
+    [('gelu', functional.gelu, 'x'), ('silu', functional.silu, 'x'), ('relu', functional.relu, 'y')],
 )
 def test_activations(operator, function, saves):
     x = random(3, 7)
     y, dy, (dx,) = differentiate(function, x)
     close(run(operator, 'F', x), y)
     close(run(operator, 'I', dy, {'x': x, 'y': y}[saves]), dx)
+
+
+def test_a_product_of_two_values():
+    x, z = random(3, 7), random(3, 7)
+    y, dy, (dx, dz) = differentiate(torch.mul, x, z)
+    close(run('multiply', 'F', x, z), y)
+    close(run('multiply', 'I', dy, z), dx)
+    close(run('multiply', 'I', dy, x), dz)
 
 
 @pytest.mark.parametrize('operator', ['bias', 'residual'])

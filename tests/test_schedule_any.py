@@ -25,10 +25,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -42,8 +44,8 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 words = st.sampled_from(
     ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',
      'in', 'out', 'relu', 'batch', 'optimizer', 'sgd', 'adam', 'plan', 'data', 'tensor', 'copies', 'against', '<<',
-     'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm', 'rms_norm',
-     '\0model', '', '3']
+     'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm',
+     'rms_norm', 'silu', 'multiply', '\0model', '', '3']
 )  # fmt: skip
 scalars = st.one_of(
     st.none(),
@@ -164,9 +166,8 @@ def graphs(draw: st.DrawFn) -> Network:
     if tokens:
         put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
         rows = [put(Reshape, shape=(-1, width))]
-    for kind in draw(
-        st.lists(st.sampled_from([Gelu, Relu, Mul, Softmax, LayerNorm, RmsNorm, Dense, Add, Transpose, MatMul]))
-    ):
+    alone = [Gelu, Relu, Silu, Mul, Softmax, LayerNorm, RmsNorm, Dense]
+    for kind in draw(st.lists(st.sampled_from([*alone, Add, Multiply, Transpose, MatMul]))):
         last = rows[-1]
         if kind in (Transpose, MatMul):
             lone = put(Reshape, shape=(-1, 1, width), of=last)
@@ -176,8 +177,8 @@ def graphs(draw: st.DrawFn) -> Network:
                 square = put(MatMul, of=(lone, lone), transpose_a=True)
                 turned = put(MatMul, of=(square, lone), transpose_b=True)
             rows.append(put(Reshape, shape=(-1, width), of=turned))
-        elif kind is Add:
-            rows.append(put(Add, of=(draw(st.sampled_from(rows)), last)))
+        elif kind in (Add, Multiply):
+            rows.append(put(kind, of=(draw(st.sampled_from(rows)), last)))
         else:
             more = {Dense: {'inputs': width, 'outputs': width}, Mul: {'factor': draw(st.floats(-1e12, 1e12))}}
             rows.append(put(kind, of=last, **more.get(kind, {})))

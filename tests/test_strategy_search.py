@@ -20,10 +20,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -338,6 +340,8 @@ def test_a_network_with_every_kind_of_layer():
         LayerNorm(name='norm'),
         Dense(inputs=16, outputs=32, name='up'),
         RmsNorm(name='rms'),
+        Silu(),
+        Multiply(of=('rms', 'silu0')),
         Gelu(name='gelu'),
         Reshape(shape=(-1, 8, 4, 8), name='heads'),
         Transpose(permutation=(0, 2, 3, 1), name='turned'),
@@ -351,21 +355,14 @@ def test_a_network_with_every_kind_of_layer():
     )
     graph = network_graph(Network(layers=layers, input=(8,)), 16, 'cross-entropy')
     assert [operator.primitive for operator in graph.operators] == [
-        *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'RmsNorm', 'GeLU'),
-        *('Reshape', 'Transpose'),
+        *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'RmsNorm'),
+        *('SiLU', 'Mul', 'GeLU', 'Reshape', 'Transpose'),
         *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
     ]
     shapes = {'x': (16, 8), 'table': (16, 8, 16), 'turned': (16, 4, 8, 8), 'product': (16, 4, 8, 8), 'label': (16,)}
     assert {name: graph.shapes[name] for name in shapes} == shapes
-    assert graph.parameters == {
-        'table.weight',
-        'norm.gain',
-        'norm.bias',
-        'up.weight',
-        'up.bias',
-        'rms.gain',
-        'dense1.weight',
-    }
+    trained = {'table.weight', 'norm.gain', 'norm.bias', 'up.weight', 'up.bias', 'rms.gain', 'dense1.weight'}
+    assert graph.parameters == trained
     assert graph.operator('positive').reads == ('softmax0',)
     assert exact(graph, 4).cost < inf
 

@@ -26,7 +26,7 @@ NAMES: Final = {
     'all_to_all': 'AlltoAll',
 }
 """MindSpore's names of operators; others are written in its way."""
-SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'transpose', 'reshape'})
+SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'multiply', 'transpose', 'reshape'})
 """Operators that are the same in forward and backward."""
 ENDINGS: Final = {'F': '', 'I': 'GradInput', 'W': 'GradWeight', 'U': ''}
 

@@ -19,7 +19,7 @@ from simpar.layers.network import (
     reads_of,
 )
 from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
-from simpar.layers.pointwise import Add, Gelu, Mul, Relu
+from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
 from simpar.layers.shape import Flatten, Reshape, Transpose
 from simpar.layers.weighted import Dense, Embedding
@@ -39,11 +39,13 @@ __all__ = [
     'LayerNorm',
     'MatMul',
     'Mul',
+    'Multiply',
     'Network',
     'Operator',
     'Relu',
     'Reshape',
     'RmsNorm',
+    'Silu',
     'Softmax',
     'Strategy',
     'Trained',

@@ -11,7 +11,7 @@ from pydantic import Field
 from simpar.document import OneOf
 from simpar.layers.keys import Deviation, Width
 from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
-from simpar.layers.pointwise import Add, Gelu, Mul, Relu
+from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
 from simpar.layers.shape import Flatten, Reshape, Transpose
 from simpar.layers.weighted import Dense, Embedding
@@ -19,7 +19,22 @@ from simpar.layers.weighted import Dense, Embedding
 INPUT: Final = 'x'
 """The name of the network's input."""
 
-Operator = Dense | Relu | Flatten | Gelu | Mul | Add | LayerNorm | RmsNorm | Softmax | MatMul | Transpose | Embedding
+Operator = (
+    Dense
+    | Relu
+    | Flatten
+    | Gelu
+    | Silu
+    | Mul
+    | Add
+    | Multiply
+    | LayerNorm
+    | RmsNorm
+    | Softmax
+    | MatMul
+    | Transpose
+    | Embedding
+)
 """Layers that take a strategy."""
 AnyLayer = Operator | Reshape
 Weighted = Dense | Embedding
@@ -31,8 +46,10 @@ KINDS: Final[dict[str, type[AnyLayer]]] = {
     'dense': Dense,
     'relu': Relu,
     'gelu': Gelu,
+    'silu': Silu,
     'mul': Mul,
     'add': Add,
+    'multiply': Multiply,
     'layer_norm': LayerNorm,
     'rms_norm': RmsNorm,
     'softmax': Softmax,

@@ -35,6 +35,17 @@ class Gelu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silu:
+    """y = x · σ(x), also called swish."""
+
+    strategy: One = ()
+    layout: Layouts = ()
+    recompute: Recomputed = False
+    of: Of = ''
+    name: Name = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mul:
     """y = factor · x."""
 
@@ -49,6 +60,19 @@ class Mul:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
     """The sum of two results of one shape."""
+
+    of: Pair
+    strategy: Annotated[
+        Strategy, Field(max_length=2, description='slices of both, e.g. [[2, 4], [2, 4]]; empty: as the first lies')
+    ] = ()
+    layout: Layouts = ()
+    recompute: Recomputed = False
+    name: Name = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiply:
+    """The product, element by element, of two results of one shape; by a constant it is ``mul``."""
 
     of: Pair
     strategy: Annotated[

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 Dataset = Literal['full_batch', 'data_parallel']
 
 ELEMENTWISE = frozenset(
-    ('ReLU', 'GeLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
+    ('ReLU', 'GeLU', 'SiLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
 ).union(('Equal', 'MaskedFill', 'Muls'))
 REDUCTIONS = frozenset(('ReduceMean', 'ReduceSum', 'ReduceMax', 'SumExt'))
 RESHAPES = frozenset(('Reshape', 'Flatten', 'ExpandDims', 'Squeeze'))

@@ -16,10 +16,12 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -30,7 +32,7 @@ from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator,
 from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)
-ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Add: 'Add'}
+ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Silu: 'SiLU', Add: 'Add', Multiply: 'Mul'}
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:

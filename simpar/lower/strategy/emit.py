@@ -30,6 +30,7 @@ class Unary:
 
 RELU = Unary(operator='relu', saves='output', flops=(1, 1))
 GELU = Unary(operator='gelu', saves='input', flops=(10, 10))
+SILU = Unary(operator='silu', saves='input', flops=(5, 8))
 SOFTMAX = Unary(operator='softmax', saves='output', flops=(5, 4))
 MUL = Unary(operator='mul', flops=(1, 1))
 TRANSPOSE = Unary(operator='transpose')
@@ -74,6 +75,24 @@ def add(tape: LaidTape, x: Laid, z: Laid, y: Laid) -> Laid:
     def back(dy: Laid) -> None:
         tape.give(x, dy)
         tape.give(z, dy)
+
+    tape.backward_of(y, back)
+    return y
+
+
+def multiply(tape: LaidTape, x: Laid, z: Laid, y: Laid) -> Laid:
+    """y = x · z, element by element, all in one layout; the gradient of one is a product with the other."""
+    tape.lay(y)
+    elements = tape.held(y.name)
+    tape.work(y.name, 'multiply', 'F', [x.name, z.name], [y.name], flops=elements)
+
+    def back(dy: Laid) -> None:
+        for side, factor, other in (('left', x, z), ('right', z, x)):
+            if factor.needs_gradient:
+                name = f'{y.name}.{side}'
+                gradient = tape.new_gradient(factor, name)
+                tape.work(name, 'multiply', 'I', [dy.name, other.name], [gradient.name], flops=elements)
+                tape.give(factor, gradient)
 
     tape.backward_of(y, back)
     return y

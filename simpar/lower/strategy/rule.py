@@ -17,9 +17,11 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Relu,
     Reshape,
     RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -64,5 +66,5 @@ _RULES: Final[dict[type, Callable[..., Operator]]] = {
     Reshape: lambda layer, name, x: operators.reshape(name, x, resolved(layer.shape, x)),
     Embedding: lambda layer, name, x: operators.embedding(name, (layer.vocab, layer.width), x),
     Flatten: lambda _, name, x: operators.flatten(name, x),
-    **dict.fromkeys((Relu, Gelu, Mul, Add), _elementwise),
+    **dict.fromkeys((Relu, Gelu, Silu, Mul, Add, Multiply), _elementwise),
 }
