@@ -22,6 +22,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -90,12 +91,17 @@ def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> t
     return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
 
 
+def _reduced(layer: Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
+    return (torch.mean if layer.mean else torch.sum)(x, layer.dims, layer.keep)
+
+
 _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
     LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
     RmsNorm: lambda _, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], EPSILON),
     Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
     MatMul: _matmul,
+    Reduce: _reduced,
     Reshape: lambda layer, _, x: x.reshape(layer.shape),
     Transpose: lambda layer, _, x: x.permute(layer.permutation),
     Flatten: lambda _, __, x: x.flatten(1),

@@ -21,6 +21,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -167,6 +168,18 @@ def _transposed(layer: Transpose, samples: int, x: Shape) -> Shape:
     return tuple(x[dim] for dim in permutation)
 
 
+def _reduced(layer: Reduce, samples: int, x: Shape) -> Shape:
+    gone, last = layer.dims, len(x) - 1
+    if max(gone) > last:
+        what = f'{list(gone)} of a value of {_shown(x)} a sample, whose dims are 1 to {last}'
+        raise _WrongError('dims', what, f'write numbers from 1 to {last}')
+    if len(set(gone)) < len(gone):
+        raise _WrongError('dims', f'{list(gone)} names a dim twice', f'write {sorted(set(gone))}')
+    if len(gone) == last and not layer.keep:
+        raise _WrongError('dims', f'{list(gone)} leaves a sample no dim', 'write keep: true too, or fewer dims')
+    return tuple(1 if dim in gone else length for dim, length in enumerate(x) if layer.keep or dim not in gone)
+
+
 def _shown(shape: Shape) -> str:
     return 'shape ' + str(list(shape[1:]))
 
@@ -178,6 +191,7 @@ _SHAPES: Final[dict[type, Callable[..., Shape]]] = {
     MatMul: _product,
     Reshape: _reshaped,
     Transpose: _transposed,
+    Reduce: _reduced,
     Embedding: lambda layer, _, x: (*x, layer.width),
     Flatten: lambda layer, _, x: (x[0], prod(x[1:])),
     **dict.fromkeys((Relu, Gelu, Silu, Mul, LayerNorm, RmsNorm, Softmax), _same),

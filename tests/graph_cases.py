@@ -20,6 +20,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -119,6 +120,17 @@ def turned(draft, x):
     return draft.add(Reshape(shape=(-1, width)), y)
 
 
+def reduced(draft, x):
+    """Groups of features, or every so many of them, as their sum or mean."""
+    width = draft.shape(x)[1]
+    groups = draft.draw.choice([count for count in divisors(4, width) if count < width])
+    dim, keep = draft.draw.choice([1, 2] if groups > 1 else [1]), draft.draw.random() < 0.5
+    y = draft.add(Reshape(shape=(-1, groups, width // groups)), x)
+    y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
+    y = draft.add(Reduce(dims=(dim,), mean=draft.draw.random() < 0.5, keep=keep), y)
+    return draft.add(Reshape(shape=(-1, width // groups if dim == 1 else groups)), y) if keep else y
+
+
 def operand(draft, x, heads, swapped):
     """Rows as matrices, one for each sample and head; their two dims swapped where asked for."""
     width = draft.shape(x)[1]
@@ -173,6 +185,7 @@ def any_part(draft, values):
         'sum': lambda: draft.sum(x, z),
         'product': lambda: draft.sum(x, z, Multiply),
         'turned': lambda: turned(draft, x),
+        'reduced': lambda: reduced(draft, x),
         'attention': lambda: attention(
             draft, x, draft.as_wide(z, width), draft.as_wide(v, width), draw.choice(divisors(4, width))
         ),
@@ -219,8 +232,10 @@ def random_graph(draw, world, stages):
             y = draft.dense(x, draft.shape(x)[1], pipeline_stage=1)
             x = draft.sum(x, y) if draw.random() < 0.5 else y
         x = half(draft, x)
-    if draw.random() < 0.2:
-        draft.add(Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
+    if draw.random() < 0.3:
+        y = draft.add(Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
+        pooled = Reduce(dims=(1,), mean=draw.random() < 0.5, keep=draw.random() < 0.3)
+        draft.add(pooled, y) if draw.random() < 0.5 else y
     return draft
 
 

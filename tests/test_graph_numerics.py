@@ -69,7 +69,7 @@ def test_the_programs_use_every_operator_and_every_collective():
     ops = [op for seed in range(CASES) for op in lower(*case(seed)).op_classes]
     operators = Counter((op.operator, op.phase) for op in ops)
     own = ('relu', 'gelu', 'silu', 'softmax', 'mul', 'multiply', 'norm', 'rms_norm', 'batch_matmul')
-    shaped = ('transpose', 'reshape')
+    shaped = ('transpose', 'reshape', 'sum', 'mean')
     moved = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
     assert {(operator, phase) for operator in own + shaped + moved for phase in 'FI'} <= operators.keys()
     assert {('slice', 'F'), ('pad', 'I'), ('send', 'F'), ('send', 'I'), ('add', 'I')} <= operators.keys()

@@ -183,6 +183,20 @@ def test_activations(operator, function, saves):
     close(run(operator, 'I', dy, {'x': x, 'y': y}[saves]), dx)
 
 
+@pytest.mark.parametrize('mean', [True, False])
+@pytest.mark.parametrize('keep', [True, False])
+@pytest.mark.parametrize('dims', [(1,), (2,), (1, 3)])
+def test_reductions(dims, keep, mean):
+    """The last but one of the tensors has the place of samples, whose number a kernel is not told."""
+    x = random(3, 4, 5, 6)
+    function = torch.mean if mean else torch.sum
+    y, dy, (dx,) = differentiate(lambda x: function(x, dims, keep), x)
+    kind, told = ('mean', {'count': 4 * 6 if len(dims) == 2 else (4, 5)[dims[0] - 1]}) if mean else ('sum', {})
+    told |= {'dims': ' '.join(map(str, dims))}
+    close(run(kind, 'F', x, **told), y.reshape(y.squeeze().shape))
+    close(run(kind, 'I', dy, shape='-1 4 5 6', **told), dx)
+
+
 def test_a_product_of_two_values():
     x, z = random(3, 7), random(3, 7)
     y, dy, (dx, dz) = differentiate(torch.mul, x, z)

@@ -27,6 +27,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -167,11 +168,13 @@ def graphs(draw: st.DrawFn) -> Network:
         put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
         rows = [put(Reshape, shape=(-1, width))]
     alone = [Gelu, Relu, Silu, Mul, Softmax, LayerNorm, RmsNorm, Dense]
-    for kind in draw(st.lists(st.sampled_from([*alone, Add, Multiply, Transpose, MatMul]))):
+    for kind in draw(st.lists(st.sampled_from([*alone, Add, Multiply, Transpose, MatMul, Reduce]))):
         last = rows[-1]
-        if kind in (Transpose, MatMul):
+        if kind in (Transpose, MatMul, Reduce):
             lone = put(Reshape, shape=(-1, 1, width), of=last)
-            if kind is Transpose:
+            if kind is Reduce:
+                turned = put(Reduce, dims=(1,), mean=draw(st.booleans()), keep=draw(st.booleans()), of=lone)
+            elif kind is Transpose:
                 turned = put(Transpose, permutation=(0, 2, 1), of=lone)
             else:
                 square = put(MatMul, of=(lone, lone), transpose_a=True)

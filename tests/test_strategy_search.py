@@ -22,6 +22,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -350,14 +351,17 @@ def test_a_network_with_every_kind_of_layer():
         Softmax(),
         Relu(name='positive'),
         Add(of=('product', 'positive')),
+        Reduce(dims=(2,), keep=True),
+        Reduce(dims=(1,), mean=False),
         Flatten(),
-        Dense(inputs=256, outputs=4, bias=False),
+        Dense(inputs=8, outputs=4, bias=False),
     )
     graph = network_graph(Network(layers=layers, input=(8,)), 16, 'cross-entropy')
     assert [operator.primitive for operator in graph.operators] == [
         *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'RmsNorm'),
         *('SiLU', 'Mul', 'GeLU', 'Reshape', 'Transpose'),
-        *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
+        *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add'),
+        *('ReduceMean', 'ReduceSum', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
     ]
     shapes = {'x': (16, 8), 'table': (16, 8, 16), 'turned': (16, 4, 8, 8), 'product': (16, 4, 8, 8), 'label': (16,)}
     assert {name: graph.shapes[name] for name in shapes} == shapes

@@ -34,6 +34,8 @@ PRIMITIVES: Final = {
     'norm': 'LayerNorm',
     'rms_norm': 'RmsNorm',
     'softmax': 'Softmax',
+    'sum': 'ReduceSum',
+    'mean': 'ReduceMean',
     'transpose': 'Transpose',
     'reshape': 'Reshape',
     'flatten': 'Flatten',

@@ -144,7 +144,9 @@ class _Writer:
 
 
 def constants(op: OpClass) -> list[str]:
-    """What else an operator takes: a permutation, a shape, a factor."""
+    """What else an operator takes: a permutation, a shape, a factor, dims."""
+    if op.operator in ('sum', 'mean') and op.phase == 'F':
+        return [bracketed([int(number) for number in str(op.attributes['dims']).split()])]
     if op.operator in ('transpose', 'reshape'):
         text = str(op.attributes['permutation' if op.operator == 'transpose' else 'shape'])
         return [bracketed([int(number) for number in text.split()])]

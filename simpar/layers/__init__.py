@@ -21,6 +21,7 @@ from simpar.layers.network import (
 from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
 from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
+from simpar.layers.reduction import Reduce
 from simpar.layers.shape import Flatten, Reshape, Transpose
 from simpar.layers.weighted import Dense, Embedding
 
@@ -42,6 +43,7 @@ __all__ = [
     'Multiply',
     'Network',
     'Operator',
+    'Reduce',
     'Relu',
     'Reshape',
     'RmsNorm',

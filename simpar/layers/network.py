@@ -13,6 +13,7 @@ from simpar.layers.keys import Deviation, Width
 from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
 from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
+from simpar.layers.reduction import Reduce
 from simpar.layers.shape import Flatten, Reshape, Transpose
 from simpar.layers.weighted import Dense, Embedding
 
@@ -22,6 +23,7 @@ INPUT: Final = 'x'
 Operator = (
     Dense
     | Relu
+    | Reduce
     | Flatten
     | Gelu
     | Silu
@@ -54,6 +56,7 @@ KINDS: Final[dict[str, type[AnyLayer]]] = {
     'rms_norm': RmsNorm,
     'softmax': Softmax,
     'matmul': MatMul,
+    'reduce': Reduce,
     'reshape': Reshape,
     'transpose': Transpose,
     'embedding': Embedding,

@@ -18,6 +18,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -99,6 +100,9 @@ def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[
             return build.add('BatchMatMul', name, reads, shape, swapped)
         case Transpose():
             return build.transpose(name, x, *layer.permutation)
+        case Reduce():
+            kind = 'ReduceMean' if layer.mean else 'ReduceSum'
+            return build.reduce(kind, name, x, layer.dims, keep_dims=layer.keep)
         case Reshape() | Flatten():
             return build.reshape(name, x, *shape, primitive=type(layer).__name__)
         case Mul():

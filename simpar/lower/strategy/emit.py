@@ -211,6 +211,22 @@ def bias(tape: LaidTape, name: str, y: Laid, shift: Laid) -> Laid:
     return z
 
 
+def reduction(tape: LaidTape, operator: str, x: Laid, y: Laid, forward: Attributes, backward: Attributes) -> Laid:
+    """A sum or mean over dims; the gradient is the same everywhere along them."""
+    name = y.name.removesuffix('.partial')
+    tape.lay(y)
+    tape.work(name, operator, 'F', [x.name], [y.name], flops=tape.held(x.name), attributes=forward)
+
+    def back(dy: Laid) -> None:
+        if x.needs_gradient:
+            dx = tape.new_gradient(x, name)
+            tape.work(name, operator, 'I', [dy.name], [dx.name], flops=tape.held(dy.name), attributes=backward)
+            tape.give(x, dx)
+
+    tape.backward_of(y, back)
+    return y
+
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """An operand of a product of values, its last two dims swapped or not."""

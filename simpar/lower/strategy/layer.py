@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Final
 
 from simpar.layers import (
@@ -16,6 +17,7 @@ from simpar.layers import (
     MatMul,
     Mul,
     Multiply,
+    Reduce,
     Relu,
     Reshape,
     RmsNorm,
@@ -95,6 +97,15 @@ def _embedding(at: At) -> Laid:
     return at.summed(emit.embedding(at.tape, at.x, weight, at.pending))
 
 
+def _reduce(at: At) -> Laid:
+    dims, shape = sorted(at.layer.dims), at.x.shape
+    told: emit.Attributes = {'dims': _text(dims)}
+    if at.layer.mean:
+        told['count'] = prod(shape[dim] for dim in dims)
+    kind = 'mean' if at.layer.mean else 'sum'
+    return at.summed(emit.reduction(at.tape, kind, at.x, at.pending, told, {**told, 'shape': _local(at.x)}))
+
+
 Both = tuple[emit.Attributes | None, emit.Attributes | None]
 """What the kernels of an operator must know, forward and backward."""
 
@@ -139,6 +150,7 @@ _EMITTERS: Final[dict[type, Callable[[At], Laid]]] = {
     Softmax: _unary(emit.SOFTMAX, lambda _: ({'causal': False}, None)),
     Mul: _unary(emit.MUL, _factor),
     Transpose: _unary(emit.TRANSPOSE, _permutation),
+    Reduce: _reduce,
     Reshape: _unary(emit.RESHAPE, _shapes),
     Flatten: _unary(emit.RESHAPE, _shapes),
 }
