@@ -13,6 +13,7 @@ from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -45,8 +46,9 @@ def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
     shapes, weight = network_shapes(model, batch), f'normal:{model.weight_deviation}'
     for name, layer in zip(layer_names(model), model.layers, strict=True):
-        if isinstance(layer, Dense):
-            yield f'{name}.weight', (layer.outputs, layer.inputs), weight
+        if isinstance(layer, Dense | Conv2d):
+            window = (layer.kernel,) * 2 if isinstance(layer, Conv2d) else ()
+            yield f'{name}.weight', (layer.outputs, layer.inputs, *window), weight
             if layer.bias:
                 yield f'{name}.bias', (layer.outputs,), 'zeros'
         elif isinstance(layer, LayerNorm | RmsNorm):
@@ -87,6 +89,10 @@ def _result(layer: AnyLayer, own: Parameters, *reads: torch.Tensor) -> torch.Ten
     return _RESULTS[type(layer)](layer, own, *reads)
 
 
+def _convolved(layer: Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, own['weight'], own.get('bias'), layer.stride, layer.padding)
+
+
 def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
 
@@ -100,6 +106,7 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
     RmsNorm: lambda _, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], EPSILON),
     Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
+    Conv2d: _convolved,
     MatMul: _matmul,
     Reduce: _reduced,
     Reshape: lambda layer, _, x: x.reshape(layer.shape),

@@ -12,6 +12,7 @@ from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -111,6 +112,12 @@ def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
     return found.of
 
 
+def image_shape(layer: Conv2d, x: Shape) -> Shape:
+    """The shape of a convolution's result."""
+    height, width = (1 + (length + 2 * layer.padding - layer.kernel) // layer.stride for length in x[2:])
+    return (x[0], layer.outputs, height, width)
+
+
 def _same(layer: AnyLayer, samples: int, x: Shape) -> Shape:
     return x
 
@@ -122,6 +129,19 @@ def _dense(layer: Dense, samples: int, x: Shape) -> Shape:
     if layer.inputs != x[1]:
         raise _WrongError('in', f'{layer.inputs} features, but what it reads has {x[1]}', f'write {x[1]}')
     return (x[0], layer.outputs)
+
+
+def _convolved(layer: Conv2d, samples: int, x: Shape) -> Shape:
+    if len(x) != 4:
+        what = f'reads values of {_shown(x)} a sample, but a convolution takes images [channels, height, width]'
+        raise _WrongError('', what, f'put - reshape: {{shape: [-1, {layer.inputs}, height, width]}} before it')
+    if layer.inputs != x[1]:
+        raise _WrongError('in', f'{layer.inputs} channels, but what it reads has {x[1]}', f'write {x[1]}')
+    most = min(x[2:]) + 2 * layer.padding
+    if layer.kernel > most:
+        what = f'{layer.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {layer.padding}'
+        raise _WrongError('kernel', what, f'write at most {most}')
+    return image_shape(layer, x)
 
 
 _VERBS: Final[dict[type, str]] = {Add: 'adds', Multiply: 'multiplies'}
@@ -186,6 +206,7 @@ def _shown(shape: Shape) -> str:
 
 _SHAPES: Final[dict[type, Callable[..., Shape]]] = {
     Dense: _dense,
+    Conv2d: _convolved,
     Add: _alike,
     Multiply: _alike,
     MatMul: _product,

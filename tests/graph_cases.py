@@ -11,6 +11,7 @@ from simpar.layer_shapes import network_shapes, shapes_of
 from simpar.layers import (
     INPUT,
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -131,6 +132,23 @@ def reduced(draft, x):
     return draft.add(Reshape(shape=(-1, width // groups if dim == 1 else groups)), y) if keep else y
 
 
+def convolved(draft, x):
+    """Images, convolved to others, as rows."""
+    channels, *sides = draft.shape(x)[1:]
+    padding, stride = draft.draw.choice([0, 1]), draft.draw.choice([1, 1, 2])
+    kernel = draft.draw.choice([size for size in (1, 2, 3) if size <= min(sides) + 2 * padding])
+    window = {'kernel': kernel, 'stride': stride, 'padding': padding, 'bias': draft.draw.random() < 0.6}
+    y = draft.add(Conv2d(inputs=channels, outputs=draft.draw.choice([4, 6]), **window), x)
+    y = draft.add(draft.draw.choice([Relu(), Silu()]), y) if draft.draw.random() < 0.5 else y
+    return draft.add(Flatten() if draft.draw.random() < 0.5 else Reduce(dims=(2, 3)), y)
+
+
+def as_images(draft, x):
+    """Rows as images of two channels."""
+    high, wide = 2, draft.shape(x)[1] // 4
+    return convolved(draft, draft.add(Reshape(shape=(-1, 2, high, wide)), draft.as_wide(x, 4 * wide)))
+
+
 def operand(draft, x, heads, swapped):
     """Rows as matrices, one for each sample and head; their two dims swapped where asked for."""
     width = draft.shape(x)[1]
@@ -186,6 +204,7 @@ def any_part(draft, values):
         'product': lambda: draft.sum(x, z, Multiply),
         'turned': lambda: turned(draft, x),
         'reduced': lambda: reduced(draft, x),
+        'convolved': lambda: as_images(draft, x if width >= 4 else draft.dense(x, 8)),
         'attention': lambda: attention(
             draft, x, draft.as_wide(z, width), draft.as_wide(v, width), draw.choice(divisors(4, width))
         ),
@@ -207,12 +226,17 @@ def random_half(draft, x):
 def random_draft(draw, world):
     """An input, of rows, images, sequences or tokens, and what brings it to [rows, features]; both names."""
     sequence, samples = draw.choice([2, 4]), draw.choice([2, 4, world])
-    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'sequences', 'tokens'])
+    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'pictures', 'sequences', 'tokens'])
     if kind == 'rows':
         return Draft(draw, sequence * samples, (width,), sequence), INPUT
     if kind == 'images':
         draft = Draft(draw, sequence * samples, (2, width // 2), sequence)
         return draft, draft.add(Flatten())
+    if kind == 'pictures':
+        draft = Draft(
+            draw, sequence * samples, (draw.choice([1, 3]), draw.choice([3, 4]), draw.choice([3, 5])), sequence
+        )
+        return draft, convolved(draft, INPUT)
     if kind == 'sequences':
         draft = Draft(draw, samples, (sequence, width), sequence)
         return draft, draft.add(Reshape(shape=(-1, width)))

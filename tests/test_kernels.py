@@ -183,6 +183,22 @@ def test_activations(operator, function, saves):
     close(run(operator, 'I', dy, {'x': x, 'y': y}[saves]), dx)
 
 
+@pytest.mark.parametrize('biased', [True, False])
+@pytest.mark.parametrize(('kernel', 'stride', 'padding'), [(3, 1, 0), (3, 1, 1), (2, 2, 0), (3, 2, 1), (1, 3, 0)])
+def test_conv2d(kernel, stride, padding, biased):
+    """Strides that leave rows of an image out, too."""
+    x, weight, bias = random(4, 2, 7, 6), random(3, 2, kernel, kernel), random(3)
+    window = {'stride': stride, 'padding': padding}
+    y, dy, (dx, dweight, dbias) = differentiate(lambda x, w, b: functional.conv2d(x, w, b, **window), x, weight, bias)
+    if not biased:
+        y = y - bias.reshape(3, 1, 1)
+    close(run('conv2d', 'F', x, weight, *([bias] if biased else []), **window), y)
+    close(run('conv2d', 'I', dy, weight, shape='-1 2 7 6', **window), dx)
+    found = run('conv2d', 'W', dy, x, results=1 + biased, kernel=kernel, **window)
+    for one, wanted in zip(found if biased else [found], [dweight, dbias], strict=False):
+        close(one, wanted)
+
+
 @pytest.mark.parametrize('mean', [True, False])
 @pytest.mark.parametrize('keep', [True, False])
 @pytest.mark.parametrize('dims', [(1,), (2,), (1, 3)])

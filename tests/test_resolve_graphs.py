@@ -12,6 +12,7 @@ from simpar.errors import Infeasible
 from simpar.layer_blocks import block_network
 from simpar.layers import (
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -113,6 +114,7 @@ def given_layers():
         'reduce': Reduce(dims=(2, 3), strategy=(four,)),
         'matmul': MatMul(of=('x', 'relu'), strategy=(four, four)),
         'transpose': Transpose(permutation=(0, 2, 1, 3), strategy=(four,)),
+        'conv2d': Conv2d(inputs=2, outputs=2, kernel=3, strategy=((8, 1, 1, 1), (1, 1, 1, 1))),
         'embedding': Embedding(vocab=8, width=8, strategy=((4, 1), (2,))),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from executor.kernels import (
     attention,
     clip,
+    convolution,
     cross_entropy,
     dropout,
     embedding,
@@ -32,6 +33,7 @@ from simpar.program import OpClass
 
 KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
+    **convolution.KERNELS,
     **attention.KERNELS,
     **unfused.KERNELS,
     **dropout.KERNELS,

@@ -19,11 +19,12 @@ from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
 
-BY_BATCH: Final = frozenset({'matmul', 'embedding', 'mse', 'mae', 'cross_entropy'})
+BY_BATCH: Final = frozenset({'matmul', 'conv2d', 'embedding', 'mse', 'mae', 'cross_entropy'})
 """Operators that are cut by batch where they have no strategy; others lie as what they read does."""
 PRIMITIVES: Final = {
     'matmul': 'MatMul',
     'batch_matmul': 'BatchMatMul',
+    'conv2d': 'Conv2D',
     'bias': 'BiasAdd',
     'relu': 'ReLU',
     'gelu': 'GeLU',

@@ -23,13 +23,14 @@ from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
 from simpar.layers.reduction import Reduce
 from simpar.layers.shape import Flatten, Reshape, Transpose
-from simpar.layers.weighted import Dense, Embedding
+from simpar.layers.weighted import Conv2d, Dense, Embedding
 
 __all__ = [
     'INPUT',
     'KINDS',
     'Add',
     'AnyLayer',
+    'Conv2d',
     'Cuts',
     'Dense',
     'Deviation',

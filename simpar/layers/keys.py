@@ -59,3 +59,7 @@ Recomputed = Annotated[
 Stage = Annotated[
     int | None, Field(ge=0, le=2**12, description='stage of the pipeline, from this layer on; none: as before')
 ]
+Fused = Annotated[
+    int | None,
+    Field(ge=0, le=2**20, description='for fusion ids: its messages are fused with those of equal id; 0: not'),
+]

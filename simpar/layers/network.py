@@ -15,16 +15,16 @@ from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
 from simpar.layers.product import MatMul
 from simpar.layers.reduction import Reduce
 from simpar.layers.shape import Flatten, Reshape, Transpose
-from simpar.layers.weighted import Dense, Embedding
+from simpar.layers.weighted import Conv2d, Dense, Embedding
 
 INPUT: Final = 'x'
 """The name of the network's input."""
 
 Operator = (
     Dense
+    | Conv2d
+    | MatMul
     | Relu
-    | Reduce
-    | Flatten
     | Gelu
     | Silu
     | Mul
@@ -33,13 +33,14 @@ Operator = (
     | LayerNorm
     | RmsNorm
     | Softmax
-    | MatMul
+    | Reduce
+    | Flatten
     | Transpose
     | Embedding
 )
 """Layers that take a strategy."""
 AnyLayer = Operator | Reshape
-Weighted = Dense | Embedding
+Weighted = Dense | Conv2d | Embedding
 """Products of a weight, cut by batch unless they are told otherwise."""
 Trained = Weighted | LayerNorm | RmsNorm
 """Layers that have parameters."""
@@ -59,6 +60,7 @@ KINDS: Final[dict[str, type[AnyLayer]]] = {
     'reduce': Reduce,
     'reshape': Reshape,
     'transpose': Transpose,
+    'conv2d': Conv2d,
     'embedding': Embedding,
 }
 """By key of a file."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layers.keys import Aliases, Cuts, Layouts, Name, Of, Recomputed, Stage, Strategy, Width
+from simpar.layers.keys import Aliases, Cuts, Fused, Layouts, Name, Of, Recomputed, Stage, Strategy, Width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,7 @@ class Dense:
     outputs: Annotated[Width, Field(alias='out', description='features of its result')]
     bias: Annotated[bool, Field(description='adds a bias')] = True
     pipeline_stage: Stage = None
-    comm_fusion: Annotated[
-        int | None,
-        Field(ge=0, le=2**20, description='for fusion ids: its messages are fused with those of equal id; 0: not'),
-    ] = None
+    comm_fusion: Fused = None
     recompute: Recomputed = False
     strategy: Annotated[
         Strategy,
@@ -37,6 +34,31 @@ class Dense:
     out_layout: Annotated[
         Aliases, Field(max_length=2, description='in place of out_strategy: the axes that cut each dim of its result')
     ] = ()
+    of: Of = ''
+    name: Name = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conv2d:
+    """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
+
+    inputs: Annotated[Width, Field(alias='in', description='channels of an image')]
+    outputs: Annotated[Width, Field(alias='out', description='channels of its result')]
+    kernel: Annotated[int, Field(ge=1, le=2**10, description='height and width of the kernel')]
+    stride: Annotated[int, Field(ge=1, le=2**10, description='from one place of the kernel to the next')] = 1
+    padding: Annotated[int, Field(ge=0, le=2**10, description='zeros on every side of an image')] = 0
+    bias: Annotated[bool, Field(description='adds a bias to every channel')] = True
+    pipeline_stage: Stage = None
+    comm_fusion: Fused = None
+    recompute: Recomputed = False
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='slices of x and weight, of which the batch alone is cut: [[8, 1, 1, 1], [1, 1, 1, 1]]',
+        ),
+    ] = ()
+    layout: Layouts = ()
     of: Of = ''
     name: Name = ''
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import Final
 
 from simpar.document import Complaint, Key
-from simpar.layer_shapes import Shapes, shapes_of
+from simpar.layer_shapes import Shape, Shapes, shapes_of
 from simpar.layers import Dense, Embedding, Network, kind_of, layer_names
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -29,9 +29,6 @@ def network_fits(workload: Workload, model: Network, plan: Plan) -> Iterator[Com
     if not model.is_graph:
         yield from _chain(workload, model)
         return
-    if workload.data == 'mnist':
-        what = 'mnist has images for a chain of flatten, dense and relu, which this network is not'
-        yield Complaint(('workload', 'data'), what, 'write random')
     if _sample_is_told(model) and not clashes:
         yield from _graph(workload, model, plan.micro_batches * plan.copies)
     elif not clashes:
@@ -75,6 +72,10 @@ def _mnist(workload: Workload, model: Network, dense: list[tuple[int, Dense]]) -
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
         yield Complaint(layer_key(model, end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    yield from _by_class(workload)
+
+
+def _by_class(workload: Workload) -> Iterator[Complaint]:
     if workload.loss != 'cross-entropy':
         what = f'mnist has classes, which {workload.loss} cannot take'
         yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
@@ -104,9 +105,28 @@ def _graph(workload: Workload, model: Network, slices: int) -> Iterator[Complain
         yield Complaint(layer_key(model, misfit.place, misfit.key), misfit.what, misfit.remedy)
     yield from _sizes(model, found, slices if divides else 1)
     last = found.of.get(layer_names(model)[-1])
+    if workload.data == 'mnist':
+        yield from _digits(workload, model, found, last)
     if last is not None and len(last) != 2 and workload.loss == 'cross-entropy':
         what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
         yield Complaint(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
+
+
+def _digits(workload: Workload, model: Network, found: Shapes, last: Shape | None) -> Iterator[Complaint]:
+    """Images of mnist for a graph: one row of classes for each.
+
+    Arguments: ``last``, shape of the result, where it is known.
+    """
+    yield from _by_class(workload)
+    if isinstance(model.layers[0], Embedding):
+        yield Complaint(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
+    elif prod(model.sample) != MNIST_PIXELS:
+        what = f'{list(model.sample)} a sample, but an image of mnist has {MNIST_PIXELS} pixels'
+        yield Complaint((*NETWORK, 'input'), what, 'write [1, 28, 28]')
+    if last is not None and len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
+        what = f'mnist has one of {MNIST_CLASSES} classes for each of {found.samples} images, but the network ends '
+        what += f'with {last[0]} rows of {last[1]}'
+        yield Complaint(('workload', 'data'), what, 'end with a row of 10 results for each image, or write random')
 
 
 def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Complaint]:

@@ -9,6 +9,7 @@ from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -80,6 +81,9 @@ def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[
     match layer:
         case Dense():
             return dense_layer(build, name, x, layer.outputs, bias=layer.bias)
+        case Conv2d():
+            weight = build.parameter(f'{name}.weight', layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+            return with_bias(build, name, build.add('Conv2D', name, (x, weight), shape), layer.outputs, layer.bias)
         case Embedding():
             return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
         case LayerNorm():
@@ -114,6 +118,11 @@ def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: b
     """MatMul with a transposed weight, and BiasAdd."""
     weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
     y = build.matmul(name, x, weight, transpose_b=True)
+    return with_bias(build, name, y, outputs, bias)
+
+
+def with_bias(build: GraphBuilder, name: str, y: str, outputs: int, bias: bool) -> str:
+    """BiasAdd of a product's result, if there is one: along dim 1."""
     if not bias:
         return y
     return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs))

@@ -117,6 +117,8 @@ def rule(graph: Graph, operator: Operator) -> Rule:
 def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Rule:
     """Rules of operators whose axes are dims of what they read or write."""
     primitive = operator.primitive
+    if primitive == 'BiasAdd':
+        return _plain(output, (_dims(output), ((1,),)), set())
     if primitive in ELEMENTWISE or primitive == 'GatherD':
         uncut = {len(output) - 1} if primitive == 'GatherD' else set()
         return _plain(output, tuple(_broadcast(shape, output) for shape in shapes), uncut)

@@ -6,6 +6,7 @@ Work counts: a matrix product is 2·m·n·k floating-point operations; others mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from simpar.layout import TensorLayout
 from simpar.lower.rules import EPSILON
@@ -192,6 +193,33 @@ def matmul(tape: LaidTape, x: Laid, parameters: list[Laid], y: Laid) -> Laid:
         gradients = [f'd:{parameter.name}' for parameter in parameters]
         tape.work(name, 'matmul', 'W', [dy.name, x.name], accumulates=gradients, flops=flops,
                   dims={'m': n, 'n': k, 'k': m}, attributes={**one})  # fmt: skip
+
+    tape.backward_of(y, back)
+    return y
+
+
+def conv2d(tape: LaidTape, x: Laid, parameters: list[Laid], y: Laid, forward: Attributes, backward: Attributes) -> Laid:
+    """A convolution of images with a whole weight, and a bias where there are two parameters.
+
+    Its dims are those of the product that it is: of windows, one for each place of its result, and the weight.
+    """
+    name, weight = y.name, parameters[0]
+    tape.lay(y)
+    n, k = weight.shape[0], prod(weight.shape[1:])
+    m = tape.held(y.name) // n
+    flops = 2.0 * m * n * k
+    tape.work(name, 'conv2d', 'F', [x.name, *(p.name for p in parameters)], [y.name], flops=flops,
+              dims={'m': m, 'n': n, 'k': k}, attributes=forward)  # fmt: skip
+
+    def back(dy: Laid) -> None:
+        if x.needs_gradient:
+            dx = tape.new_gradient(x, name)
+            tape.work(name, 'conv2d', 'I', [dy.name, weight.name], [dx.name], flops=flops,
+                      dims={'m': m, 'n': k, 'k': n}, attributes=backward)  # fmt: skip
+            tape.give(x, dx)
+        tape.work(name, 'conv2d', 'W', [dy.name, x.name], accumulates=[f'd:{p.name}' for p in parameters],
+                  flops=flops, dims={'m': n, 'n': k, 'k': m},
+                  attributes={**forward, 'kernel': weight.shape[-1]})  # fmt: skip
 
     tape.backward_of(y, back)
     return y

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from simpar.layers import (
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -87,6 +88,17 @@ def _dense(at: At) -> Laid:
     return emit.bias(at.tape, name, y, parameters[1]) if layer.bias else y
 
 
+def _conv2d(at: At) -> Laid:
+    layer, name = at.layer, at.y.name
+    shape = (layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+    parameters = [at.weight(shape, at.placed.inputs[1])]
+    if layer.bias:
+        whole = TensorLayout(at.tape.world, ((),))
+        parameters.append(at.tape.laid_parameter(f'{name}.bias', (layer.outputs,), whole, 'zeros'))
+    told: emit.Attributes = {'stride': layer.stride, 'padding': layer.padding}
+    return emit.conv2d(at.tape, at.x, parameters, at.y, told, {**told, 'shape': _local(at.x)})
+
+
 def _matmul(at: At) -> Laid:
     a, b = emit.Factor(at.x, at.layer.transpose_a), emit.Factor(at.reads[1], at.layer.transpose_b)
     return at.summed(emit.batch_matmul(at.tape, a, b, at.pending))
@@ -138,6 +150,7 @@ def _text(numbers: list[int] | tuple[int, ...]) -> str:
 
 _EMITTERS: Final[dict[type, Callable[[At], Laid]]] = {
     Dense: _dense,
+    Conv2d: _conv2d,
     MatMul: _matmul,
     Embedding: _embedding,
     LayerNorm: lambda at: emit.layer_norm(at.tape, at.x, at.y),

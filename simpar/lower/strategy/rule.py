@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Final
 
-from simpar.layer_shapes import Shape
+from simpar.layer_shapes import Shape, image_shape
 from simpar.layers import (
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -49,6 +50,11 @@ def lead_of(layer: AnyLayer) -> int:
     return 1 if isinstance(layer, Embedding) else 0
 
 
+def _convolution(layer: Conv2d, name: str, x: Shape) -> Operator:
+    weight = (layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+    return operators.conv2d(name, x, weight, image_shape(layer, x))
+
+
 def _product(layer: MatMul, name: str, a: Shape, b: Shape) -> Operator:
     return operators.batch_matmul(name, a, b, transpose_a=layer.transpose_a, transpose_b=layer.transpose_b)
 
@@ -59,6 +65,7 @@ def _elementwise(layer: AnyLayer, name: str, *shapes: Shape) -> Operator:
 
 _RULES: Final[dict[type, Callable[..., Operator]]] = {
     Dense: lambda layer, name, x: operators.matmul(name, x, (layer.inputs, layer.outputs)),
+    Conv2d: _convolution,
     MatMul: _product,
     LayerNorm: lambda _, name, x: operators.layer_norm(name, x),
     RmsNorm: lambda _, name, x: operators.rms_norm(name, x),
