@@ -140,6 +140,7 @@ class _Writer:
             found['bytes'] = f'{op.bytes:.0f}'
         strategy = self.listing.strategy(op) if self.strategies and op.phase == 'F' and is_own(op) else []
         found |= {'in_strategy': strategy_text(strategy)} if strategy else {}
+        found |= {key: str(op.attributes[key]) for key in ('stride', 'padding') if key in op.attributes}
         return found | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
 
 
