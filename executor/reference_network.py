@@ -13,6 +13,7 @@ from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -20,9 +21,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -41,13 +46,15 @@ def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
     shapes, weight = network_shapes(model, batch), f'normal:{model.weight_deviation}'
     for name, layer in zip(layer_names(model), model.layers, strict=True):
-        if isinstance(layer, Dense):
-            yield f'{name}.weight', (layer.outputs, layer.inputs), weight
+        if isinstance(layer, Dense | Conv2d):
+            window = (layer.kernel,) * 2 if isinstance(layer, Conv2d) else ()
+            yield f'{name}.weight', (layer.outputs, layer.inputs, *window), weight
             if layer.bias:
                 yield f'{name}.bias', (layer.outputs,), 'zeros'
-        elif isinstance(layer, LayerNorm):
+        elif isinstance(layer, LayerNorm | RmsNorm):
             yield f'{name}.gain', shapes[name][-1:], 'ones'
-            yield f'{name}.bias', shapes[name][-1:], 'zeros'
+            if isinstance(layer, LayerNorm):
+                yield f'{name}.bias', shapes[name][-1:], 'zeros'
         elif isinstance(layer, Embedding):
             yield f'{name}.weight', (layer.vocab, layer.width), weight
 
@@ -77,29 +84,40 @@ def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> t
     return x
 
 
-def _result(layer: AnyLayer, own: Parameters, x: torch.Tensor, *z: torch.Tensor) -> torch.Tensor:
+def _result(layer: AnyLayer, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
     """A layer of its own parameters and of what it reads."""
-    if isinstance(layer, Dense):
-        return functional.linear(x, own['weight'], own.get('bias'))
-    if isinstance(layer, LayerNorm):
-        return functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON)
-    if isinstance(layer, Embedding):
-        return functional.embedding(x, own['weight'])
-    if isinstance(layer, Mul):
-        return layer.factor * x
-    if isinstance(layer, Reshape):
-        return x.reshape(layer.shape)
-    if isinstance(layer, Transpose):
-        return x.permute(layer.permutation)
-    if isinstance(layer, MatMul):
-        return torch.matmul(x.mT if layer.transpose_a else x, z[0].mT if layer.transpose_b else z[0])
-    return _PLAIN[type(layer)](x, *z)
+    return _RESULTS[type(layer)](layer, own, *reads)
 
 
-_PLAIN: Final[dict[type, Callable[..., torch.Tensor]]] = {
-    Relu: functional.relu,
-    Gelu: functional.gelu,
-    Softmax: lambda x: functional.softmax(x, -1),
-    Add: torch.add,
-    Flatten: lambda x: x.flatten(1),
+def _convolved(layer: Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, own['weight'], own.get('bias'), layer.stride, layer.padding)
+
+
+def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
+
+
+def _reduced(layer: Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
+    return (torch.mean if layer.mean else torch.sum)(x, layer.dims, layer.keep)
+
+
+_RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
+    Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
+    LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
+    RmsNorm: lambda _, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], EPSILON),
+    Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
+    Conv2d: _convolved,
+    MatMul: _matmul,
+    Reduce: _reduced,
+    Reshape: lambda layer, _, x: x.reshape(layer.shape),
+    Transpose: lambda layer, _, x: x.permute(layer.permutation),
+    Flatten: lambda _, __, x: x.flatten(1),
+    Mul: lambda layer, _, x: layer.factor * x,
+    Add: lambda _, __, x, z: x + z,
+    Multiply: lambda _, __, x, z: x * z,
+    Relu: lambda _, __, x: functional.relu(x),
+    Gelu: lambda _, __, x: functional.gelu(x),
+    Silu: lambda _, __, x: functional.silu(x),
+    Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
+"""By kind, a layer's result of its own parameters and what it reads."""

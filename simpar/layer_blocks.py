@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import sqrt
 
 from simpar.errors import Infeasible
@@ -15,8 +16,11 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -40,42 +44,91 @@ def block_network(
     Arguments: ``sequence``, tokens; ``ffn``, width of the feed-forward; ``bias``, of the dense layers. Raises
     ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask, dropout.
     """
-    if hidden % heads:
-        raise Infeasible(f'{heads} heads do not divide a hidden size of {hidden}; choose a divisor')
+    return _blocks(_Block(sequence, hidden, heads, ffn, bias), layers, weight_deviation)
+
+
+def llama_network(
+    sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, weight_deviation: float = 0.02
+) -> Network:
+    """Blocks as Llama's over rows [sequences × tokens, hidden]: RMSNorm, unfused attention, a feed-forward with a gate.
+
+    Arguments: ``sequence``, tokens; ``ffn``, width of the gate. Raises ``Infeasible`` where ``heads`` do not divide
+    ``hidden``. Does not model: rotary embedding, grouped queries, embedding, head, the causal mask.
+    """
+    return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, weight_deviation)
+
+
+def _blocks(block: _Block, layers: int, weight_deviation: float) -> Network:
+    if block.hidden % block.heads:
+        raise Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
     found: list[AnyLayer] = []
     before = INPUT
     for layer in range(layers):
-        found += _block(f'layer{layer}', before, sequence, hidden, heads, ffn, bias)
+        found += block.layers(f'layer{layer}', before)
         before = f'layer{layer}_add2'
-    return Network(layers=tuple(found), input=(hidden,), weight_deviation=weight_deviation)
+    return Network(layers=tuple(found), input=(block.hidden,), weight_deviation=weight_deviation)
 
 
-def _block(name: str, x: str, sequence: int, hidden: int, heads: int, ffn: int, bias: bool) -> Iterator[AnyLayer]:
-    yield LayerNorm(of=x, name=f'{name}_norm1')
-    yield from _attention(name, f'{name}_norm1', sequence, hidden, heads, bias)
-    yield Add(of=(x, f'{name}_o'), name=f'{name}_add1')
-    yield LayerNorm(name=f'{name}_norm2')
-    yield Dense(inputs=hidden, outputs=ffn, bias=bias, name=f'{name}_up')
-    yield Gelu(name=f'{name}_gelu')
-    yield Dense(inputs=ffn, outputs=hidden, bias=bias, name=f'{name}_down')
-    yield Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block's sizes, and its layers."""
+
+    sequence: int
+    hidden: int
+    heads: int
+    ffn: int
+    bias: bool
+
+    def layers(self, name: str, x: str) -> Iterator[AnyLayer]:
+        yield self.norm(of=x, name=f'{name}_norm1')
+        yield from self.attention(name, f'{name}_norm1')
+        yield Add(of=(x, f'{name}_o'), name=f'{name}_add1')
+        yield self.norm(of='', name=f'{name}_norm2')
+        yield from self.feed_forward(name)
+        yield Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
+
+    def norm(self, of: str, name: str) -> AnyLayer:
+        return LayerNorm(of=of, name=name)
+
+    def dense(self, inputs: int, outputs: int, name: str, of: str = '') -> Dense:
+        return Dense(inputs=inputs, outputs=outputs, bias=self.bias, of=of, name=name)
+
+    def feed_forward(self, name: str) -> Iterator[AnyLayer]:
+        yield self.dense(self.hidden, self.ffn, f'{name}_up')
+        yield Gelu(name=f'{name}_gelu')
+        yield self.dense(self.ffn, self.hidden, f'{name}_down')
+
+    def attention(self, name: str, x: str) -> Iterator[AnyLayer]:
+        width = self.hidden // self.heads
+
+        def projected(which: str) -> Iterator[AnyLayer]:
+            yield self.dense(self.hidden, self.hidden, f'{name}_{which}', x)
+            yield Reshape(shape=(-1, self.sequence, self.heads, width), name=f'{name}_{which}_reshape')
+            yield Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
+
+        yield from projected('q')
+        yield from projected('k')
+        yield MatMul(of=(f'{name}_q_transpose', f'{name}_k_transpose'), transpose_b=True, name=f'{name}_scores')
+        yield Mul(factor=1 / sqrt(width), name=f'{name}_scale')
+        yield Softmax(name=f'{name}_softmax')
+        yield from projected('v')
+        yield MatMul(of=(f'{name}_softmax', f'{name}_v_transpose'), name=f'{name}_values')
+        yield Transpose(permutation=HEADS_FIRST, name=f'{name}_transpose')
+        yield Reshape(shape=(-1, self.hidden), name=f'{name}_reshape')
+        yield self.dense(self.hidden, self.hidden, f'{name}_o')
 
 
-def _attention(name: str, x: str, sequence: int, hidden: int, heads: int, bias: bool) -> Iterator[AnyLayer]:
-    width = hidden // heads
+class _Llama(_Block):
+    """The same with RMSNorm and a gate (Touvron et al. 2023)."""
 
-    def projected(which: str) -> Iterator[AnyLayer]:
-        yield Dense(inputs=hidden, outputs=hidden, bias=bias, of=x, name=f'{name}_{which}')
-        yield Reshape(shape=(-1, sequence, heads, width), name=f'{name}_{which}_reshape')
-        yield Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
+    __slots__ = ()
 
-    yield from projected('q')
-    yield from projected('k')
-    yield MatMul(of=(f'{name}_q_transpose', f'{name}_k_transpose'), transpose_b=True, name=f'{name}_scores')
-    yield Mul(factor=1 / sqrt(width), name=f'{name}_scale')
-    yield Softmax(name=f'{name}_softmax')
-    yield from projected('v')
-    yield MatMul(of=(f'{name}_softmax', f'{name}_v_transpose'), name=f'{name}_values')
-    yield Transpose(permutation=HEADS_FIRST, name=f'{name}_transpose')
-    yield Reshape(shape=(-1, hidden), name=f'{name}_reshape')
-    yield Dense(inputs=hidden, outputs=hidden, bias=bias, name=f'{name}_o')
+    def norm(self, of: str, name: str) -> AnyLayer:
+        return RmsNorm(of=of, name=name)
+
+    def feed_forward(self, name: str) -> Iterator[AnyLayer]:
+        yield self.dense(self.hidden, self.ffn, f'{name}_gate')
+        yield Silu(name=f'{name}_silu')
+        yield self.dense(self.hidden, self.ffn, f'{name}_up', f'{name}_norm2')
+        yield Multiply(of=(f'{name}_silu', f'{name}_up'), name=f'{name}_gated')
+        yield self.dense(self.ffn, self.hidden, f'{name}_down')

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
+    Gelu,
+    LayerNorm,
     MatMul,
+    Mul,
+    Multiply,
     Network,
+    Reduce,
+    Relu,
     Reshape,
+    RmsNorm,
+    Silu,
+    Softmax,
     Transpose,
     layer_names,
     reads_of,
@@ -53,7 +65,8 @@ class Shapes:
         if not all(read in self.of for read in reads):
             return
         try:
-            self.of[name] = _shape(layer, [self.of[read] for read in reads], self.samples)
+            shapes = [self.of[read] for read in reads]
+            self.of[name] = _SHAPES[type(layer)](layer, self.samples, *shapes)
         except _WrongError as wrong:
             self.misfits.append(Misfit(place, *wrong.args))
 
@@ -99,25 +112,17 @@ def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
     return found.of
 
 
-def _shape(layer: AnyLayer, reads: list[Shape], samples: int) -> Shape:
-    x = reads[0]
-    if isinstance(layer, Dense):
-        return _dense(layer, x)
-    if isinstance(layer, Add):
-        _alike(*reads)
-        return x
-    if isinstance(layer, MatMul):
-        return _product(layer, *reads)
-    if isinstance(layer, Reshape):
-        return _reshaped(layer, x, samples)
-    if isinstance(layer, Transpose):
-        return _transposed(layer, x)
-    if isinstance(layer, Embedding):
-        return (*x, layer.width)
-    return (x[0], prod(x[1:])) if isinstance(layer, Flatten) else x
+def image_shape(layer: Conv2d, x: Shape) -> Shape:
+    """The shape of a convolution's result."""
+    height, width = (1 + (length + 2 * layer.padding - layer.kernel) // layer.stride for length in x[2:])
+    return (x[0], layer.outputs, height, width)
 
 
-def _dense(layer: Dense, x: Shape) -> Shape:
+def _same(layer: AnyLayer, samples: int, x: Shape) -> Shape:
+    return x
+
+
+def _dense(layer: Dense, samples: int, x: Shape) -> Shape:
     if len(x) != 2:
         what = f'reads values of {_shown(x)} a sample, but a dense layer takes rows of features'
         raise _WrongError('', what, f'put - reshape: {{shape: [-1, {x[-1]}]}} before it')
@@ -126,13 +131,30 @@ def _dense(layer: Dense, x: Shape) -> Shape:
     return (x[0], layer.outputs)
 
 
-def _alike(one: Shape, other: Shape) -> None:
+def _convolved(layer: Conv2d, samples: int, x: Shape) -> Shape:
+    if len(x) != 4:
+        what = f'reads values of {_shown(x)} a sample, but a convolution takes images [channels, height, width]'
+        raise _WrongError('', what, f'put - reshape: {{shape: [-1, {layer.inputs}, height, width]}} before it')
+    if layer.inputs != x[1]:
+        raise _WrongError('in', f'{layer.inputs} channels, but what it reads has {x[1]}', f'write {x[1]}')
+    most = min(x[2:]) + 2 * layer.padding
+    if layer.kernel > most:
+        what = f'{layer.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {layer.padding}'
+        raise _WrongError('kernel', what, f'write at most {most}')
+    return image_shape(layer, x)
+
+
+_VERBS: Final[dict[type, str]] = {Add: 'adds', Multiply: 'multiplies'}
+
+
+def _alike(layer: Add | Multiply, samples: int, one: Shape, other: Shape) -> Shape:
     if one != other:
-        what = f'adds values of {_shown(one)} and {_shown(other)} a sample'
+        what = f'{_VERBS[type(layer)]} values of {_shown(one)} and {_shown(other)} a sample'
         raise _WrongError('of', what, 'name two layers whose results have one shape')
+    return one
 
 
-def _product(layer: MatMul, a: Shape, b: Shape) -> Shape:
+def _product(layer: MatMul, samples: int, a: Shape, b: Shape) -> Shape:
     if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
         what = f'multiplies values of {_shown(a)} and {_shown(b)} a sample'
         raise _WrongError('of', what, 'name two of [batch..., m, k] and [batch..., k, n] with the same leading dims')
@@ -144,7 +166,7 @@ def _product(layer: MatMul, a: Shape, b: Shape) -> Shape:
     return (*a[:-2], m, n)
 
 
-def _reshaped(layer: Reshape, x: Shape, samples: int) -> Shape:
+def _reshaped(layer: Reshape, samples: int, x: Shape) -> Shape:
     first, *rest = layer.shape
     if first != -1 or any(length < 1 for length in rest):
         what = f'dim 0 is -1, and the others are told (got {list(layer.shape)})'
@@ -158,7 +180,7 @@ def _reshaped(layer: Reshape, x: Shape, samples: int) -> Shape:
     return (prod(x) // size, *rest)
 
 
-def _transposed(layer: Transpose, x: Shape) -> Shape:
+def _transposed(layer: Transpose, samples: int, x: Shape) -> Shape:
     permutation = layer.permutation
     if sorted(permutation) != list(range(len(x))) or permutation[0]:
         what = f'{list(permutation)} is no order of {len(x)} dims that begins with 0'
@@ -166,5 +188,33 @@ def _transposed(layer: Transpose, x: Shape) -> Shape:
     return tuple(x[dim] for dim in permutation)
 
 
+def _reduced(layer: Reduce, samples: int, x: Shape) -> Shape:
+    gone, last = layer.dims, len(x) - 1
+    if max(gone) > last:
+        what = f'{list(gone)} of a value of {_shown(x)} a sample, whose dims are 1 to {last}'
+        raise _WrongError('dims', what, f'write numbers from 1 to {last}')
+    if len(set(gone)) < len(gone):
+        raise _WrongError('dims', f'{list(gone)} names a dim twice', f'write {sorted(set(gone))}')
+    if len(gone) == last and not layer.keep:
+        raise _WrongError('dims', f'{list(gone)} leaves a sample no dim', 'write keep: true too, or fewer dims')
+    return tuple(1 if dim in gone else length for dim, length in enumerate(x) if layer.keep or dim not in gone)
+
+
 def _shown(shape: Shape) -> str:
     return 'shape ' + str(list(shape[1:]))
+
+
+_SHAPES: Final[dict[type, Callable[..., Shape]]] = {
+    Dense: _dense,
+    Conv2d: _convolved,
+    Add: _alike,
+    Multiply: _alike,
+    MatMul: _product,
+    Reshape: _reshaped,
+    Transpose: _transposed,
+    Reduce: _reduced,
+    Embedding: lambda layer, _, x: (*x, layer.width),
+    Flatten: lambda layer, _, x: (x[0], prod(x[1:])),
+    **dict.fromkeys((Relu, Gelu, Silu, Mul, LayerNorm, RmsNorm, Softmax), _same),
+}
+"""By kind, the shape of a layer's result, of samples and what it reads; they raise ``_WrongError``."""

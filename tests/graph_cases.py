@@ -11,6 +11,7 @@ from simpar.layer_shapes import network_shapes, shapes_of
 from simpar.layers import (
     INPUT,
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -18,9 +19,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -84,11 +89,15 @@ class Draft:
     def pointwise(self, x):
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
         flat = [Flatten] * (len(self.shape(x)) == 2)
-        kind = self.draw.choice([Relu, Gelu, Softmax, Mul, *flat, *[LayerNorm] * (self.shape(x)[-1] > 2)])
+        norms = [LayerNorm, RmsNorm] * (self.shape(x)[-1] > 2)
+        kind = self.draw.choice([Relu, Gelu, Silu, Softmax, Mul, *flat, *norms])
         return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
 
-    def sum(self, x, z):
-        return self.add(Add(of=(x, self.as_wide(z, self.shape(x)[1]))))
+    def norm(self, x):
+        return self.add(self.draw.choice([LayerNorm(), RmsNorm()]), x)
+
+    def sum(self, x, z, kind=Add):
+        return self.add(kind(of=(x, self.as_wide(z, self.shape(x)[1]))))
 
     def joined(self):
         """One value that all others have gone into."""
@@ -110,6 +119,34 @@ def turned(draft, x):
     y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
     y = draft.add(Flatten()) if draft.draw.random() < 0.5 else y
     return draft.add(Reshape(shape=(-1, width)), y)
+
+
+def reduced(draft, x):
+    """Groups of features, or every so many of them, as their sum or mean."""
+    width = draft.shape(x)[1]
+    groups = draft.draw.choice([count for count in divisors(4, width) if count < width])
+    dim, keep = draft.draw.choice([1, 2] if groups > 1 else [1]), draft.draw.random() < 0.5
+    y = draft.add(Reshape(shape=(-1, groups, width // groups)), x)
+    y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
+    y = draft.add(Reduce(dims=(dim,), mean=draft.draw.random() < 0.5, keep=keep), y)
+    return draft.add(Reshape(shape=(-1, width // groups if dim == 1 else groups)), y) if keep else y
+
+
+def convolved(draft, x):
+    """Images, convolved to others, as rows."""
+    channels, *sides = draft.shape(x)[1:]
+    padding, stride = draft.draw.choice([0, 1]), draft.draw.choice([1, 1, 2])
+    kernel = draft.draw.choice([size for size in (1, 2, 3) if size <= min(sides) + 2 * padding])
+    window = {'kernel': kernel, 'stride': stride, 'padding': padding, 'bias': draft.draw.random() < 0.6}
+    y = draft.add(Conv2d(inputs=channels, outputs=draft.draw.choice([4, 6]), **window), x)
+    y = draft.add(draft.draw.choice([Relu(), Silu()]), y) if draft.draw.random() < 0.5 else y
+    return draft.add(Flatten() if draft.draw.random() < 0.5 else Reduce(dims=(2, 3)), y)
+
+
+def as_images(draft, x):
+    """Rows as images of two channels."""
+    high, wide = 2, draft.shape(x)[1] // 4
+    return convolved(draft, draft.add(Reshape(shape=(-1, 2, high, wide)), draft.as_wide(x, 4 * wide)))
 
 
 def operand(draft, x, heads, swapped):
@@ -138,16 +175,21 @@ def attention(draft, q, k, v, heads):
 def attention_half(draft, x):
     """The first half of a pre-norm transformer block."""
     hidden = draft.shape(x)[1]
-    y = draft.add(LayerNorm(), x)
+    y = draft.norm(x)
     q, k, v = (draft.dense(y, hidden) for _ in range(3))
     y = attention(draft, q, k, v, draft.draw.choice(divisors(4, hidden)))
     return draft.sum(x, draft.dense(y, hidden))
 
 
 def feed_forward_half(draft, x):
-    """The second half."""
-    y = draft.dense(draft.add(LayerNorm(), x), draft.draw.choice(WIDTHS))
-    return draft.sum(x, draft.dense(draft.add(Gelu(), y), draft.shape(x)[1]))
+    """The second half, now and then with a gate (Shazeer 2020)."""
+    normed, width = draft.norm(x), draft.draw.choice(WIDTHS)
+    y = draft.dense(normed, width)
+    if draft.draw.random() < 0.5:
+        y = draft.sum(draft.add(Silu(), y), draft.dense(normed, width), Multiply)
+    else:
+        y = draft.add(draft.draw.choice([Gelu(), Relu()]), y)
+    return draft.sum(x, draft.dense(y, draft.shape(x)[1]))
 
 
 def any_part(draft, values):
@@ -159,7 +201,10 @@ def any_part(draft, values):
         'dense': lambda: draft.dense(x, draw.choice(WIDTHS)),
         'pointwise': lambda: draft.pointwise(x),
         'sum': lambda: draft.sum(x, z),
+        'product': lambda: draft.sum(x, z, Multiply),
         'turned': lambda: turned(draft, x),
+        'reduced': lambda: reduced(draft, x),
+        'convolved': lambda: as_images(draft, x if width >= 4 else draft.dense(x, 8)),
         'attention': lambda: attention(
             draft, x, draft.as_wide(z, width), draft.as_wide(v, width), draw.choice(divisors(4, width))
         ),
@@ -181,12 +226,17 @@ def random_half(draft, x):
 def random_draft(draw, world):
     """An input, of rows, images, sequences or tokens, and what brings it to [rows, features]; both names."""
     sequence, samples = draw.choice([2, 4]), draw.choice([2, 4, world])
-    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'sequences', 'tokens'])
+    width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'pictures', 'sequences', 'tokens'])
     if kind == 'rows':
         return Draft(draw, sequence * samples, (width,), sequence), INPUT
     if kind == 'images':
         draft = Draft(draw, sequence * samples, (2, width // 2), sequence)
         return draft, draft.add(Flatten())
+    if kind == 'pictures':
+        draft = Draft(
+            draw, sequence * samples, (draw.choice([1, 3]), draw.choice([3, 4]), draw.choice([3, 5])), sequence
+        )
+        return draft, convolved(draft, INPUT)
     if kind == 'sequences':
         draft = Draft(draw, samples, (sequence, width), sequence)
         return draft, draft.add(Reshape(shape=(-1, width)))
@@ -206,8 +256,10 @@ def random_graph(draw, world, stages):
             y = draft.dense(x, draft.shape(x)[1], pipeline_stage=1)
             x = draft.sum(x, y) if draw.random() < 0.5 else y
         x = half(draft, x)
-    if draw.random() < 0.2:
-        draft.add(Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
+    if draw.random() < 0.3:
+        y = draft.add(Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
+        pooled = Reduce(dims=(1,), mean=draw.random() < 0.5, keep=draw.random() < 0.3)
+        draft.add(pooled, y) if draw.random() < 0.5 else y
     return draft
 
 

@@ -68,12 +68,14 @@ def test_the_graphs_cover_what_can_be_combined():
 def test_the_programs_use_every_operator_and_every_collective():
     ops = [op for seed in range(CASES) for op in lower(*case(seed)).op_classes]
     operators = Counter((op.operator, op.phase) for op in ops)
-    unary = ('relu', 'gelu', 'softmax', 'mul', 'transpose', 'reshape', 'norm', 'batch_matmul')
+    own = ('relu', 'gelu', 'silu', 'softmax', 'mul', 'multiply', 'norm', 'rms_norm', 'batch_matmul')
+    shaped = ('transpose', 'reshape', 'sum', 'mean')
     moved = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
-    assert {(operator, phase) for operator in unary + moved for phase in 'FI'} <= operators.keys()
+    assert {(operator, phase) for operator in own + shaped + moved for phase in 'FI'} <= operators.keys()
     assert {('slice', 'F'), ('pad', 'I'), ('send', 'F'), ('send', 'I'), ('add', 'I')} <= operators.keys()
     assert {(kind.operator, 'F') for kind in LOSS_KINDS.values()} | {('cross_entropy_mean', 'I')} <= operators.keys()
-    assert {('norm', 'W'), ('embedding', 'W'), ('all_reduce', 'W'), ('reduce_scatter', 'W')} <= operators.keys()
+    assert {(operator, 'W') for operator in ('norm', 'rms_norm', 'conv2d', 'embedding')} <= operators.keys()
+    assert {('conv2d', 'I'), ('all_reduce', 'W'), ('reduce_scatter', 'W')} <= operators.keys()
     assert any(op.operator == 'embedding' and 'partition' in op.attributes for op in ops), 'a cut vocabulary'
     assert {op.operator for op in ops if 'recompute' in op.attributes} >= {'norm', 'softmax', 'batch_matmul'}
 
@@ -95,7 +97,7 @@ def test_every_operator_of_a_graph_can_be_measured_alone():
             items = program_items(lower(workload, plan, world), world, 'alone')
             measured |= {item.ops[-1].operator for item in items}
             InProcess(program_of(items, world), dtype=torch.float32).run()
-    assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'mul', 'embedding', 'square_sum'} <= measured
+    assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'rms_norm', 'mul', 'embedding', 'square_sum'} <= measured
     assert not measured & NO_WORK
 
 
@@ -277,8 +279,8 @@ def worst(pool, program, workload, plan):
 
 
 def test_graphs_on_gloo_train_as_the_unsharded_model(pool):
-    seeds = [seed for seed in range(CASES) if case(seed)[2] == GLOO][:8]
-    assert len(seeds) == 8
+    seeds = [seed for seed in range(CASES) if case(seed)[2] == GLOO][:16]
+    assert len(seeds) == 16
     operators = set()
     for seed in seeds:
         workload, plan, world = case(seed)
@@ -286,6 +288,7 @@ def test_graphs_on_gloo_train_as_the_unsharded_model(pool):
         operators |= {op.operator for op in program.op_classes}
         assert worst(pool, program, workload, plan).error <= TOLERANCE, seed
     assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'embedding', 'send', 'reduce_scatter'} <= operators
+    assert {'rms_norm', 'silu', 'multiply', 'sum', 'mean', 'conv2d'} <= operators
 
 
 def test_a_block_on_gloo_and_one_made_wrong(pool):

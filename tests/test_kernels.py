@@ -101,6 +101,17 @@ def test_norm(epsilon):
         close(a, b)
 
 
+@pytest.mark.parametrize('epsilon', [1e-5, 0.1])
+@pytest.mark.parametrize('lead', [(5,), (2, 3)])
+def test_rms_norm(lead, epsilon):
+    x, gain = random(*lead, 8), random(8)
+    y, dy, (dx, dgain) = differentiate(lambda *t: functional.rms_norm(t[0], (8,), t[1], epsilon), x, gain)
+    found, rstd = run('rms_norm', 'F', x, gain, results=2, epsilon=epsilon)
+    close(found, y)
+    close(run('rms_norm', 'I', dy, x, gain, rstd, epsilon=epsilon), dx)
+    close(run('rms_norm', 'W', dy, x, rstd, epsilon=epsilon), dgain)
+
+
 @pytest.mark.parametrize('causal', [True, False])
 @pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3), (1, 4)])
 def test_attention(groups, queries, causal):
@@ -162,13 +173,52 @@ def test_a_residual_drops_before_it_adds():
 
 
 @pytest.mark.parametrize(
-    ('operator', 'function', 'saves'), [('gelu', functional.gelu, 'x'), ('relu', functional.relu, 'y')]
+    ('operator', 'function', 'saves'),
+    [('gelu', functional.gelu, 'x'), ('silu', functional.silu, 'x'), ('relu', functional.relu, 'y')],
 )
 def test_activations(operator, function, saves):
     x = random(3, 7)
     y, dy, (dx,) = differentiate(function, x)
     close(run(operator, 'F', x), y)
     close(run(operator, 'I', dy, {'x': x, 'y': y}[saves]), dx)
+
+
+@pytest.mark.parametrize('biased', [True, False])
+@pytest.mark.parametrize(('kernel', 'stride', 'padding'), [(3, 1, 0), (3, 1, 1), (2, 2, 0), (3, 2, 1), (1, 3, 0)])
+def test_conv2d(kernel, stride, padding, biased):
+    """Strides that leave rows of an image out, too."""
+    x, weight, bias = random(4, 2, 7, 6), random(3, 2, kernel, kernel), random(3)
+    window = {'stride': stride, 'padding': padding}
+    y, dy, (dx, dweight, dbias) = differentiate(lambda x, w, b: functional.conv2d(x, w, b, **window), x, weight, bias)
+    if not biased:
+        y = y - bias.reshape(3, 1, 1)
+    close(run('conv2d', 'F', x, weight, *([bias] if biased else []), **window), y)
+    close(run('conv2d', 'I', dy, weight, shape='-1 2 7 6', **window), dx)
+    found = run('conv2d', 'W', dy, x, results=1 + biased, kernel=kernel, **window)
+    for one, wanted in zip(found if biased else [found], [dweight, dbias], strict=False):
+        close(one, wanted)
+
+
+@pytest.mark.parametrize('mean', [True, False])
+@pytest.mark.parametrize('keep', [True, False])
+@pytest.mark.parametrize('dims', [(1,), (2,), (1, 3)])
+def test_reductions(dims, keep, mean):
+    """The last but one of the tensors has the place of samples, whose number a kernel is not told."""
+    x = random(3, 4, 5, 6)
+    function = torch.mean if mean else torch.sum
+    y, dy, (dx,) = differentiate(lambda x: function(x, dims, keep), x)
+    kind, told = ('mean', {'count': 4 * 6 if len(dims) == 2 else (4, 5)[dims[0] - 1]}) if mean else ('sum', {})
+    told |= {'dims': ' '.join(map(str, dims))}
+    close(run(kind, 'F', x, **told), y.reshape(y.squeeze().shape))
+    close(run(kind, 'I', dy, shape='-1 4 5 6', **told), dx)
+
+
+def test_a_product_of_two_values():
+    x, z = random(3, 7), random(3, 7)
+    y, dy, (dx, dz) = differentiate(torch.mul, x, z)
+    close(run('multiply', 'F', x, z), y)
+    close(run('multiply', 'I', dy, z), dx)
+    close(run('multiply', 'I', dy, x), dz)
 
 
 @pytest.mark.parametrize('operator', ['bias', 'residual'])

@@ -12,6 +12,7 @@ from simpar.errors import Infeasible
 from simpar.layer_blocks import block_network
 from simpar.layers import (
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -19,9 +20,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -78,6 +83,7 @@ def test_degrees_of_an_embedding_cut_its_vocabulary_and_a_norm_reads_whole_featu
         Reshape(shape=(-1, 16), name='rows'),
         Dense(inputs=16, outputs=32, name='up'),
         LayerNorm(name='norm'),
+        RmsNorm(name='rms'),
         Dense(inputs=32, outputs=8, name='head'),
     )
     found = degree_strategies(Network(layers=layers, input=(4,)), 8, 2, 4)
@@ -85,6 +91,7 @@ def test_degrees_of_an_embedding_cut_its_vocabulary_and_a_norm_reads_whole_featu
         'table': ((4, 1), (2, 1)),
         'up': ((2, 1), (1, 4)),
         'norm': ((2, 1), (1,), (1,)),
+        'rms': ((2, 1), (1,)),
         'head': ((2, 1), (1, 4)),
     }
 
@@ -97,12 +104,17 @@ def given_layers():
         'relu': Relu(strategy=((2, 4),)),
         'flatten': Flatten(strategy=((8, 1, 1, 1),)),
         'gelu': Gelu(strategy=((2, 4),)),
+        'silu': Silu(strategy=((2, 4),)),
         'mul': Mul(factor=2.0, strategy=((2, 4),)),
         'add': Add(of=('x', 'relu'), strategy=((2, 4), (2, 4))),
+        'multiply': Multiply(of=('x', 'relu'), strategy=((2, 4), (2, 4))),
         'layer_norm': LayerNorm(strategy=((4, 1), (1,), (1,))),
+        'rms_norm': RmsNorm(strategy=((4, 1), (1,))),
         'softmax': Softmax(strategy=(four,)),
+        'reduce': Reduce(dims=(2, 3), strategy=(four,)),
         'matmul': MatMul(of=('x', 'relu'), strategy=(four, four)),
         'transpose': Transpose(permutation=(0, 2, 1, 3), strategy=(four,)),
+        'conv2d': Conv2d(inputs=2, outputs=2, kernel=3, strategy=((8, 1, 1, 1), (1, 1, 1, 1))),
         'embedding': Embedding(vocab=8, width=8, strategy=((4, 1), (2,))),
     }
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from simpar.errors import ScheduleError
 from simpar.layers import (
     Add,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -25,9 +26,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -42,7 +47,7 @@ words = st.sampled_from(
     ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',
      'in', 'out', 'relu', 'batch', 'optimizer', 'sgd', 'adam', 'plan', 'data', 'tensor', 'copies', 'against', '<<',
      'plan.copies', 'cluster.nodes', 'input', 'of', 'reshape', 'shape', 'matmul', 'strategy', 'x', 'layer_norm',
-     '\0model', '', '3']
+     'rms_norm', 'silu', 'multiply', 'conv2d', 'kernel', '\0model', '', '3']
 )  # fmt: skip
 scalars = st.one_of(
     st.none(),
@@ -163,18 +168,25 @@ def graphs(draw: st.DrawFn) -> Network:
     if tokens:
         put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
         rows = [put(Reshape, shape=(-1, width))]
-    for kind in draw(st.lists(st.sampled_from([Gelu, Relu, Mul, Softmax, LayerNorm, Dense, Add, Transpose, MatMul]))):
+    alone = [Gelu, Relu, Silu, Mul, Softmax, LayerNorm, RmsNorm, Dense]
+    for kind in draw(st.lists(st.sampled_from([*alone, Add, Multiply, Transpose, MatMul, Reduce, Conv2d]))):
         last = rows[-1]
-        if kind in (Transpose, MatMul):
+        if kind is Conv2d:
+            image = put(Reshape, shape=(-1, 1, 1, width), of=last)
+            keys = {'inputs': 1, 'outputs': 1, 'kernel': 1, 'bias': draw(st.booleans())}
+            rows.append(put(Reshape, shape=(-1, width), of=put(Conv2d, of=image, **keys)))
+        elif kind in (Transpose, MatMul, Reduce):
             lone = put(Reshape, shape=(-1, 1, width), of=last)
-            if kind is Transpose:
+            if kind is Reduce:
+                turned = put(Reduce, dims=(1,), mean=draw(st.booleans()), keep=draw(st.booleans()), of=lone)
+            elif kind is Transpose:
                 turned = put(Transpose, permutation=(0, 2, 1), of=lone)
             else:
                 square = put(MatMul, of=(lone, lone), transpose_a=True)
                 turned = put(MatMul, of=(square, lone), transpose_b=True)
             rows.append(put(Reshape, shape=(-1, width), of=turned))
-        elif kind is Add:
-            rows.append(put(Add, of=(draw(st.sampled_from(rows)), last)))
+        elif kind in (Add, Multiply):
+            rows.append(put(kind, of=(draw(st.sampled_from(rows)), last)))
         else:
             more = {Dense: {'inputs': width, 'outputs': width}, Mul: {'factor': draw(st.floats(-1e12, 1e12))}}
             rows.append(put(kind, of=last, **more.get(kind, {})))

@@ -20,9 +20,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
 )
@@ -336,6 +340,9 @@ def test_a_network_with_every_kind_of_layer():
         Reshape(shape=(-1, 16)),
         LayerNorm(name='norm'),
         Dense(inputs=16, outputs=32, name='up'),
+        RmsNorm(name='rms'),
+        Silu(),
+        Multiply(of=('rms', 'silu0')),
         Gelu(name='gelu'),
         Reshape(shape=(-1, 8, 4, 8), name='heads'),
         Transpose(permutation=(0, 2, 3, 1), name='turned'),
@@ -344,17 +351,22 @@ def test_a_network_with_every_kind_of_layer():
         Softmax(),
         Relu(name='positive'),
         Add(of=('product', 'positive')),
+        Reduce(dims=(2,), keep=True),
+        Reduce(dims=(1,), mean=False),
         Flatten(),
-        Dense(inputs=256, outputs=4, bias=False),
+        Dense(inputs=8, outputs=4, bias=False),
     )
     graph = network_graph(Network(layers=layers, input=(8,)), 16, 'cross-entropy')
     assert [operator.primitive for operator in graph.operators] == [
-        *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'GeLU', 'Reshape', 'Transpose'),
-        *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
+        *('_VirtualDataset', 'Gather', 'Reshape', 'LayerNorm', 'MatMul', 'BiasAdd', 'RmsNorm'),
+        *('SiLU', 'Mul', 'GeLU', 'Reshape', 'Transpose'),
+        *('BatchMatMul', 'Mul', 'Softmax', 'ReLU', 'Add'),
+        *('ReduceMean', 'ReduceSum', 'Flatten', 'MatMul', 'SparseSoftmaxCrossEntropyWithLogits'),
     ]
     shapes = {'x': (16, 8), 'table': (16, 8, 16), 'turned': (16, 4, 8, 8), 'product': (16, 4, 8, 8), 'label': (16,)}
     assert {name: graph.shapes[name] for name in shapes} == shapes
-    assert graph.parameters == {'table.weight', 'norm.gain', 'norm.bias', 'up.weight', 'up.bias', 'dense1.weight'}
+    trained = {'table.weight', 'norm.gain', 'norm.bias', 'up.weight', 'up.bias', 'rms.gain', 'dense1.weight'}
+    assert graph.parameters == trained
     assert graph.operator('positive').reads == ('softmax0',)
     assert exact(graph, 4).cost < inf
 

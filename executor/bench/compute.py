@@ -9,7 +9,7 @@ from dataclasses import replace
 from executor.bench.item import Item, Key, isolate, operand, result
 from executor.bench.sizes import Probe, Sizes
 from simpar.cost.compute import PRODUCTS
-from simpar.layer_blocks import block_network
+from simpar.layer_blocks import block_network, llama_network
 from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -80,7 +80,7 @@ def operators(sizes: Sizes, world: int) -> list[Item]:
 
 
 def _programs(probe: Probe, world: int) -> Iterator[Program]:
-    """A transformer and a network, each whole and, where there are ranks for it, cut in two; and a block of layers."""
+    """A transformer and a network, each whole and, where there are ranks for it, cut in two; and blocks of layers."""
     model = Transformer(
         layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
     )
@@ -90,8 +90,9 @@ def _programs(probe: Probe, world: int) -> Iterator[Program]:
         yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
         rows = Network(layers=(dense, Relu(), dense))
         yield lower(Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
-    block = block_network(probe.sequence, probe.hidden, model.heads, probe.hidden)
-    yield lower(Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), Plan(), 1)
+    for blocks in (block_network, llama_network):
+        block = blocks(probe.sequence, probe.hidden, model.heads, probe.hidden)
+        yield lower(Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), Plan(), 1)
 
 
 def program_items(program: Program, world: int, prefix: str) -> list[Item]:

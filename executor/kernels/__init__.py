@@ -9,6 +9,7 @@ from __future__ import annotations
 from executor.kernels import (
     attention,
     clip,
+    convolution,
     cross_entropy,
     dropout,
     embedding,
@@ -17,6 +18,7 @@ from executor.kernels import (
     norm,
     optimizer_parallel,
     pointwise,
+    reduction,
     shape,
     tiles,
     unfused,
@@ -31,11 +33,13 @@ from simpar.program import OpClass
 
 KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
+    **convolution.KERNELS,
     **attention.KERNELS,
     **unfused.KERNELS,
     **dropout.KERNELS,
     **norm.KERNELS,
     **pointwise.KERNELS,
+    **reduction.KERNELS,
     **shape.KERNELS,
     **embedding.KERNELS,
     **loss.KERNELS,

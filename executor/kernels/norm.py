@@ -1,10 +1,11 @@
-"""LayerNorm over the last dim, as aten does it."""
+"""LayerNorm over the last dim, as aten does it, and RMSNorm."""
 
 from __future__ import annotations
 
 import torch
 
 from executor.kernels.context import Context
+from executor.kernels.precision import wide
 from simpar.program import OpClass
 
 
@@ -32,4 +33,31 @@ def norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [(dy * normalised).flatten(0, -2).sum(0), dy.flatten(0, -2).sum(0)]
 
 
-KERNELS = {('norm', 'F'): norm_forward, ('norm', 'I'): norm_dx, ('norm', 'W'): norm_dw}
+def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, gain → y, rstd."""
+    x, gain = tensors
+    rstd = (wide(x).square().mean(-1, keepdim=True) + float(op.attributes['epsilon'])).rsqrt()
+    return [x * rstd * gain, rstd]
+
+
+def rms_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, gain, rstd → dx."""
+    dy, x, gain, rstd = map(wide, tensors)
+    normalised, scaled = x * rstd, dy * gain
+    return [rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))]
+
+
+def rms_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, rstd → dgain."""
+    dy, x, rstd = map(wide, tensors)
+    return [(dy * x * rstd).flatten(0, -2).sum(0)]
+
+
+KERNELS = {
+    ('norm', 'F'): norm_forward,
+    ('norm', 'I'): norm_dx,
+    ('norm', 'W'): norm_dw,
+    ('rms_norm', 'F'): rms_forward,
+    ('rms_norm', 'I'): rms_dx,
+    ('rms_norm', 'W'): rms_dw,
+}

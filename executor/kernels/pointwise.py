@@ -20,6 +20,16 @@ def gelu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [torch.ops.aten.gelu_backward(*tensors)]
 
 
+def silu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [functional.silu(tensors[0])]
+
+
+def silu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    return [torch.ops.aten.silu_backward(*tensors)]
+
+
 def relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → y."""
     return [torch.relu(tensors[0])]
@@ -57,6 +67,11 @@ def add(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
     return [torch.add(*tensors)]
 
 
+def multiply(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, z → x · z; dy and one of them → the gradient of the other."""
+    return [torch.mul(*tensors)]
+
+
 def scale(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """d → d × ``factor``."""
     return [tensors[0] * float(op.attributes['factor'])]
@@ -91,6 +106,8 @@ def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
 KERNELS = {
     ('gelu', 'F'): gelu_forward,
     ('gelu', 'I'): gelu_dx,
+    ('silu', 'F'): silu_forward,
+    ('silu', 'I'): silu_dx,
     ('relu', 'F'): relu_forward,
     ('relu', 'I'): relu_dx,
     ('bias', 'F'): bias_forward,
@@ -99,6 +116,8 @@ KERNELS = {
     ('residual', 'W'): dbias,
     ('add', 'I'): add,
     ('add', 'W'): add,
+    ('multiply', 'F'): multiply,
+    ('multiply', 'I'): multiply,
     ('scale', 'F'): scale,
     ('scale', 'I'): scale,
     ('take', 'F'): take,

@@ -20,19 +20,25 @@ from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
 
-BY_BATCH: Final = frozenset({'matmul', 'embedding', 'mse', 'mae', 'cross_entropy'})
+BY_BATCH: Final = frozenset({'matmul', 'conv2d', 'embedding', 'mse', 'mae', 'cross_entropy'})
 """Cut by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
 OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
 PRIMITIVES: Final = {
     'matmul': 'MatMul',
     'batch_matmul': 'BatchMatMul',
+    'conv2d': 'Conv2D',
     'bias': 'BiasAdd',
     'relu': 'ReLU',
     'gelu': 'GeLU',
+    'silu': 'SiLU',
     'mul': 'Mul',
+    'multiply': 'Mul',
     'residual': 'Add',
     'norm': 'LayerNorm',
+    'rms_norm': 'RmsNorm',
     'softmax': 'Softmax',
+    'sum': 'ReduceSum',
+    'mean': 'ReduceMean',
     'transpose': 'Transpose',
     'reshape': 'Reshape',
     'flatten': 'Flatten',

@@ -26,7 +26,7 @@ NAMES: Final = {
     'all_to_all': 'AlltoAll',
 }
 """MindSpore's names of operators; others are written in its way."""
-SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'transpose', 'reshape'})
+SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'multiply', 'transpose', 'reshape'})
 """Operators that are the same in forward and backward."""
 ENDINGS: Final = {'F': '', 'I': 'GradInput', 'W': 'GradWeight', 'U': ''}
 
@@ -140,11 +140,14 @@ class _Writer:
             found['bytes'] = f'{op.bytes:.0f}'
         strategy = self.listing.strategy(op) if self.strategies and op.phase == 'F' and is_own(op) else []
         found |= {'in_strategy': strategy_text(strategy)} if strategy else {}
+        found |= {key: str(op.attributes[key]) for key in ('stride', 'padding') if key in op.attributes}
         return found | {key: 'true' for key in ('transpose_a', 'transpose_b') if op.attributes.get(key)}
 
 
 def constants(op: OpClass, kind: str) -> list[str]:
-    """What else an op of a kind takes: a permutation, a shape, an axis, a factor, a value."""
+    """What else an op of a kind takes: a permutation, a shape, dims, an axis, a factor, a value."""
+    if kind in ('sum', 'mean') and op.phase == 'F':
+        return [bracketed([int(number) for number in str(op.attributes['dims']).split()])]
     if kind in ('transpose', 'reshape', 'flatten'):
         text = str(op.attributes['permutation' if op.operator == 'transpose' else 'shape'])
         return [bracketed([int(number) for number in text.split()])]

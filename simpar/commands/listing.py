@@ -108,7 +108,7 @@ class Listing:
 
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
-        taken = {'matmul': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
+        taken = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
         names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
         found = [self.cuts(self.program.tensor[name]) for name in names]
         return [cuts[::-1] if self.turned(name) else cuts for cuts, name in zip(found, names, strict=True)]

@@ -13,8 +13,11 @@ from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-PRODUCTS = frozenset({'matmul', 'batch_matmul', 'attention_scores', 'attention_values'})
-"""Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows."""
+PRODUCTS = frozenset({'matmul', 'batch_matmul', 'attention_scores', 'attention_values', 'conv2d'})
+"""Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
+
+A convolution is one of windows with the weight.
+"""
 MATRIX = PRODUCTS | {'attention'}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = frozenset({'piece', 'reshard', 'split', 'join', 'reshape'})

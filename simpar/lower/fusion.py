@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, layer_names
+from simpar.layers import Network, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -94,7 +94,5 @@ def fusion_ids(workload: Workload, plan: Plan, parameters: Sequence[str]) -> dic
 
 
 def _marks(model: Network) -> dict[str, int]:
-    layers = zip(layer_names(model), model.layers, strict=True)
-    return {
-        name: layer.comm_fusion for name, layer in layers if isinstance(layer, Dense) and layer.comm_fusion is not None
-    }
+    marks = (getattr(layer, 'comm_fusion', None) for layer in model.layers)
+    return {name: mark for name, mark in zip(layer_names(model), marks, strict=True) if mark is not None}

@@ -7,28 +7,22 @@ leading dims, LayerNorm and softmax with their last dim whole, an embedding by i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from simpar.layer_shapes import Shape, network_shapes
+from simpar.layer_shapes import network_shapes
 from simpar.layers import (
     INPUT,
     AnyLayer,
     Dense,
     Embedding,
     Flatten,
-    LayerNorm,
     MatMul,
     Network,
     Reshape,
-    Softmax,
     Strategy,
-    Transpose,
     layer_names,
     reads_of,
 )
-from simpar.layout.operator import ONE
-from simpar.lower.strategy.rule import rule_of
+from simpar.layout.operator import ONE, Operator
+from simpar.lower.strategy.rule import lead_of, rule_of
 
 WHOLE = 0
 """In the place of the dim that tensor cuts: none. Dim 0 is always that of data."""
@@ -39,54 +33,37 @@ def degree_strategies(network: Network, samples: int, data: int, tensor: int) ->
 
     Arguments: ``samples`` in dim 0 of the input.
     """
-    degrees = _Degrees(data, tensor)
     shapes = network_shapes(network, samples)
     cut_dim, found = {INPUT: WHOLE}, {}
     for name, layer, reads in zip(layer_names(network), network.layers, reads_of(network), strict=True):
-        came = [shapes[read] for read in reads]
-        dim = _kept(layer, cut_dim[reads[0]], came[0])
+        rule = rule_of(layer, name, [shapes[read] for read in reads])
+        dim = _kept(layer, rule, cut_dim[reads[0]])
         if not isinstance(layer, Flatten | Reshape):
-            found[name] = degrees.strategy(layer, dim, came)
-        cut_dim[name] = _given(layer, name, dim, came)
+            found[name] = _strategy(layer, rule, dim, data, tensor)
+        cut_dim[name] = _given(layer, rule, dim)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Degrees:
-    data: int
-    tensor: int
-
-    def cuts(self, rank: int, dim: int) -> tuple[int, ...]:
-        """Slices of a value, whose dim is cut by tensor."""
-        found = [1] * rank
-        found[dim] = self.tensor
-        return (self.data, *found[1:])
-
-    def strategy(self, layer: AnyLayer, dim: int, shapes: Sequence[Shape]) -> Strategy:
-        x = self.cuts(len(shapes[0]), dim)
-        if isinstance(layer, Dense):
-            return x, (self.tensor, 1) if dim else (1, self.tensor)
-        if isinstance(layer, Embedding):
-            return (self.tensor, 1), x
-        return (x, (1,), (1,)) if isinstance(layer, LayerNorm) else (x,) * len(shapes)
+def _strategy(layer: AnyLayer, rule: Operator, dim: int, data: int, tensor: int) -> Strategy:
+    read = rule.inputs[lead_of(layer)]
+    cuts = {read[0]: data}
+    if dim:
+        cuts[read[dim]] = tensor
+    elif isinstance(layer, Dense | Embedding):
+        cuts['n' if isinstance(layer, Dense) else 'v'] = tensor
+    return rule.strategy(cuts)
 
 
-def _kept(layer: AnyLayer, dim: int, x: Shape) -> int:
+def _kept(layer: AnyLayer, rule: Operator, dim: int) -> int:
     """Which dim of what a layer reads stays cut by tensor."""
-    last = len(x) - 1
-    if isinstance(layer, MatMul):
-        return dim if dim < last - 1 else WHOLE
-    return WHOLE if isinstance(layer, LayerNorm | Softmax) and dim == last else dim
+    named = rule.inputs[lead_of(layer)][dim]
+    free = named != ONE and named not in rule.fixed
+    return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else WHOLE
 
 
-def _given(layer: AnyLayer, name: str, dim: int, shapes: Sequence[Shape]) -> int:
+def _given(layer: AnyLayer, rule: Operator, dim: int) -> int:
     """Which dim of a layer's result is cut by tensor."""
     if isinstance(layer, Dense):
         return WHOLE if dim else 1
-    if isinstance(layer, Transpose):
-        return layer.permutation.index(dim)
-    if not isinstance(layer, Flatten | Reshape) or not dim:
-        return dim
-    rule = rule_of(layer, name, shapes)
-    named = rule.inputs[0][dim]
-    return rule.output.index(named) if named != ONE and named in rule.output else WHOLE
+    named = rule.inputs[lead_of(layer)][dim]
+    return rule.output.index(named) if dim and named in rule.output else WHOLE

@@ -22,14 +22,18 @@ from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate
 from simpar.strategy_search.graph import Graph, Operator, Shape
 
-PRODUCTS: Final = frozenset({'MatMul', 'BatchMatMul'})
+PRODUCTS: Final = {'MatMul': 'matmul', 'BatchMatMul': 'batch_matmul', 'Conv2D': 'conv2d'}
 STREAMING: Final = {
     'ReLU': 'relu',
     'GeLU': 'gelu',
+    'SiLU': 'silu',
     'Add': 'residual',
     'Mul': 'mul',
     'Softmax': 'softmax',
     'LayerNorm': 'norm',
+    'RmsNorm': 'rms_norm',
+    'ReduceMean': 'mean',
+    'ReduceSum': 'sum',
     'Transpose': 'transpose',
     'Gather': 'embedding',
     'Sub': 'mse',
@@ -91,25 +95,33 @@ class StepSeconds:
         output = prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.summed))
         if operator.primitive in PRODUCTS:
             yield from self._products(graph, operator, candidate, output)
-        elif operator.primitive in STREAMING:
+        elif operator.primitive in STREAMING and not self._ends(graph, operator):
             moved = self.bytes.itemsize * (sum(local) + output)
             trained = any(name in graph.parameters for name in operator.reads)
             phases: tuple[Phase, ...] = ('F', 'I', 'W') if trained else ('F', 'I')
             for phase in phases:
                 yield self._streaming(STREAMING[operator.primitive], phase, moved)
 
+    @staticmethod
+    def _ends(graph: Graph, operator: Operator) -> bool:
+        """Whether it is the mean of a squared error, which is one op with the difference."""
+        return operator.primitive == 'ReduceMean' and not graph.output_shape(operator)
+
     def _products(self, graph: Graph, operator: Operator, candidate: Candidate, output: float) -> Iterator[float]:
-        """A product and the two of its backward; of a batch, as one of all its rows."""
+        """A product and the two of its backward; of a batch, as one of all its rows; a convolution as it is priced."""
         (x, _), (weight, cut) = zip(graph.read_shapes(operator), candidate.inputs, strict=True)
-        column = -2 if operator.transpose_b else -1
-        n = weight[column] * 0.5 ** len(cut[column])
-        m = output / n
-        k = prod(x) * 0.5 ** len(used(candidate.inputs[0])) / m
+        if operator.primitive == 'Conv2D':
+            n, k = float(weight[0]), float(prod(weight[1:]))
+            m = output / n
+        else:
+            column = -2 if operator.transpose_b else -1
+            n = weight[column] * 0.5 ** len(cut[column])
+            m = output / n
+            k = prod(x) * 0.5 ** len(used(candidate.inputs[0])) / m
         moved = self.bytes.itemsize * (m * k + prod(weight) * 0.5 ** len(used(cut)) + output)
-        name = 'matmul' if operator.primitive == 'MatMul' else 'batch_matmul'
         backward: tuple[tuple[Phase, tuple[float, float, float]], ...] = (('I', (m, k, n)), ('W', (n, k, m)))
         for phase, size in (('F', (m, n, k)), *backward):
-            yield self._product(name, phase, size, moved)
+            yield self._product(PRODUCTS[operator.primitive], phase, size, moved)
 
     def _product(self, name: str, phase: Phase, size: tuple[float, float, float], moved: float) -> float:
         m, n, k = (max(1, round(length)) for length in size)

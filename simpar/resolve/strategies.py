@@ -10,7 +10,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.errors import ScheduleError
 from simpar.hardware import Cluster
 from simpar.layer_shapes import Shape, network_shapes
-from simpar.layers import AnyLayer, Dense, Embedding, Flatten, Network, layer_names, reads_of
+from simpar.layers import AnyLayer, Conv2d, Dense, Embedding, Flatten, Network, layer_names, reads_of
 from simpar.layout.redistribution import Method
 from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower.strategy.rule import rule_of
@@ -132,7 +132,8 @@ class _Search:
         """
         named = (replace(layer, name=name) for name, layer in self.layers.items())
         layers = tuple(
-            replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense) else layer for layer in named
+            replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense | Conv2d) else layer
+            for layer in named
         )
         one = replace(workload or self.workload, model=replace(self.model, layers=layers), batch=self.batch)
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'

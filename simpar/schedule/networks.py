@@ -8,7 +8,7 @@ from math import prod
 from typing import Final
 
 from simpar.document import Complaint, Key
-from simpar.layer_shapes import Shapes, shapes_of
+from simpar.layer_shapes import Shape, Shapes, shapes_of
 from simpar.layers import Dense, Embedding, Network, kind_of, layer_names
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -72,10 +72,10 @@ def _mnist(workload: Workload, model: Network, dense: list[tuple[int, Dense]]) -
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
         yield Complaint(layer_key(model, end, 'out'), what, f'write at least {MNIST_CLASSES}')
-    yield from _classes(workload)
+    yield from _by_class(workload)
 
 
-def _classes(workload: Workload) -> Iterator[Complaint]:
+def _by_class(workload: Workload) -> Iterator[Complaint]:
     if workload.loss != 'cross-entropy':
         what = f'mnist has classes, which {workload.loss} cannot take'
         yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
@@ -104,25 +104,29 @@ def _graph(workload: Workload, model: Network, slices: int) -> Iterator[Complain
     for misfit in found.misfits:
         yield Complaint(layer_key(model, misfit.place, misfit.key), misfit.what, misfit.remedy)
     yield from _sizes(model, found, slices if divides else 1)
-    if workload.data == 'mnist' and not found.misfits:
-        yield from _digits(workload, model, found)
     last = found.of.get(layer_names(model)[-1])
+    if workload.data == 'mnist':
+        yield from _digits(workload, model, found, last)
     if last is not None and len(last) != 2 and workload.loss == 'cross-entropy':
         what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
         yield Complaint(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
 
 
-def _digits(workload: Workload, model: Network, found: Shapes) -> Iterator[Complaint]:
-    """Whether images go in, and their classes come out."""
-    yield from _classes(workload)
-    last = found.of[layer_names(model)[-1]]
-    if isinstance(model.layers[0], Embedding) or prod(model.sample) != MNIST_PIXELS:
-        what = f'mnist has images of {MNIST_PIXELS} pixels, which this network does not take'
-    elif len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
-        what = f'mnist has one of {MNIST_CLASSES} classes a sample, which this network does not give'
-    else:
-        return
-    yield Complaint(('workload', 'data'), what, 'write random')
+def _digits(workload: Workload, model: Network, found: Shapes, last: Shape | None) -> Iterator[Complaint]:
+    """Images of mnist for a graph: one row of classes for each.
+
+    Arguments: ``last``, shape of the result, where it is known.
+    """
+    yield from _by_class(workload)
+    if isinstance(model.layers[0], Embedding):
+        yield Complaint(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
+    elif prod(model.sample) != MNIST_PIXELS:
+        what = f'{list(model.sample)} a sample, but an image of mnist has {MNIST_PIXELS} pixels'
+        yield Complaint((*NETWORK, 'input'), what, 'write [1, 28, 28]')
+    if last is not None and len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
+        what = f'mnist has one of {MNIST_CLASSES} classes for each of {found.samples} images, but the network ends '
+        what += f'with {last[0]} rows of {last[1]}'
+        yield Complaint(('workload', 'data'), what, 'end with a row of 10 results for each image, or write random')
 
 
 def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Complaint]:

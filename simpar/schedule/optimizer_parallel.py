@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.layers import Dense, Embedding, LayerNorm, Network
+from simpar.layers import Network, Trained
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -36,5 +36,5 @@ def _layers(workload: Workload) -> int:
     """A transformer's are embedding, position, layers, norm, and the head unless it is the embedding's."""
     model = workload.model
     if isinstance(model, Network):
-        return sum(isinstance(layer, Dense | Embedding | LayerNorm) for layer in model.layers)
+        return sum(isinstance(layer, Trained) for layer in model.layers)
     return model.layers + 3 + (not model.tied)

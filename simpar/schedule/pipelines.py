@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import INPUT, Dense, Network, layer_names, reads_of
+from simpar.layers import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.lower.stages import layer_stages
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
@@ -102,7 +102,7 @@ def _marks(model: Network, stages: int) -> Iterator[Complaint]:
             key = layer_key(model, place, 'pipeline_stage')
             yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
             return
-        stage, held = mark, held or isinstance(layer, Dense)
+        stage, held = mark, held or isinstance(layer, Dense | Conv2d)
     if stage != stages - 1:
         what = f'marks end with stage {stage} of {stages}'
         yield Complaint(NETWORK, what, f'mark a layer with pipeline_stage: {stages - 1}')

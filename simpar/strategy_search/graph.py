@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 Dataset = Literal['full_batch', 'data_parallel']
 
 ELEMENTWISE = frozenset(
-    ('ReLU', 'GeLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
+    ('ReLU', 'GeLU', 'SiLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
 ).union(('Equal', 'MaskedFill', 'Muls'))
 REDUCTIONS = frozenset(('ReduceMean', 'ReduceSum', 'ReduceMax', 'SumExt'))
 RESHAPES = frozenset(('Reshape', 'Flatten', 'ExpandDims', 'Squeeze'))
@@ -20,8 +20,8 @@ PRIMITIVES = (
     ELEMENTWISE
     | REDUCTIONS
     | RESHAPES
-    | {'MatMul', 'BatchMatMul', 'Transpose', 'Softmax', 'LayerNorm', 'BatchNorm', 'Gather', 'GatherD', 'Conv2D'}
-    | {'SparseSoftmaxCrossEntropyWithLogits', 'StridedSlice', '_VirtualDataset'}
+    | {'MatMul', 'BatchMatMul', 'Transpose', 'Softmax', 'LayerNorm', 'RmsNorm', 'BatchNorm', 'Gather', 'GatherD'}
+    | {'Conv2D', 'SparseSoftmaxCrossEntropyWithLogits', 'StridedSlice', '_VirtualDataset'}
 )
 
 
@@ -183,6 +183,10 @@ class GraphBuilder:
         width = self.shapes[x][-1]
         reads = (x, self.parameter(f'{name}.gain', width), self.parameter(f'{name}.bias', width))
         return self.add('LayerNorm', name, reads, self.shapes[x])
+
+    def rms_norm(self, name: str, x: str) -> str:
+        """RMSNorm over the last dim, with a gain."""
+        return self.add('RmsNorm', name, (x, self.parameter(f'{name}.gain', self.shapes[x][-1])), self.shapes[x])
 
     def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
         """A reduction over some dims."""

@@ -9,6 +9,7 @@ from simpar.layers import (
     INPUT,
     Add,
     AnyLayer,
+    Conv2d,
     Dense,
     Embedding,
     Flatten,
@@ -16,9 +17,13 @@ from simpar.layers import (
     LayerNorm,
     MatMul,
     Mul,
+    Multiply,
     Network,
+    Reduce,
     Relu,
     Reshape,
+    RmsNorm,
+    Silu,
     Softmax,
     Transpose,
     layer_names,
@@ -29,7 +34,7 @@ from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator,
 from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)
-ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Add: 'Add'}
+ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Silu: 'SiLU', Add: 'Add', Multiply: 'Mul'}
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
@@ -76,10 +81,15 @@ def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[
     match layer:
         case Dense():
             return dense_layer(build, name, x, layer.outputs, bias=layer.bias)
+        case Conv2d():
+            weight = build.parameter(f'{name}.weight', layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+            return with_bias(build, name, build.add('Conv2D', name, (x, weight), shape), layer.outputs, layer.bias)
         case Embedding():
             return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
         case LayerNorm():
             return build.layer_norm(name, x)
+        case RmsNorm():
+            return build.rms_norm(name, x)
         case Softmax():
             return build.softmax(name, x)
         case MatMul():
@@ -94,6 +104,9 @@ def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[
             return build.add('BatchMatMul', name, reads, shape, swapped)
         case Transpose():
             return build.transpose(name, x, *layer.permutation)
+        case Reduce():
+            kind = 'ReduceMean' if layer.mean else 'ReduceSum'
+            return build.reduce(kind, name, x, layer.dims, keep_dims=layer.keep)
         case Reshape() | Flatten():
             return build.reshape(name, x, *shape, primitive=type(layer).__name__)
         case Mul():
@@ -105,6 +118,11 @@ def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: b
     """MatMul with a transposed weight, and BiasAdd."""
     weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
     y = build.matmul(name, x, weight, transpose_b=True)
+    return with_bias(build, name, y, outputs, bias)
+
+
+def with_bias(build: GraphBuilder, name: str, y: str, outputs: int, bias: bool) -> str:
+    """BiasAdd of a product's result, if there is one: along dim 1."""
     if not bias:
         return y
     return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs))

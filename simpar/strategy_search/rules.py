@@ -117,6 +117,8 @@ def rule(graph: Graph, operator: Operator) -> Rule:
 def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Rule:
     """Rules of operators whose axes are dims of what they read or write."""
     primitive = operator.primitive
+    if primitive == 'BiasAdd':
+        return _plain(output, (_dims(output), ((1,),)), set())
     if primitive in ELEMENTWISE or primitive == 'GatherD':
         uncut = {len(output) - 1} if primitive == 'GatherD' else set()
         return _plain(output, tuple(_broadcast(shape, output) for shape in shapes), uncut)
@@ -128,9 +130,9 @@ def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Ru
     if primitive in ('Softmax', 'StridedSlice'):
         sliced = {dim for dim, (whole, left) in enumerate(zip(shapes[0], output, strict=True)) if whole != left}
         return _plain(shapes[0], (_dims(shapes[0]),), {*operator.axes, *sliced})
-    if primitive == 'LayerNorm':
+    if primitive in ('LayerNorm', 'RmsNorm'):
         last = len(output) - 1
-        return _plain(output, (_dims(output), ((last,),), ((last,),)), {last})
+        return _plain(output, (_dims(output), *(((last,),) for _ in shapes[1:])), {last})
     if primitive == 'BatchNorm':
         reads = (_dims(output), *(((1,),) for _ in shapes[1:]))
         return _plain(output, reads, {1, 2, 3})

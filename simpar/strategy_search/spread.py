@@ -198,6 +198,8 @@ class Spread:
             return (divisible(kept, shapes[0]),)
         if kind == 'LayerNorm':
             return (*pieces[:-1], 1), (1,), (1,)
+        if kind == 'RmsNorm':
+            return (min(self.devices, shapes[0][0]), *(1,) * (len(shapes[0]) - 1)), (1,)
         if kind == 'StridedSlice':
             return ((1,) * len(pieces),)
         every = tuple(same(pieces, shape) for shape in shapes)

@@ -6,6 +6,7 @@ Work counts: a matrix product is 2·m·n·k floating-point operations; others mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from simpar.layout import TensorLayout
 from simpar.lower.rules import EPSILON
@@ -30,6 +31,7 @@ class Unary:
 
 RELU = Unary(operator='relu', saves='output', flops=(1, 1))
 GELU = Unary(operator='gelu', saves='input', flops=(10, 10))
+SILU = Unary(operator='silu', saves='input', flops=(5, 8))
 SOFTMAX = Unary(operator='softmax', saves='output', flops=(5, 4))
 MUL = Unary(operator='mul', flops=(1, 1))
 TRANSPOSE = Unary(operator='transpose')
@@ -79,27 +81,76 @@ def add(tape: LaidTape, x: Laid, z: Laid, y: Laid) -> Laid:
     return y
 
 
+def multiply(tape: LaidTape, x: Laid, z: Laid, y: Laid) -> Laid:
+    """y = x · z, element by element, all in one layout; the gradient of one is a product with the other."""
+    tape.lay(y)
+    elements = tape.held(y.name)
+    tape.work(y.name, 'multiply', 'F', [x.name, z.name], [y.name], flops=elements)
+
+    def back(dy: Laid) -> None:
+        for side, factor, other in (('left', x, z), ('right', z, x)):
+            if factor.needs_gradient:
+                name = f'{y.name}.{side}'
+                gradient = tape.new_gradient(factor, name)
+                tape.work(name, 'multiply', 'I', [dy.name, other.name], [gradient.name], flops=elements)
+                tape.give(factor, gradient)
+
+    tape.backward_of(y, back)
+    return y
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Norm:
+    """A normalisation of the last dim, which is whole.
+
+    Arguments: ``parameters`` with what they begin as, the gain first; ``kept``, numbers of a row that its backward
+    reads; ``flops`` an element, of F, I and W.
+    """
+
+    operator: str
+    parameters: dict[str, str]
+    kept: tuple[str, ...]
+    flops: tuple[int, int, int]
+
+
+_LAYER_NORM = _Norm(
+    operator='norm', parameters={'gain': 'ones', 'bias': 'zeros'}, kept=('mean', 'rstd'), flops=(8, 12, 4)
+)
+_RMS_NORM = _Norm(operator='rms_norm', parameters={'gain': 'ones'}, kept=('rstd',), flops=(5, 9, 3))
+
+
 def layer_norm(tape: LaidTape, x: Laid, y: Laid) -> Laid:
     """LayerNorm over the last dim, which is whole."""
+    return _norm(tape, _LAYER_NORM, x, y)
+
+
+def rms_norm(tape: LaidTape, x: Laid, y: Laid) -> Laid:
+    """RMSNorm over the last dim, which is whole."""
+    return _norm(tape, _RMS_NORM, x, y)
+
+
+def _norm(tape: LaidTape, kind: _Norm, x: Laid, y: Laid) -> Laid:
     attributes: Attributes = {'epsilon': EPSILON}
     whole = TensorLayout(tape.world, ((),))
-    gain = tape.laid_parameter(f'{y.name}.gain', y.shape[-1:], whole, 'ones')
-    shift = tape.laid_parameter(f'{y.name}.bias', y.shape[-1:], whole, 'zeros')
+    parameters = [
+        tape.laid_parameter(f'{y.name}.{part}', y.shape[-1:], whole, initial).name
+        for part, initial in kind.parameters.items()
+    ]
     tape.lay(y)
     column = TensorLayout(tape.world, (*y.layout.dims[:-1], ()))
-    mean, rstd = (tape.lay(Laid(f'{y.name}.{part}', (*y.shape[:-1], 1), column)).name for part in ('mean', 'rstd'))
-    elements = tape.held(y.name)
-    tape.work(y.name, 'norm', 'F', [x.name, gain.name, shift.name], [y.name, mean, rstd], flops=8 * elements,
+    kept = [tape.lay(Laid(f'{y.name}.{part}', (*y.shape[:-1], 1), column)).name for part in kind.kept]
+    forward, inputs, weights = (flops * tape.held(y.name) for flops in kind.flops)
+    tape.work(y.name, kind.operator, 'F', [x.name, *parameters], [y.name, *kept], flops=forward,
               attributes=attributes)  # fmt: skip
 
     def back(dy: Laid) -> None:
         if x.needs_gradient:
             dx = tape.new_gradient(x, y.name)
-            tape.work(y.name, 'norm', 'I', [dy.name, x.name, gain.name, mean, rstd], [dx.name], flops=12 * elements,
+            tape.work(y.name, kind.operator, 'I', [dy.name, x.name, parameters[0], *kept], [dx.name], flops=inputs,
                       attributes=attributes)  # fmt: skip
             tape.give(x, dx)
-        tape.work(y.name, 'norm', 'W', [dy.name, x.name, mean, rstd], flops=4 * elements, attributes=attributes,
-                  accumulates=[f'd:{gain.name}', f'd:{shift.name}'])  # fmt: skip
+        tape.work(y.name, kind.operator, 'W', [dy.name, x.name, *kept], flops=weights, attributes=attributes,
+                  accumulates=[f'd:{parameter}' for parameter in parameters])  # fmt: skip
 
     tape.backward_of(y, back)
     return y
@@ -147,6 +198,33 @@ def matmul(tape: LaidTape, x: Laid, parameters: list[Laid], y: Laid) -> Laid:
     return y
 
 
+def conv2d(tape: LaidTape, x: Laid, parameters: list[Laid], y: Laid, forward: Attributes, backward: Attributes) -> Laid:
+    """A convolution of images with a whole weight, and a bias where there are two parameters.
+
+    Its dims are those of the product that it is: of windows, one for each place of its result, and the weight.
+    """
+    name, weight = y.name, parameters[0]
+    tape.lay(y)
+    n, k = weight.shape[0], prod(weight.shape[1:])
+    m = tape.held(y.name) // n
+    flops = 2.0 * m * n * k
+    tape.work(name, 'conv2d', 'F', [x.name, *(p.name for p in parameters)], [y.name], flops=flops,
+              dims={'m': m, 'n': n, 'k': k}, attributes=forward)  # fmt: skip
+
+    def back(dy: Laid) -> None:
+        if x.needs_gradient:
+            dx = tape.new_gradient(x, name)
+            tape.work(name, 'conv2d', 'I', [dy.name, weight.name], [dx.name], flops=flops,
+                      dims={'m': m, 'n': k, 'k': n}, attributes=backward)  # fmt: skip
+            tape.give(x, dx)
+        tape.work(name, 'conv2d', 'W', [dy.name, x.name], accumulates=[f'd:{p.name}' for p in parameters],
+                  flops=flops, dims={'m': n, 'n': k, 'k': m},
+                  attributes={**forward, 'kernel': weight.shape[-1]})  # fmt: skip
+
+    tape.backward_of(y, back)
+    return y
+
+
 def bias(tape: LaidTape, name: str, y: Laid, shift: Laid) -> Laid:
     """y + bias, behind the sum of a product."""
     z = tape.lay(Laid(f'{name}.biased', y.shape, y.layout))
@@ -159,6 +237,22 @@ def bias(tape: LaidTape, name: str, y: Laid, shift: Laid) -> Laid:
 
     tape.backward_of(z, back)
     return z
+
+
+def reduction(tape: LaidTape, operator: str, x: Laid, y: Laid, forward: Attributes, backward: Attributes) -> Laid:
+    """A sum or mean over dims; the gradient is the same everywhere along them."""
+    name = y.name.removesuffix('.partial')
+    tape.lay(y)
+    tape.work(name, operator, 'F', [x.name], [y.name], flops=tape.held(x.name), attributes=forward)
+
+    def back(dy: Laid) -> None:
+        if x.needs_gradient:
+            dx = tape.new_gradient(x, name)
+            tape.work(name, operator, 'I', [dy.name], [dx.name], flops=tape.held(dy.name), attributes=backward)
+            tape.give(x, dx)
+
+    tape.backward_of(y, back)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

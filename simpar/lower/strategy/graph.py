@@ -7,51 +7,33 @@ no strategy else lies as its input does, as far as that can be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
-from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.layer_shapes import Shape, network_shapes
 from simpar.layers import (
     INPUT,
-    Add,
     AnyLayer,
     Dense,
     Embedding,
     Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
     Network,
-    Relu,
     Reshape,
-    Softmax,
-    Transpose,
+    Trained,
+    Weighted,
     layer_names,
     reads_of,
 )
 from simpar.layout import Layout, TensorLayout, operators, replicated
-from simpar.lower.strategy import emit
 from simpar.lower.strategy.feed import gathered_input
+from simpar.lower.strategy.layer import At, add_layer
 from simpar.lower.strategy.loss import add_loss
 from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placed, Placer
 from simpar.lower.strategy.rule import lead_of, rule_of
 from simpar.lower.strategy.tape import Laid, LaidTape
 from simpar.workload import Workload
-
-UNARY: Final[dict[type, emit.Unary]] = {
-    Relu: emit.RELU,
-    Gelu: emit.GELU,
-    Softmax: emit.SOFTMAX,
-    Mul: emit.MUL,
-    Transpose: emit.TRANSPOSE,
-    Reshape: emit.RESHAPE,
-    Flatten: emit.RESHAPE,
-}
-
 
 Named = tuple[str, AnyLayer, tuple[str, ...]]
 """A layer with its name and the names of what it reads."""
@@ -179,20 +161,9 @@ class Lowering:
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         if flat:
             return reads[0]
-        trained = isinstance(layer, Dense | Embedding | LayerNorm)
-        y = Laid(name, shape, placed.local, trained or any(read.needs_gradient for read in reads))
-        if isinstance(layer, Dense):
-            return self._dense(layer, reads[0], y, placed)
-        if isinstance(layer, MatMul):
-            a, b = emit.Factor(reads[0], layer.transpose_a), emit.Factor(reads[1], layer.transpose_b)
-            return self._summed(emit.batch_matmul(self.tape, a, b, _pending(y)), name, placed)
-        if isinstance(layer, Embedding):
-            return self._embedding(layer, reads[0], y, placed)
-        if isinstance(layer, LayerNorm):
-            return emit.layer_norm(self.tape, reads[0], y)
-        if isinstance(layer, Add):
-            return emit.add(self.tape, reads[0], reads[1], y)
-        return emit.unary(self.tape, UNARY[type(layer)], reads[0], y, *_attributes(layer, reads[0], y))
+        comes_back = isinstance(layer, Trained) or any(read.needs_gradient for read in reads)
+        y = Laid(name, shape, placed.local, comes_back)
+        return add_layer(At(self.tape, self.mover, self.model.weight_deviation, layer, reads, y, placed))
 
     def _placed(self, layer: AnyLayer, name: str, reads: list[Laid]) -> Placed:
         operator = rule_of(layer, name, [read.shape for read in reads])
@@ -203,9 +174,8 @@ class Lowering:
         if layer.layout:
             out = layer.out_layout if isinstance(layer, Dense) else ()
             return self.placer.by_layout(operator, self._matrix(name), layer.layout, out, lead)
-        if not strategy and isinstance(layer, Dense | Embedding):
-            rows = (self.placer.by_batch(reads[0].shape[0]), *(1,) * (len(reads[0].shape) - 1))
-            strategy = (rows, (1, 1)) if isinstance(layer, Dense) else ((1, 1), rows)
+        if not strategy and isinstance(layer, Weighted):
+            strategy = operator.strategy({operator.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])})
         if not strategy:
             return self.placer.followed(operator, reads[0].layout, lead)
         out_strategy = layer.out_strategy if isinstance(layer, Dense) else ()
@@ -218,64 +188,12 @@ class Lowering:
             )
         return self.tape.names
 
-    def _dense(self, layer: Dense, x: Laid, y: Laid, placed: Placed) -> Laid:
-        name, world = y.name, self.tape.world
-        rows, columns = placed.inputs[1].dims
-        deviation = f'normal:{self.model.weight_deviation}'
-        weight = self.tape.laid_parameter(
-            f'{name}.weight', (layer.outputs, layer.inputs), TensorLayout(world, (columns, rows)), deviation
-        )
-        bias = TensorLayout(world, placed.output.dims[1:])
-        parameters = [weight]
-        if layer.bias:
-            parameters.append(self.tape.laid_parameter(f'{name}.bias', (layer.outputs,), bias, 'zeros'))
-        if not placed.local.partial:
-            return emit.matmul(self.tape, x, parameters, y)
-        y = self._summed(emit.matmul(self.tape, x, parameters[:1], _pending(y)), name, placed)
-        return emit.bias(self.tape, name, y, parameters[1]) if layer.bias else y
-
-    def _embedding(self, layer: Embedding, tokens: Laid, y: Laid, placed: Placed) -> Laid:
-        weight = self.tape.laid_parameter(
-            f'{y.name}.weight', (layer.vocab, layer.width), placed.inputs[0], f'normal:{self.model.weight_deviation}'
-        )
-        return self._summed(emit.embedding(self.tape, tokens, weight, _pending(y)), y.name, placed)
-
-    def _summed(self, y: Laid, name: str, placed: Placed) -> Laid:
-        """The operator's own sum, whatever the way of redistributions: scattered where out_strategy says so."""
-        return replace(self.mover, method='cheapest').move(y, placed.output, name) if y.layout.partial else y
-
 
 def _follows(layer: AnyLayer) -> bool:
     """Whether a layer is told nothing, and lies as its input does."""
     return not (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()))
 
 
-def _pending(y: Laid) -> Laid:
-    return replace(y, name=f'{y.name}.partial') if y.layout.partial else y
-
-
-def _attributes(layer: AnyLayer, x: Laid, y: Laid) -> tuple[emit.Attributes | None, emit.Attributes | None]:
-    """What the kernels of an operator of one value must know, forward and backward."""
-    if isinstance(layer, Mul):
-        return {'factor': layer.factor}, {'factor': layer.factor}
-    if isinstance(layer, Softmax):
-        return {'causal': False}, None
-    if isinstance(layer, Transpose):
-        back = sorted(range(len(layer.permutation)), key=layer.permutation.__getitem__)
-        return {'permutation': _text(layer.permutation)}, {'permutation': _text(back)}
-    if isinstance(layer, Reshape | Flatten):
-        return {'shape': _local(y)}, {'shape': _local(x)}
-    return None, None
-
-
 def _fineness(shape: Shape) -> int:
     """How many dims can be cut."""
     return sum(length > 1 for length in shape)
-
-
-def _local(value: Laid) -> str:
-    return _text([-1, *value.layout.slice_shape(value.shape)[1:]])
-
-
-def _text(numbers: list[int] | tuple[int, ...]) -> str:
-    return ' '.join(map(str, numbers))
