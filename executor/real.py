@@ -28,7 +28,7 @@ FEED_LIMIT = 256 * 2**20
 
 def parts(program: Program, tensor: Tensor) -> Iterator[tuple[int, int]]:
     """The micro-batches and copies of an input; one of each where it is that of a whole step."""
-    whole = tensor.batch_dim is None
+    whole = bool(tensor.like)
     return product(range(1 if whole else program.micro_batches), range(1 if whole else program.copies))
 
 

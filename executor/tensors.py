@@ -105,7 +105,7 @@ def inputs(
 ) -> torch.Tensor:
     """A rank's piece of one copy of an input; of a whole step's, of all copies and micro-batches."""
     kind = torch_dtype(tensor.dtype, dtype)
-    if tensor.batch_dim is None:
+    if tensor.like:
         whole = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step)
         return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
     first, *rest = tensor.shape

@@ -29,11 +29,10 @@ class Tensor:
 
     Arguments: ``shape``, the logical shape over all ranks and copies of one micro-batch; ``cuts``, applied in order;
     ``partial``, the partitions over which the true value is still to be summed; inputs and activations are also cut
-    along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole; an input's shape is
-    then that of a whole step).
+    along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole).
     ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
-    ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to, or the input that one of
-    a whole step is drawn as.
+    ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to; an input has it where it
+    is that of a whole step, all micro-batches and copies, drawn as the input that it names.
     """
 
     name: str
