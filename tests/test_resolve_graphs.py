@@ -9,7 +9,7 @@ from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layer_blocks import block_network
+from simpar.layer_blocks import block_network, llama_network
 from simpar.layers import (
     Add,
     Conv2d,
@@ -213,6 +213,18 @@ def test_the_example_is_the_block_and_does_what_its_first_lines_say():
     first, second = fastest.strategies.proposals[0], leanest.strategies.proposals[0]
     assert first.step < second.step
     assert 0.45 < second.sent / first.sent < 0.55
+
+
+def test_the_example_of_llama_is_the_block_and_beats_the_compilers_search():
+    case = load_case(Path(__file__).parent.parent / 'examples' / 'llama_strategies.yaml')
+    ours = network_graph(case.schedule.workload.model, 8192, 'mse')
+    block = network_graph(llama_network(2048, 4096, 32, 11008), 8192, 'mse')
+    assert [ours.shapes[operator.name] for operator in ours.operators if operator.primitive == 'MatMul'] == [
+        block.shapes[operator.name] for operator in block.operators if operator.primitive == 'MatMul'
+    ]
+    assert exact(ours, 8).cost == exact(block, 8).cost
+    assert case.strategies.proposals[0].step == min(one.step for one in case.strategies.proposals)
+    assert case.predict().gain > 0
 
 
 def test_heads_that_do_not_divide_are_refused():
