@@ -9,7 +9,7 @@ demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
 
 test: .venv-test/installed check
-	.venv-test/bin/python -m pytest --numprocesses 2 --dist loadfile -m 'not alone'
+	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone'
 	.venv-test/bin/python -m pytest -m alone
 
 check: .venv-test/installed
