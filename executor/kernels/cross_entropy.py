@@ -6,6 +6,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.precision import wide
+from executor.kernels.reduction import reduced
 from executor.kernels.shape import numbers
 from simpar.program import OpClass
 
@@ -49,11 +50,6 @@ def log_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → −x."""
     return [-tensors[0]]
-
-
-def reduce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → its sum over ``dims``."""
-    return [wide(tensors[0]).sum(numbers(op, 'dims'))]
 
 
 def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -106,7 +102,7 @@ KERNELS = {
     ('log', 'I'): log_dx,
     ('negate', 'F'): negate,
     ('negate', 'I'): negate,
-    ('reduce_sum', 'F'): reduce_sum,
+    ('reduce_sum', 'F'): reduced,
     ('reduce_sum', 'I'): spread,
     ('equal', 'F'): equal,
     ('masked_fill', 'F'): masked_fill,

@@ -6,23 +6,20 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.precision import wide
+from executor.kernels.shape import numbers
 from simpar.program import OpClass
 
 
 def reduced(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → its sum over ``dims``, divided by ``count``, the whole length of these, where there is one."""
-    return [wide(tensors[0]).sum(_numbers(op, 'dims')) / int(op.attributes.get('count', 1))]
+    return [wide(tensors[0]).sum(numbers(op, 'dims')) / int(op.attributes.get('count', 1))]
 
 
 def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → dx of ``shape``, the same everywhere along ``dims``, in memory of its own."""
-    (dy,), shape, dims = tensors, _numbers(op, 'shape'), _numbers(op, 'dims')
+    (dy,), shape, dims = tensors, numbers(op, 'shape'), numbers(op, 'dims')
     column = dy.reshape([1 if dim in dims else length for dim, length in enumerate(shape)])
     return [(column / int(op.attributes.get('count', 1))).expand(shape).contiguous()]
-
-
-def _numbers(op: OpClass, key: str) -> list[int]:
-    return [int(number) for number in str(op.attributes[key]).split()]
 
 
 KERNELS = {

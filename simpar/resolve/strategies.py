@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
@@ -110,10 +111,15 @@ class _Search:
         """Samples of one copy of a micro-batch."""
         return self.workload.batch // self.slices
 
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Of what every layer gives, in one copy of a micro-batch."""
+        return network_shapes(self.model, self.batch)
+
     @property
     def result(self) -> Shape:
         """Shape of what the loss reads."""
-        return network_shapes(self.model, self.batch)[next(reversed(self.layers))]
+        return self.shapes[next(reversed(self.layers))]
 
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
@@ -141,11 +147,10 @@ class _Search:
 
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
-        shapes = network_shapes(self.model, self.batch)
         for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
             if strategy := strategy_of(layer):
                 scattered = layer.out_strategy if isinstance(layer, Dense) else ()
-                rule_of(layer, name, [shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
+                rule_of(layer, name, [self.shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
         check_loss(self.workload, self.result, self.devices)
 
     # searches
@@ -163,10 +168,9 @@ class _Search:
 
     def with_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """Those of a flatten as the network's takes them."""
-        shapes = network_shapes(self.model, self.batch)
         named = zip(self.layers.items(), reads_of(self.model), strict=True)
         own = {
-            name: flatten_choice(choices[name], shapes[reads[0]])
+            name: flatten_choice(choices[name], self.shapes[reads[0]])
             for (name, layer), reads in named
             if isinstance(layer, Flatten) and name not in self.fixed
         }

@@ -138,9 +138,7 @@ class CrossEntropy:
         self.tape.lay(y, dtype=self._dtype(operator, reads))
         self._forward(operator, reads, y)
         self.tape.backward_of(y, lambda dy: self._backward(operator, reads, y, dy))
-        if not y.layout.partial:
-            return y
-        return replace(self.mover, method='cheapest').move(y, placed.output, operator.node)
+        return self.mover.summed(y, placed.output, operator.node)
 
     def _dtype(self, operator: LossOperator, reads: Sequence[Laid]) -> str:
         """Labels and what is made of them are integers, a mask is one of truths.

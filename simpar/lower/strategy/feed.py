@@ -56,6 +56,8 @@ def gathered_input(tape: LaidTape, name: str, shape: tuple[int, ...], drawn: str
 def once_a_step(tape: Tape, order: Sequence[Issue], place: int) -> list[Issue]:
     """The ops of a pipeline rank, behind those that it does once, whose results end with their last readers."""
     mine = [op for op in tape.once if tape.mesh.pipeline_rank(op.stage) == place]
+    if not mine:
+        return list(order)
     last = {name: index for index, issue in enumerate(order) for name in issue.op.reads}
     ends: dict[int, list[Issue]] = {}
     for op in mine:

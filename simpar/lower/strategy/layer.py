@@ -64,10 +64,8 @@ class At:
         return self.tape.laid_parameter(f'{self.y.name}.weight', shape, layout, f'normal:{self.deviation}')
 
     def summed(self, y: Laid) -> Laid:
-        """The operator's own sum, whatever the way of redistributions: scattered where out_strategy says so."""
-        if not y.layout.partial:
-            return y
-        return replace(self.mover, method='cheapest').move(y, self.placed.output, self.y.name)
+        """The operator's own sum, if there is one."""
+        return self.mover.summed(y, self.placed.output, self.y.name)
 
 
 def add_layer(at: At) -> Laid:

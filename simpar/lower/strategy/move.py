@@ -53,6 +53,10 @@ class Mover:
         self.tape.moved[key] = result
         return result
 
+    def summed(self, y: Laid, output: TensorLayout, name: str) -> Laid:
+        """An operator's own sum, whatever the way of redistributions: scattered where its output is to be."""
+        return replace(self, method='cheapest').move(y, output, name) if y.layout.partial else y
+
     def share(self) -> None:
         """Do once what several redistributions of a value begin with alike, forward; each gradient has its own way.
 
