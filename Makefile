@@ -1,9 +1,10 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
+# make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
 # make lab    prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check lab clean
+.PHONY: demo test check prove-tables lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -16,6 +17,9 @@ check: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
+
+prove-tables: .venv-test/installed
+	.venv-test/bin/python -m tests.op_tables compare
 
 lab: .venv-test/installed
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2
