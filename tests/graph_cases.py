@@ -32,8 +32,8 @@ from simpar.layers import (
     reads_of,
 )
 from simpar.layout import operators
-from simpar.lower.strategy.cross_entropy import loss_rules
-from simpar.lower.strategy.rule import rule_of
+from simpar.lower.cross_entropy import loss_rules
+from simpar.lower.rule import rule_of
 from simpar.pipeline import ORDERS, named_order
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload

@@ -27,7 +27,7 @@ from simpar.layer_blocks import block_network
 from simpar.layers import KINDS, Add, MatMul, Reshape
 from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
-from simpar.lower.strategy.cross_entropy import KINDS as LOSS_KINDS
+from simpar.lower.cross_entropy import KINDS as LOSS_KINDS
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload
 

@@ -29,7 +29,7 @@ from simpar.layers import (
     reads_of,
 )
 from simpar.lower import lower
-from simpar.lower.strategy.rule import rule_of
+from simpar.lower.rule import rule_of
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -18,7 +18,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.layers import Dense, Network, Relu
 from simpar.loss_operators import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.lower import lower
-from simpar.lower.strategy.cross_entropy import by_rows, loss_rules
+from simpar.lower.cross_entropy import by_rows, loss_rules
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -13,7 +13,7 @@ from redistribution_machine import cut, execute
 from simpar.errors import Infeasible
 from simpar.layout import Layout, mapped, redistribute, replicated
 from simpar.lower.mesh import Mesh
-from simpar.lower.strategy.move import Mover
+from simpar.lower.move import Mover
 from simpar.lower.strategy.tape import Laid, LaidTape
 
 METHODS = ('cheapest', 'mindspore-2.0', 'mindspore-2.10')

@@ -10,7 +10,7 @@ from simpar.commands.check import facts_of
 from simpar.errors import Infeasible, ScheduleError
 from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
-from simpar.lower.strategy import has_strategies
+from simpar.lower.record import has_strategies
 from simpar.plan import Plan
 from simpar.workload import Workload
 

@@ -20,7 +20,7 @@ from simpar.layers import Dense
 from simpar.layout import TensorLayout
 from simpar.layout.axis import matrix_axes, size_of
 from simpar.lower import lower
-from simpar.lower.strategy.place import seen_as
+from simpar.lower.place import seen_as
 
 SMALL = {'seq': 16, 'ffn': 64}
 MOST_RANKS = 16

@@ -161,7 +161,7 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
-    from simpar.lower.strategy import has_strategies
+    from simpar.lower.record import has_strategies
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program

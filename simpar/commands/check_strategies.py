@@ -14,8 +14,8 @@ from simpar.commands.listing import Listing
 from simpar.layers import AnyLayer, Dense, Flatten, Network, layer_names
 from simpar.loss_operators import CROSS_ENTROPY
 from simpar.lower import lower
-from simpar.lower.strategy import has_strategies
-from simpar.lower.strategy.cross_entropy import KINDS
+from simpar.lower.record import has_strategies
+from simpar.lower.cross_entropy import KINDS
 from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 from simpar.workload import Workload

@@ -14,7 +14,7 @@ from typing import Final
 from simpar.case import Case
 from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
 from simpar.commands.listing import Listing, is_own
-from simpar.lower.strategy import has_strategies
+from simpar.lower.record import has_strategies
 from simpar.program import OpClass
 
 NAMES: Final = {

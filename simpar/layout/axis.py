@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -47,6 +48,34 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         elif axis.size > 1:
             found.append(axis)
     return tuple(found)
+
+
+def union(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The axes of both, outermost first, those that both have once."""
+    first, second = tuple(axes), tuple(others)
+    joined = [*first, *minus(second, first)]
+    return merged(sorted(joined, key=lambda axis: -axis.stride))
+
+
+def minus(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
+    """What the others leave of the axes, outermost first.
+
+    Raises ``Infeasible`` where axes cannot be parted alike (2 × 3 and 3 × 2 ranks).
+    """
+    first, second = tuple(axes), tuple(others)
+    bounds = sorted({bound for axis in (*first, *second) for bound in (axis.stride, axis.size * axis.stride)})
+    gone = {atom for axis in second for atom in _atoms(axis, bounds)}
+    left = [atom for axis in first for atom in _atoms(axis, bounds) if atom not in gone]
+    return merged(sorted(left, key=lambda axis: -axis.stride))
+
+
+def _atoms(axis: Axis, bounds: Sequence[int]) -> list[Axis]:
+    """An axis in parts that begin and end at the bounds inside of it, outermost first."""
+    inside = [bound for bound in bounds if axis.stride < bound < axis.size * axis.stride]
+    ends = [axis.stride, *inside, axis.size * axis.stride]
+    if any(high % low for low, high in pairwise(ends)):
+        raise Infeasible(f'axis {axis} (positions x stride) cannot be parted at {inside}')
+    return [Axis(high // low, low) for low, high in pairwise(ends)][::-1]
 
 
 def size_of(axes: Iterable[Axis]) -> int:

@@ -11,7 +11,7 @@ not cut it (the mirror).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 
@@ -37,6 +37,7 @@ class Operator:
         shapes: of the inputs. output_shape: of the result.
         order: names in the order of the device matrix, outermost first.
         fixed: names that cannot be cut here, with the reason.
+        units: names that can be split into fewer slices than their length has elements, as heads are.
     """
 
     name: str
@@ -46,11 +47,12 @@ class Operator:
     output_shape: tuple[int, ...]
     order: tuple[str, ...]
     fixed: Mapping[str, str]
+    units: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
         """What the cut of each name must divide: the length of its dims, or of a reshape's the greatest common part."""
-        found: dict[str, int] = {}
+        found: dict[str, int] = dict(self.units)
         tensors = [*zip(self.inputs, self.shapes, strict=True), (self.output, self.output_shape)]
         for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
             if name != ONE:

@@ -1,82 +1,154 @@
-"""Losses: a mean over the samples of a copy, scaled so that losses of all copies and data ranks simply add up.
+"""Losses: a mean over the samples of a copy, scaled so that the losses of all copies and data ranks simply add up.
 
-A static loss scale multiplies their gradients alone; the update divides by it.
+One number for each slice of samples and copy. A static loss scale multiplies gradients alone; the update divides by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Literal
 
-from simpar.lower.mesh import DATA, TENSOR
+from simpar.layout import TensorLayout, operators
+from simpar.layout.axis import Axis, size_of
+from simpar.layout.operator import Operator
+from simpar.lower.cross_entropy import CrossEntropy
+from simpar.lower.degrees import Degrees
+from simpar.lower.move import Mover
+from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.program import Cut, Tensor
 from simpar.program.op import Attribute
+from simpar.workload import Workload
+
+Input = Callable[[str, tuple[int, ...], str, str], Value]
+"""Registers an input: name, shape, how it is drawn, data type."""
+Layouts = tuple[TensorLayout, TensorLayout]
+"""Of the result of the model and of the target."""
 
 
 def scale(tape: Tape, samples: int, *, summed: bool) -> float:
     """Factor of one sample's loss.
 
-    Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own
-    samples.
+    Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own samples.
     """
     return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
 
 
-def _loss(tape: Tape) -> Value:
-    """The tensor ``loss``: one number for each data rank and copy."""
-    value = Value('loss', (tape.mesh.data * tape.mesh.copies,))
-    cuts = (Cut(0, DATA),) if tape.mesh.data > 1 else ()
-    tape.tensors['loss'] = Tensor('loss', 'activation', value.shape, 'fp32', cuts=cuts, batch_dim=0)
-    return value
-
-
-def cross_entropy(tape: Tape, logits: Value, labels: Value, *, summed: bool, loss_scale: float = 1.0) -> None:
-    """Softmax cross-entropy with class labels; over cut classes by a maximum and two sums over the tensor ranks.
-
-    Arguments: ``loss_scale``, factor of the gradient.
-    """
-    factor = scale(tape, prod(labels.shape), summed=summed)
-    elements = tape.elements(logits)
-    cut = logits.cut is not None
-    partition: dict[str, Attribute] = {'partition': TENSOR} if cut else {}
-    scaled: dict[str, Attribute] = {'scale': factor}
-    loss, lse = _loss(tape), Value('loss.lse', labels.shape)
-    tape.activation(lse)
-    if cut:
-        maximum = tape.activation(Value('loss.maximum.partial', (*labels.shape, 1), partial=True))
-        tape.compute('loss.maximum', 'ce_max', 'F', [logits], [maximum], flops=elements)
-        top = tape.collective('all_reduce', 'F', maximum, Value('loss.maximum', maximum.shape), reduce='max')
-        parts = tape.activation(Value('loss.parts.partial', (*labels.shape, 2), partial=True))
-        tape.compute('loss.sum', 'ce_sum', 'F', [logits, labels, top], [parts], flops=4 * elements,
-                     attributes=partition)  # fmt: skip
-        total = tape.collective('all_reduce', 'F', parts, Value('loss.parts', parts.shape))
-        tape.compute('loss', 'ce_loss', 'F', [total, top], [loss, lse], attributes=scaled)
-    else:
-        tape.compute('loss', 'cross_entropy', 'F', [logits, labels], [loss, lse], flops=5 * elements,
-                     attributes=scaled)  # fmt: skip
-    late = tape.late and not cut
-    dlogits = tape.activation(logits.like(f'd:{logits.name}@loss', partial=late))
-    share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if late else {}
-    tape.compute('loss', 'cross_entropy', 'I', [logits, labels, lse], [dlogits], flops=4 * elements,
-                 attributes={'scale': factor * loss_scale, **partition, **share})  # fmt: skip
-    tape.contribute(logits, dlogits)
-
-
-def difference(
-    tape: Tape, operator: Literal['mse', 'mae'], y: Value, target: Value, *, summed: bool, loss_scale: float = 1.0
+def add_loss(
+    tape: Tape,
+    mover: Mover,
+    placer: Placer,
+    degrees: Degrees | None,
+    workload: Workload,
+    register: Input,
+    y: Value,
+    *,
+    drawn_labels: str,
+    summed: bool,
 ) -> None:
-    """Mean over all elements of the squared (``mse``) or absolute (``mae``) differences.
+    """Emit the loss of a model's result and its gradient.
 
-    Arguments: ``loss_scale``, factor of the gradient.
+    Arguments: ``drawn_labels``, how labels are drawn; ``summed``: losses of copies add up. Raises ``Infeasible`` where
+    its strategy does not fit.
     """
+    by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
+    classes = drawn or f'{drawn_labels}:{y.shape[-1]}'
+    if workload.loss_operators != 'one':
+        labels = register('labels', y.shape[:-1], classes, 'int64')
+        of_a_copy = scale(tape, tape.mesh.copies, summed=summed)
+        CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
+        return
+    rule = (operators.cross_entropy if by_class else operators.mean_loss)('loss', y.shape)
+    split = degrees is not None and not workload.loss_strategy
+    layouts = _by_degrees(y, degrees, by_class=by_class) if split and degrees else _by_strategy(rule, placer, workload, y)
+    y = mover.move(y, layouts[0])
+    if by_class:
+        target = register('labels', y.shape[:-1], classes, 'int64')
+    else:
+        target = register('target', y.shape, 'normal:1', tape.dtype)
+    target = mover.move(target, layouts[1])
     factor = scale(tape, prod(target.shape), summed=summed)
-    loss = _loss(tape)
-    tape.compute('loss', operator, 'F', [y, target], [loss], flops=3 * tape.elements(y),
-                 attributes={'scale': factor})  # fmt: skip
-    dy = tape.activation(y.like(f'd:{y.name}@loss', partial=tape.late))
-    share: dict[str, Attribute] = {'partial_share': 1.0 / tape.mesh.tensor} if tape.late else {}
-    tape.compute('loss', operator, 'I', [y, target], [dy], flops=(2 if operator == 'mse' else 3) * tape.elements(y),
-                 attributes={'scale': factor * loss_scale, **share})  # fmt: skip
-    tape.contribute(y, dy)
+    _Loss(tape, workload, y, target, factor).emit()
+
+
+def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -> Layouts:
+    by_class = workload.loss == 'cross-entropy'
+    rows = (placer.by_batch(y.shape[0]), *(1,) * (len(y.shape) - 1))
+    placed = rule.sharded(workload.loss_strategy or (rows, rows[:-1] if by_class else rows), placer.world)
+    placer.check_rows(rule, placed.inputs[0])
+    return placed.inputs[0], placed.inputs[1]
+
+
+def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
+    """As the result lies; of classes alone, the tensor ranks may hold slices, which no difference takes."""
+    *rows, last = y.layout.dims
+    keeps = by_class and last == degrees.tensor
+    result = TensorLayout(y.layout.world, (*rows, last if keeps else ()))
+    return result, TensorLayout(y.layout.world, tuple(rows)) if by_class else result
+
+
+class _Loss:
+    """A loss as one operator; of classes that are split, as a maximum and two sums over the ranks."""
+
+    def __init__(self, tape: Tape, workload: Workload, y: Value, target: Value, factor: float) -> None:
+        self.tape, self.workload, self.y, self.target = tape, workload, y, target
+        self.scaled: dict[str, Attribute] = {'scale': factor}
+        self.elements = tape.held(y.name)
+        self.classes = y.layout.dims[-1] if workload.loss == 'cross-entropy' else ()
+        self.partition: dict[str, Attribute] = {'partition': tape.partition(self.classes)} if self.classes else {}
+
+    def emit(self) -> None:
+        """The loss, and the gradient of the result."""
+        tape, workload, factor = self.tape, self.workload, float(self.scaled['scale'])
+        number = _number(tape, [axis for axis in self.y.layout.cutting if axis not in self.classes])
+        by_class = workload.loss == 'cross-entropy'
+        lse = [tape.register(Value('loss.lse', self.target.shape, self.target.layout)).name] if by_class else []
+        operator = workload.loss.replace('-', '_')
+        if self.classes:
+            self._split(number, *lse)
+        else:
+            tape.emit_compute('loss', operator, 'F', [self.y.name, self.target.name], [number, *lse],
+                              flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
+        layout = tape.gradient_layout(self.y)
+        dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
+        share = 1.0 / size_of(layout.partial)
+        told: dict[str, Attribute] = {
+            'scale': factor * workload.loss_scale,
+            **self.partition,
+            **({'partial_share': share} if share != 1 else {}),
+        }
+        flops = {'cross-entropy': 4, 'mse': 2, 'mae': 3}[workload.loss] * self.elements
+        tape.emit_compute('loss', operator, 'I', [self.y.name, self.target.name, *lse], [dy.name], flops=flops,
+                          attributes=told)  # fmt: skip
+        tape.accumulate(self.y, dy)
+
+    def _split(self, number: str, lse: str) -> None:
+        """Megatron's: all-reduced are a maximum and two sums, no logits (Shoeybi et al. 2019, section 3)."""
+        tape, y, labels = self.tape, self.y.name, self.target.name
+        maximum = self._summed('loss.maximum', 'ce_max', [y], 1, self.elements, reduce='max')
+        parts = self._summed('loss.parts', 'ce_sum', [y, labels, maximum], 2, 4 * self.elements, name='loss.sum')
+        tape.emit_compute('loss', 'ce_loss', 'F', [parts, maximum], [number, lse], attributes=self.scaled)
+
+    def _summed(
+        self, value: str, operator: str, reads: list[str], width: int, flops: int, *, name: str = '',
+        reduce: str = 'sum'
+    ) -> str:  # fmt: skip
+        """A few numbers of each row, of all ranks together."""
+        tape, shape = self.tape, (*self.target.shape, width)
+        rows = TensorLayout(tape.world, (*self.target.layout.dims, ()))
+        own = tape.register(Value(f'{value}.partial', shape, rows.with_partial(self.classes)))
+        told = self.partition if operator == 'ce_sum' else {}
+        tape.emit_compute(name or value, operator, 'F', reads, [own.name], flops=flops, attributes=told)
+        joint = tape.register(Value(value, shape, rows))
+        tape.emit_collective('all_reduce', 'F', self.classes, own.name, joint.name, reduce=reduce)
+        return joint.name
+
+
+def _number(tape: Tape, axes: Sequence[Axis]) -> str:
+    """The tensor ``loss``: one number for each slice and copy."""
+    cuts = tuple(Cut(0, tape.partition((axis,))) for axis in axes)
+    tape.tensors['loss'] = Tensor('loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', cuts, batch_dim=0)
+    tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
+    return 'loss'
+

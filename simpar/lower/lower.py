@@ -7,25 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.errors import Infeasible
-from simpar.layers import Network
+from simpar.lower.feed import once_a_step
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue
 from simpar.lower.loss_sum import sum_loss
-from simpar.lower.mesh import PIPELINE, Mesh, mesh_of
-from simpar.lower.network import network
+from simpar.lower.mesh import PIPELINE, Mesh
 from simpar.lower.optimizer_parallel import conflicts, shard
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
+from simpar.lower.record import record
 from simpar.lower.roles import issues, stages_of
-from simpar.lower.stages import layer_stages, stage_of_layer
-from simpar.lower.strategy import has_strategies, lay_out
-from simpar.lower.strategy.feed import once_a_step
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
-from simpar.lower.transformer import transformer
 from simpar.lower.update import updates
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
@@ -58,25 +54,10 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     order = order_of(plan) if order is None else _fitting(order, plan)
     if not order.communicates:
         order = with_communication(order, plan.receive)
-    cut = lay_out if has_strategies(workload) else _by_degrees
-    tape = cut(workload, plan, world, order.placement)
+    tape = record(workload, plan, world, order.placement)
     if plan.sum_loss:
         sum_loss(tape)
     return _Assembly(tape, plan, workload).program(order)
-
-
-def _by_degrees(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Tape:
-    """One copy of a micro-batch cut by degrees, forward and backward."""
-    mesh = mesh_of(plan, world, workload.batch, placement)
-    tape = Tape(mesh, workload.precision, late=plan.reduce == 'late', gradients=workload.gradients or '')
-    summed = plan.copies_loss == 'sum'
-    model, given = workload.model, () if isinstance(plan.stages, str) else plan.stages
-    if isinstance(model, Network):
-        network(tape, workload, model, stages=layer_stages(model, mesh.stages, given), summed=summed)
-    else:
-        layers = stage_of_layer(model.layers, mesh.stages, given)
-        transformer(tape, workload, model, stages=layers, sequence_parallel=plan.sequence_parallel, summed=summed)
-    return tape
 
 
 def order_of(plan: Plan) -> Order:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from simpar.errors import Infeasible
 from simpar.layers import Dense, Network
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -57,10 +55,3 @@ def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[i
         stage = next(of_dense) if isinstance(layer, Dense) else stage
         found.append(stage)
     return tuple(found)
-
-
-def go_to(tape: Tape, value: Value, stage: int) -> Value:
-    """The value in a later stage, sent through all in between."""
-    while tape.stage < stage:
-        value = tape.cross(value)
-    return value

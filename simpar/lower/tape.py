@@ -1,125 +1,161 @@
-"""Tape: emits local op classes forward and backward, and the collectives that the layouts of values imply.
+"""The tape: registers tensors in layouts, and emits op classes with local sizes, forward and then backward.
 
-Forward, an operator asks for its input in a layout (``whole``, ``scattered``) and the tape inserts the collective.
-Backward, every operator contributes gradients in the layout that it computes them in, and ``gradient`` brings their
-sum into the layout that the operator before needs: with ``reduce: early`` the gradient of a whole value is whole,
-with ``late`` it stays a partial sum.
+Gradients lie in one of two ways. ``late`` (MindSpore): where a value is replicated, its gradient is a pending sum, so
+that every backward op is the transpose of its forward, and sums happen at the backward of the forward's all-reduce.
+``early`` (Megatron): where a value is replicated, its gradient is, too; what an operator gives as a pending sum is
+summed where the gradient is popped. In both, the gradient of a value with a pending sum is replicated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from simpar.errors import ProgramError
+import numpy as np
+
+from simpar.errors import Infeasible, ProgramError
+from simpar.layout import Axis, Layout, TensorLayout
+from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
 from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
 from simpar.program import Cut, OpClass, Partition, Tensor
 from simpar.program.op import Attribute, Phase
-from simpar.program.tensor import BYTES
+from simpar.program.tensor import BYTES, TensorKind
 
 
 class Tape:
-    """Collects the tensors and op classes of one copy of a training step.
+    """Collects the tensors and op classes of one copy of a micro-batch.
 
-    Arguments: ``late``: gradients of whole values stay partial sums until the earlier all-reduce's backward;
-    ``gradients``, data type of the gradients of weights: ``dtype`` unless given.
+    Arguments:
+        mesh: its data and tensor ranks are the ranks of a stage.
+        dtype: of activations and weights; ``gradients``, of the gradients of weights, the same unless given.
+        early: how gradients lie, see above.
+        degrees: whether layouts come from degrees alone. Then partitions have the names of the mesh, and optimizer
+            parallelism shards over the data ranks; else over all ranks that hold the same slice.
+        names: a device matrix whose axes name partitions, if there is one.
+        shard_group: ranks that optimizer parallelism shards over without degrees; 0: all with the same slice.
     """
 
-    def __init__(self, mesh: Mesh, dtype: str, *, late: bool, gradients: str = '') -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        dtype: str,
+        gradients: str = '',
+        *,
+        early: bool = False,
+        degrees: bool = False,
+        names: Layout | None = None,
+        shard_group: int = 0,
+    ) -> None:
         self.mesh = mesh
         self.dtype = dtype
         self.gradients = gradients or dtype
-        self.late = late and mesh.tensor > 1
-        self.partitions: dict[str, Partition] = mesh.partitions()
+        self.early = early
+        self.degrees = degrees
+        self.names = names
+        self.world = mesh.data * mesh.tensor
+        self.data_axes = merged([Axis(mesh.data, mesh.tensor)])
+        self.tensor_axes = merged([Axis(mesh.tensor, 1)])
+        known = mesh.partitions()
+        self.partitions: dict[str, Partition] = known if degrees else {PIPELINE: known[PIPELINE]}
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[OpClass] = []
         self.stage = 0
-        self.partial_gradients: set[str] = set()
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
         self.notes: list[str] = []
-        self._gradients: dict[str, list[Value]] = {}
+        self._shard_group = shard_group
+        self._axes: dict[str, tuple[Axis, ...]] = {}
+        self._layouts: dict[str, TensorLayout] = {}
+        self._pending: dict[str, tuple[Axis, ...]] = {}
+        self._contributions: dict[str, list[Value]] = {}
         self._backward: list[tuple[int, Callable[[], None]]] = []
+
+    # partitions
+
+    def partition(self, axes: Sequence[Axis]) -> str:
+        """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
+        name = self._registered(self._groups(merged(axes)))
+        self._axes[name] = merged(axes)
+        return name
+
+    def _groups(self, axes: tuple[Axis, ...]) -> Partition:
+        """The groups along axes in every stage."""
+        groups = rank_groups(self.world, axes)
+        first = np.arange(self.mesh.pipeline, dtype=np.int32)[:, None, None] * self.world
+        return Partition(self._name(axes), (groups + first).reshape(-1, groups.shape[1]))
+
+    def _name(self, axes: tuple[Axis, ...]) -> str:
+        if self.degrees:
+            known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
+            if axes in known:
+                return known[axes]
+        elif alias := self._alias(axes):
+            return alias
+        if size_of(axes) < self.world:
+            return axes_name(self.world, axes)
+        if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
+            return '+'.join(map(str, axes))
+        return STAGE if self.degrees or self.mesh.pipeline > 1 else axes_name(self.world, axes)
+
+    def _alias(self, axes: tuple[Axis, ...]) -> str:
+        if self.names is None:
+            return ''
+        known = {self.names.axis(alias): alias for alias in self.names.aliases}
+        return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
+
+    def _registered(self, partition: Partition) -> str:
+        return self.partitions.setdefault(partition.name, partition).name
 
     # tensors
 
-    def activation(self, value: Value, dtype: str = '') -> Value:
-        """Register a value as an activation, cut along the batch over data ranks and copies."""
-        cuts = (Cut(0, DATA),) if self.mesh.data > 1 else ()
-        self._register(value, 'activation', dtype or self.dtype, cuts, batch_dim=0)
-        return value
-
-    def input(self, name: str, shape: tuple[int, ...], dtype: str, initial: str) -> Value:
-        """Register an input of the step; ``initial`` says how it is drawn."""
-        value = Value(name, shape, needs_gradient=False)
-        cuts = (Cut(0, DATA),) if self.mesh.data > 1 else ()
-        self._register(value, 'input', dtype, cuts, batch_dim=0, initial=initial)
-        return value
-
-    def parameter(self, name: str, shape: tuple[int, ...], initial: str, cut: int | None = None) -> Value:
-        """Register a parameter (once; a tied weight is found again) and its gradient."""
-        value = Value(name, shape, cut=cut if self.mesh.tensor > 1 else None)
-        if name not in self.tensors:
-            self._register(value, 'parameter', self.dtype, (), initial=initial)
-            self._register(value.like(f'd:{name}'), 'gradient', self.gradients, (), like=name)
-        return value
-
-    def _register(
+    def register(
         self,
         value: Value,
-        kind: str,
-        dtype: str,
-        cuts: tuple[Cut, ...],
+        kind: TensorKind = 'activation',
+        dtype: str = '',
         *,
-        batch_dim: int | None = None,
+        batch_dim: int | None = 0,
         initial: str = '',
         like: str = '',
-    ) -> None:
-        if value.name in self.tensors:
-            raise ProgramError(f'two tensors are named {value.name!r}; give the layers different names')
-        if value.cut is not None:
-            cuts = (*cuts, Cut(value.cut, TENSOR))
-        self.tensors[value.name] = Tensor(
-            name=value.name,
-            kind=kind,  # type: ignore[arg-type]
-            shape=value.shape,
-            dtype=dtype,
-            cuts=cuts,
-            partial=(TENSOR,) if value.partial else (),
-            batch_dim=batch_dim,
-            initial=initial,
-            like=like,
-        )
+    ) -> Value:
+        """Register a value; ``batch_dim``, the dim along which copies split it."""
+        shards = tuple(Cut(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes)
+        self._layouts[value.name] = value.layout
+        partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
+        tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
+        if tensor.name in self.tensors:
+            raise ProgramError(f'two tensors are named {tensor.name!r}; give the layers different names')
+        self.tensors[tensor.name] = tensor
+        return value
 
-    def elements(self, value: Value) -> int:
-        """Elements of the piece that one rank holds for one copy."""
-        count = prod(value.shape)
-        if value.cut is not None:
-            count //= self.mesh.tensor
-        kind = self.tensors[value.name].kind
-        return count // (self.mesh.data * self.mesh.copies) if kind in ('activation', 'input') else count
+    def place(self, name: str, layout: TensorLayout) -> None:
+        """Remember how a tensor lies that is registered by hand."""
+        self._layouts[name] = layout
 
-    def size(self, value: Value) -> int:
-        """Bytes of the piece that one rank holds for one copy."""
-        return self.elements(value) * BYTES[self.tensors[value.name].dtype]
+    def parameter(self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str) -> Value:
+        """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced."""
+        value = Value(name, shape, layout)
+        if name not in self.tensors:
+            self.register(value, 'parameter', batch_dim=None, initial=initial)
+            self.register(value.like(f'd:{name}'), 'gradient', self.gradients, batch_dim=None, like=name)
+        return value
+
+    def held(self, name: str) -> int:
+        """Elements of a tensor that one rank holds for one copy."""
+        tensor = self.tensors[name]
+        count = prod(tensor.shape) // prod(self.partitions[cut.partition].size for cut in tensor.cuts)
+        return count if tensor.batch_dim is None else count // self.mesh.copies
+
+    def held_bytes(self, name: str) -> int:
+        """Bytes of a tensor that one rank holds for one copy."""
+        return self.held(name) * BYTES[self.tensors[name].dtype]
 
     def cutting(self, name: str) -> str:
-        """The partition of ranks that hold different pieces of a tensor; empty: all hold all of it."""
-        partitions = [cut.partition for cut in self.tensors[name].cuts]
-        return STAGE if len(partitions) > 1 else ''.join(partitions)
-
-    # replicas of parameters
-
-    def summing(self, parameter: str) -> str:
-        """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
-        return self.mesh.summing(over_tensor=parameter in self.partial_gradients)
-
-    def sharding(self, parameter: str) -> tuple[str, str]:
-        """The partition that pieces of a parameter can be cut over, and the one over which they are then repeated;
-        empty: none."""
-        return self.mesh.sharding
+        """The partition of the ranks that hold different shards of a tensor; empty: all hold all of it."""
+        axes = [axis for dim in self._layouts[name].dims for axis in dim]
+        return self.partition(axes) if axes else ''
 
     # ops
 
@@ -127,33 +163,23 @@ class Tape:
         """Append an op class to the current stage."""
         self.ops.append(replace(op, stage=self.stage) if self.stage else op)
 
-    def on_backward(self, rule: Callable[[], None]) -> None:
-        """Remember what to emit when the backward pass comes by here."""
-        self._backward.append((self.stage, rule))
-
-    def backpropagate(self) -> None:
-        """Emit the backward ops, last operator first, each in the stage of its forward."""
-        while self._backward:
-            self.stage, rule = self._backward.pop()
-            rule()
-
-    def compute(
+    def emit_compute(
         self,
         name: str,
         operator: str,
         phase: Phase,
-        reads: list[Value],
-        writes: list[Value],
+        reads: Sequence[str],
+        writes: Sequence[str] = (),
         *,
         flops: float = 0.0,
-        moved: float | None = None,
         dims: dict[str, int] | None = None,
-        accumulates: tuple[str, ...] = (),
+        accumulates: Sequence[str] = (),
         attributes: dict[str, Attribute] | None = None,
+        moved: float | None = None,
     ) -> None:
-        """Emit a compute op; ``moved``, bytes of device memory traffic, is all it reads and writes unless given."""
-        gradients = sum(self.size(Value(n, self.tensors[n].shape, self._cut_of(n))) for n in accumulates)
-        traffic = sum(self.size(value) for value in (*reads, *writes)) + 2 * gradients
+        """Emit a compute op; ``moved``, bytes of memory traffic, is all that it reads and writes unless given."""
+        if moved is None:
+            moved = sum(map(self.held_bytes, (*reads, *writes))) + 2 * sum(map(self.held_bytes, accumulates))
         self.emit(
             OpClass(
                 name=f'{name}.{phase}',
@@ -162,207 +188,164 @@ class Tape:
                 phase=phase,
                 dims=dims or {},
                 flops=float(flops),
-                bytes=float(traffic if moved is None else moved),
+                bytes=float(moved),
                 dtype=self.dtype,
-                reads=tuple(value.name for value in reads),
-                writes=tuple(value.name for value in writes),
-                accumulates=accumulates,
+                reads=tuple(reads),
+                writes=tuple(writes),
+                accumulates=tuple(accumulates),
                 attributes=attributes or {},
             )
         )
 
-    def _cut_of(self, name: str) -> int | None:
-        return next((cut.dim for cut in self.tensors[name].cuts if cut.partition == TENSOR), None)
-
-    def collective(
-        self, operator: str, phase: Phase, source: Value, target: Value, *, dim: int = 0, reduce: str = 'sum'
-    ) -> Value:
-        """Emit a collective over the tensor ranks from ``source`` to a newly registered ``target``."""
-        self.activation(target, self.tensors[source.name].dtype)
+    def emit_collective(
+        self,
+        operator: str,
+        phase: Phase,
+        axes: Sequence[Axis],
+        source: str,
+        target: str,
+        attributes: dict[str, Attribute] | None = None,
+        *,
+        reduce: str = 'sum',
+    ) -> None:
+        """Emit a collective of the ranks along axes."""
         full = target if operator == 'all_gather' else source
         self.emit(
             OpClass(
-                name=f'{target.name}.{operator}.{phase}',
+                name=f'{target}.{operator}.{phase}',
                 kind='collective',
                 operator=operator,
                 phase=phase,
-                bytes=float(self.size(full)),
-                dtype=self.tensors[source.name].dtype,
-                partition=TENSOR,
-                reduce='' if operator == 'all_gather' else reduce,
-                reads=(source.name,),
-                writes=(target.name,),
-                attributes={} if operator == 'all_reduce' else {'dim': dim},
+                bytes=float(self.held_bytes(full)),
+                dtype=self.tensors[source].dtype,
+                partition=self.partition(axes),
+                reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
+                reads=(source,),
+                writes=(target,),
+                attributes=attributes or {},
             )
         )
-        return target
 
-    # layouts, forward
+    # the backward
 
-    def whole(self, value: Value, phase: Phase = 'F') -> Value:
-        """The value made whole on every tensor rank: all-reduced if partial, gathered if cut."""
-        if value.whole:
-            return value
-        if value.partial:
-            target = value.like(value.name.removesuffix('.partial'), partial=False)
-            self.collective('all_reduce', phase, value, target)
-            self.on_backward(lambda: self._whole_from_partial(value, target))
-            return target
-        gathered = Value(f'{value.name}.whole', value.shape, gathered=True, needs_gradient=value.needs_gradient)
-        self.collective('all_gather', phase, value, gathered, dim=value.cut or 0)
-        self.on_backward(lambda: self._whole_from_cut(value, gathered))
-        return gathered
+    def on_backward(self, rule: Callable[[], None]) -> None:
+        """Remember what to emit when the backward comes by here."""
+        self._backward.append((self.stage, rule))
 
-    def scattered(self, value: Value, dim: int) -> Value:
-        """The value cut along ``dim``: reduce-scattered if partial, sliced if whole."""
-        if value.cut == dim or self.mesh.tensor == 1:
-            return value
-        if value.partial:
-            target = value.like(value.name.removesuffix('.partial'), partial=False, cut=dim)
-            self.collective('reduce_scatter', 'F', value, target, dim=dim)
-        else:
-            target = value.like(f'{value.name}.slice', cut=dim)
-            self.slice(value, target, 'F', dim)
-        self.on_backward(lambda: self._scattered_backward(value, target))
-        return target
+    def backward_of(self, value: Value, rule: Callable[[Value], None]) -> None:
+        """Emit what ``rule`` makes of the gradient of a value, once there is one."""
 
-    def slice(self, source: Value, target: Value, phase: Phase, dim: int) -> Value:
-        """Emit the op that takes this rank's slice of a whole value."""
-        self.activation(target)
-        self.compute(target.name, 'slice', phase, [source], [target], attributes={'dim': dim, 'partition': TENSOR})
-        return target
+        def run() -> None:
+            gradient = self.pop(value)
+            if gradient is not None:
+                rule(gradient)
 
-    def _whole_from_partial(self, value: Value, target: Value) -> None:
-        gradient = self.gradient(target)
-        if gradient is not None and gradient.partial:
-            gradient = self.collective(
-                'all_reduce', 'I', gradient, gradient.like(f'{gradient.name}.whole', partial=False)
-            )
-        self.contribute(value, gradient)
+        self.on_backward(run)
 
-    def _whole_from_cut(self, value: Value, gathered: Value) -> None:
-        parts = self._gradients.pop(gathered.name, [])
-        dim = value.cut or 0
-        for partial in (True, False):
-            total = self._sum(f'd:{gathered.name}', [part for part in parts if part.partial is partial])
-            if total is None:
-                continue
-            target = total.like(f'd:{value.name}@{"sum" if partial else "slice"}', partial=False, cut=dim)
-            if partial:
-                self.contribute(value, self.collective('reduce_scatter', 'I', total, target, dim=dim))
-            else:
-                self.contribute(value, self.slice(total, target, 'I', dim))
+    def backpropagate(self) -> None:
+        """Emit the backward ops, the last operator first, each in the stage of its forward."""
+        while self._backward:
+            self.stage, rule = self._backward.pop()
+            rule()
 
-    def _scattered_backward(self, value: Value, target: Value) -> None:
-        gradient = self.gradient(target)
-        if gradient is None or not value.needs_gradient:
-            return
-        whole = gradient.like(f'{gradient.name}.whole', cut=None)
-        self.contribute(value, self.collective('all_gather', 'I', gradient, whole, dim=target.cut or 0))
+    # gradients of values
 
-    # stages
+    def gradient_layout(self, value: Value) -> TensorLayout:
+        """How the gradient of a value lies once it is popped."""
+        return value.layout.whole() if self.early else value.layout.with_partial(value.layout.repeated)
 
-    def cross(self, value: Value) -> Value:
-        """Go on in the next stage: the value is sent there, and its gradient back, unless both are on one rank."""
-        sender, receiver = self.stage, self.stage + 1
-        if self.mesh.pipeline_rank(sender) == self.mesh.pipeline_rank(receiver):
-            return self._stay(value)
-        arrived = self._transfer(value, f'{value.name}.received', 'F', sender, receiver)
-        self.on_backward(lambda: self._cross_backward(value, arrived, sender))
-        return arrived
+    def layout_given(self, value: Value, gradient: Value) -> TensorLayout:
+        """How an operator gives the gradient of a value that it reads, from the gradient of its result.
 
-    def _stay(self, value: Value) -> Value:
-        """Go on in the next stage on the same rank, in which alone all that it reads is read: each stage frees its own.
-
-        So the value is copied where this stage's backward reads it too, and the next one sums its gradient.
+        It sums over what shards its result and not the value: early, that is what it leaves to be summed.
         """
-        if value.name in self.saved:
-            value = self._apart(value)
-        self.stage += 1
-        self.on_backward(lambda: self.contribute(value, self.gradient(value)))
-        return value
+        if not self.early:
+            return self.gradient_layout(value)
+        pending = minus(gradient.layout.cutting, value.layout.cutting)
+        return value.layout.with_partial(union(pending, gradient.layout.partial))
 
-    def _apart(self, value: Value) -> Value:
-        """A copy of a value."""
-        copied = self.activation(value.like(f'{value.name}.copy'))
-        self.compute(copied.name, 'scale', 'F', [value], [copied], attributes={'factor': 1.0})
-        self.on_backward(lambda: self.contribute(value, self.gradient(copied)))
-        return copied
+    def new_gradient(self, value: Value, of: str, gradient: Value) -> Value:
+        """Register the gradient of a value as operator ``of`` gives it, from the gradient of its result."""
+        return self.register(value.like(f'd:{value.name}@{of}', self.layout_given(value, gradient)))
 
-    def _cross_backward(self, value: Value, arrived: Value, sender: int) -> None:
-        gradient = self.gradient(arrived)
-        if gradient is not None:
-            self.contribute(value, self._transfer(gradient, f'd:{value.name}@stage', 'I', self.stage, sender))
-
-    def _transfer(self, value: Value, name: str, phase: Phase, source: int, target: int) -> Value:
-        """Emit a send in one stage and its receive in another."""
-        arrived = self.activation(value.like(name), self.tensors[value.name].dtype)
-        self.transfer(value.name, arrived.name, float(self.size(value)), phase, source, target)
-        return arrived
-
-    def transfer(self, sent: str, arrived: str, size: float, phase: Phase, source: int, target: int) -> None:
-        """Emit a send of a tensor in stage ``source`` and its receive as another in ``target``; ``size`` in bytes."""
-        offset = self.mesh.pipeline_rank(target) - self.mesh.pipeline_rank(source)
-        for stage, operator in ((source, 'send'), (target, 'recv')):
-            self.stage = stage
-            self.emit(
-                OpClass(
-                    name=f'{sent}.{operator}.{phase}',
-                    kind='send' if operator == 'send' else 'recv',
-                    operator=operator,
-                    phase=phase,
-                    bytes=size,
-                    dtype=self.tensors[sent].dtype,
-                    partition=PIPELINE,
-                    peer=offset if operator == 'send' else -offset,
-                    reads=(sent,) if operator == 'send' else (),
-                    writes=(arrived,) if operator == 'recv' else (),
-                )
-            )
-
-    # gradients
-
-    def contribute(self, value: Value, gradient: Value | None) -> None:
-        """Add a part of the gradient of ``value``."""
+    def accumulate(self, value: Value, gradient: Value | None) -> None:
+        """Add a part of the gradient of a value, from one of the operators that read it."""
         if gradient is not None and value.needs_gradient:
-            self._gradients.setdefault(value.name, []).append(gradient)
+            self._contributions.setdefault(value.name, []).append(gradient)
 
-    def gradient(self, value: Value) -> Value | None:
-        """The gradient of a value, all its parts summed, in the layout that its producer works with; None if unused.
+    def parts(self, value: Value) -> list[Value]:
+        """What the readers of a value gave, as sums of those that lie alike: pending sums first."""
+        given = self._contributions.pop(value.name, [])
+        pending = [part for part in given if part.layout.partial]
+        summed = [self._sum(value.name, pending), self._sum(value.name, [p for p in given if not p.layout.partial])]
+        return [part for part in summed if part is not None]
 
-        Whole values: whole (early) or partial (late). Cut values: cut alike. Partial values: whole.
-        """
-        parts = self._gradients.pop(value.name, [])
-        name = f'd:{value.name}'
-        if self.late and value.whole:
-            return self._sum(name, [part if part.partial else self._share(part) for part in parts])
-        partial = self._sum(f'{name}.partial', [part for part in parts if part.partial])
-        others = [part for part in parts if not part.partial]
-        if partial is not None:
-            others.append(self.collective('all_reduce', 'I', partial, partial.like(f'{name}.reduced', partial=False)))
-        return self._sum(name, others)
+    def pop(self, value: Value) -> Value | None:
+        """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
+        given = self._contributions.pop(value.name, [])
+        wanted = self.gradient_layout(value)
+        pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
+        others = [part for part in given if part.layout == wanted]
+        if pending is not None:
+            done = self.register(pending.like(f'd:{value.name}.reduced', wanted))
+            self.emit_collective('all_reduce', 'I', minus(pending.layout.partial, wanted.partial), pending.name, done.name)
+            others.append(done)
+        return self._sum(value.name, others)
 
-    def _sum(self, name: str, parts: list[Value]) -> Value | None:
-        if not parts:
-            return None
-        total = parts[0]
-        for index, part in enumerate(parts[1:]):
-            target = self.activation(total.like(name if index == len(parts) - 2 else f'{name}+{index}'))
-            self.compute(target.name, 'add', 'I', [total, part], [target], flops=self.elements(target))
-            total = target
+    def _sum(self, name: str, parts: Sequence[Value]) -> Value | None:
+        total = parts[0] if parts else None
+        for count, part in enumerate(parts[1:], 1):
+            last = f'd:{name}' if count == len(parts) - 1 else f'd:{name}+{count - 1}'
+            summed = self.register(parts[0].like(last if self.degrees else f'd:{name}.sum{count}'))
+            reads = [total.name if total else '', part.name]
+            self.emit_compute(summed.name, 'add', 'I', reads, [summed.name], flops=self.held(summed.name))
+            total = summed
         return total
 
-    def _share(self, gradient: Value) -> Value:
-        """A whole gradient as partial sums: every rank's share of it."""
-        target = self.activation(gradient.like(f'{gradient.name}.share', partial=True))
-        self.compute(target.name, 'scale', 'I', [gradient], [target], attributes={'factor': 1.0 / self.mesh.tensor})
-        return target
+    # gradients of parameters
 
-    def weight_gradients(
-        self, parameters: list[Value], gradient: Value, *, sequence_cut: bool = False
-    ) -> tuple[str, ...]:
-        """Names of the gradients of parameters; marks those that hold only this rank's part of the sum."""
+    def adds_to(self, parameters: Sequence[Value], of: Iterable[Value]) -> list[str]:
+        """The names of the gradients of parameters, to which an op adds that reads values and gradients ``of``."""
+        sharded: tuple[Axis, ...] = ()
+        for value in of if self.early else ():
+            sharded = union(sharded, union(value.layout.cutting, value.layout.partial))
         for parameter in parameters:
-            if parameter.cut is None and (gradient.partial or sequence_cut):
-                self.partial_gradients.add(parameter.name)
-        return tuple(f'd:{parameter.name}' for parameter in parameters)
+            pending = minus(sharded, parameter.layout.cutting) if self.early else parameter.layout.uncut
+            if self._pending.setdefault(parameter.name, pending) != pending:
+                raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
+        return [f'd:{parameter.name}' for parameter in parameters]
+
+    @property
+    def partial_gradients(self) -> set[str]:
+        """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
+        if not self.degrees or not self.tensor_axes:
+            return set()
+        return {
+            name for name, axes in self._pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes
+        }
+
+    def summing(self, parameter: str) -> str:
+        """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
+        pending = self._pending[parameter]
+        return self.partition(pending) if size_of(pending) > 1 else ''
+
+    def sharding(self, parameter: str) -> tuple[str, str]:
+        """The partition that a parameter can be sharded over, and the one over which shards are replicated.
+
+        Empty: none. Raises ``Infeasible`` where the group does not divide the ranks with the same slice.
+        """
+        if self.degrees:
+            return self.mesh.sharding
+        mirror = self._groups(self._layouts[parameter].uncut)
+        size = min(self._shard_group or mirror.size, mirror.size)
+        if mirror.size % size:
+            raise Infeasible(
+                f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
+                'choose a divisor, or 0 for all'
+            )
+        if size in (1, mirror.size):
+            return (self._registered(mirror) if size > 1 else ''), ''
+        groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
+        near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
+        far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
+        return self._registered(near), self._registered(far)

@@ -22,7 +22,7 @@ from simpar.layers import (
     reads_of,
 )
 from simpar.layout.operator import ONE, Operator
-from simpar.lower.strategy.rule import lead_of, rule_of
+from simpar.lower.rule import lead_of, rule_of
 
 WHOLE = 0
 """In the place of the dim that tensor cuts: none. Dim 0 is always that of data."""

@@ -14,7 +14,7 @@ from simpar.layer_shapes import Shape, network_shapes
 from simpar.layers import AnyLayer, Conv2d, Dense, Embedding, Flatten, Network, layer_names, reads_of
 from simpar.layout.redistribution import Method
 from simpar.loss_operators import LOSS_OPERATORS
-from simpar.lower.strategy.rule import rule_of
+from simpar.lower.rule import rule_of
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
 from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
