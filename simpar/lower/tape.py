@@ -58,7 +58,9 @@ class Tape:
         self.data_axes = merged([Axis(mesh.data, mesh.tensor)])
         self.tensor_axes = merged([Axis(mesh.tensor, 1)])
         known = mesh.partitions()
-        self.partitions: dict[str, Partition] = known if degrees else {PIPELINE: known[PIPELINE]}
+        self.partitions: dict[str, Partition] = {
+            name: partition for name, partition in known.items() if degrees or name == PIPELINE
+        }
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[OpClass] = []
         self.stage = 0

@@ -1,0 +1,92 @@
+"""Stage boundaries: the values that later stages read go on in one message, and their gradients come back in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simpar.lower.mesh import PIPELINE
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+from simpar.program import OpClass
+from simpar.program.op import Phase
+
+
+def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """Go on in the next stage: every rank sends its shards of the values there, and gets their gradients back.
+
+    Where both stages are on one rank, nothing is sent.
+    """
+    sender, receiver = tape.stage, tape.stage + 1
+    if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
+        return _stay(tape, values)
+    arrived = [value.like(f'{value.name}.received') for value in values]
+    arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
+    _transfer(tape, values, arrived, 'F', sender, receiver)
+
+    def backward() -> None:
+        gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
+        sent = [(value, gradient) for value, gradient in gradients if gradient is not None and value.needs_gradient]
+        if not sent:
+            return
+        ending = 'stage' if tape.degrees else 'back'
+        joint = '@' if tape.degrees else '.'
+        returned = [gradient.like(f'd:{value.name}{joint}{ending}') for value, gradient in sent]
+        _transfer(tape, [gradient for _, gradient in sent], returned, 'I', receiver, sender)
+        for (value, _), gradient in zip(sent, returned, strict=True):
+            tape.accumulate(value, gradient)
+
+    tape.on_backward(backward)
+    return arrived
+
+
+def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """The values in the next stage of the same rank, in which alone all that it reads is read: each frees its own.
+
+    So what this stage's backward reads too is copied.
+    """
+    kept = [_copied(tape, value) if value.name in tape.saved else value for value in values]
+    tape.stage += 1
+    for value in kept:
+        # Summed in the later stage, which ends what it sums: of what two stages read neither would.
+        tape.backward_of(value, lambda gradient, value=value: tape.accumulate(value, gradient))  # type: ignore[misc]
+    return kept
+
+
+def _copied(tape: Tape, value: Value) -> Value:
+    copied = tape.register(replace(value.like(f'{value.name}.copy'), needs_gradient=value.needs_gradient))
+    tape.emit_compute(copied.name, 'scale', 'F', [value.name], [copied.name], attributes={'factor': 1.0})
+    tape.backward_of(copied, lambda gradient: tape.accumulate(value, gradient))
+    return copied
+
+
+def _transfer(
+    tape: Tape, values: Sequence[Value], arrived: Sequence[Value], phase: Phase, source: int, target: int
+) -> None:
+    """Emit a send of all values in stage ``source`` and its receive in ``target``."""
+    for value, one in zip(values, arrived, strict=True):
+        tape.register(one, dtype=tape.tensors[value.name].dtype)
+    names = tuple(value.name for value in values)
+    offset = tape.mesh.pipeline_rank(target) - tape.mesh.pipeline_rank(source)
+    send = OpClass(
+        name=f'{names[0]}.send.{phase}',
+        kind='send',
+        operator='send',
+        phase=phase,
+        bytes=float(sum(map(tape.held_bytes, names))),
+        dtype=tape.tensors[names[0]].dtype,
+        partition=PIPELINE,
+        peer=offset,
+        reads=names,
+    )
+    receive = replace(
+        send,
+        name=f'{names[0]}.recv.{phase}',
+        kind='recv',
+        operator='recv',
+        peer=-offset,
+        reads=(),
+        writes=tuple(one.name for one in arrived),
+    )
+    for tape.stage, op in ((source, send), (target, receive)):
+        tape.emit(op)

@@ -1,0 +1,141 @@
+"""Degrees as layouts: how data, tensor and sequence degrees split the operators of any graph (Megatron-LM's way).
+
+Samples are split over the data ranks. A product takes rows over the tensor ranks by its outputs (column), or by its
+inputs where these are split already (row); embeddings by their vocabulary. All else lies as what it reads, as far as it
+can. With sequence parallelism the results of row products and what norms and sums read are split along the sequence, or
+along rows where batch and sequence are one dim. What does not divide stays full, with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simpar.layers import Add, AnyLayer, Dense, Embedding, LayerNorm, RmsNorm
+from simpar.layout import Axis, TensorLayout
+from simpar.layout.axis import merged, minus, size_of
+from simpar.layout.operator import ONE, Operator
+from simpar.lower.place import Placed, Placer, outermost
+from simpar.lower.value import Value
+from simpar.model.operators.stream import Dropout, Position, Product, Residual
+
+Axes = tuple[Axis, ...]
+Dims = tuple[Axes, ...]
+STREAM = (LayerNorm, RmsNorm, Add, Residual, Position, Dropout)
+"""Operators of the residual stream, which sequence parallelism splits."""
+SUMS = (Add, Residual)
+
+
+@dataclass(slots=True)
+class Degrees:
+    """Places operators by degrees.
+
+    Arguments: ``data``, ``tensor``, the axes of the degrees; ``sequence_parallel``; ``notes`` of what stays full, grow.
+    """
+
+    placer: Placer
+    data: Axes
+    tensor: Axes
+    sequence_parallel: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def degree(self) -> int:
+        """Tensor ranks."""
+        return size_of(self.tensor)
+
+    def placed(self, operator: AnyLayer | Product, name: str, rule: Operator, reads: Sequence[Value]) -> Placed:
+        """Where the tensors of an operator lie."""
+        if isinstance(operator, Product | Dense):
+            return self._product(operator, name, rule, reads[0])
+        if isinstance(operator, Embedding):
+            return self._embedding(rule, reads[0])
+        lead, lies = self._lead(operator, reads)
+        found = self.placer.followed(rule, lies, lead)
+        return found
+
+    # operators with a weight
+
+    def _product(self, operator: Product | Dense, name: str, rule: Operator, x: Value) -> Placed:
+        *rows, features = x.layout.dims
+        if features == self.tensor and self.degree > 1:
+            dims = self._rows(rows)
+            local = TensorLayout(self.placer.world, (*dims, ()), self.tensor)
+            weight = TensorLayout(self.placer.world, (self.tensor, ()))
+            inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
+            return Placed(inputs, local, self._scattered(local.whole(), rule.output_shape))
+        by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
+        if by_outputs and self._divides(rule.lengths['n'], operator, name):
+            dims = self._rows(rows)
+            return self._local(dims, (), self.tensor)
+        gathers = isinstance(operator, Product) and operator.gathers
+        return self._local(self._rows(rows) if gathers else rows, (), ())
+
+    def _local(self, rows: Sequence[Axes], inputs: Axes, outputs: Axes) -> Placed:
+        world = self.placer.world
+        y = TensorLayout(world, (*rows, outputs))
+        return Placed((TensorLayout(world, (*rows, inputs)), TensorLayout(world, (inputs, outputs))), y, y)
+
+    def _divides(self, length: int, operator: Product | Dense, name: str) -> bool:
+        if self.degree > 1 and length % self.degree:
+            told = f'its {length} outputs are'
+            what = name
+            if isinstance(operator, Product):
+                what, told = operator.what, f'{length} is'
+            if what:
+                self.notes.append(
+                    f'{what} stays whole on every tensor rank: {told} not divisible by tensor {self.degree}'
+                )
+        return self.degree > 1 and length % self.degree == 0
+
+    def _embedding(self, rule: Operator, tokens: Value) -> Placed:
+        from simpar.model.library.gpt import VOCABULARY
+
+        world, vocab = self.placer.world, rule.shapes[0][0]
+        rows = self._rows(tokens.layout.dims)
+        split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
+        weight = TensorLayout(world, (self.tensor if split else (), ()))
+        y = TensorLayout(world, (*rows, ()), self.tensor if split else ())
+        return Placed((weight, TensorLayout(world, tuple(rows))), y, self._scattered(y.whole(), rule.output_shape))
+
+    # rows and sequence
+
+    def _rows(self, dims: Sequence[Axes]) -> list[Axes]:
+        """The dims of rows without what the tensor ranks split of them."""
+        return [self._without_tensor(axes) for axes in dims]
+
+    def _without_tensor(self, axes: Axes) -> Axes:
+        return minus(axes, self.tensor) if self.tensor and axes else axes
+
+    def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
+        """A layout of the residual stream: with sequence parallelism split along the sequence, or along rows."""
+        if not self.sequence_parallel or self.degree == 1 or len(shape) > 3 or self._splits(layout):
+            return layout
+        dim = len(shape) - 2
+        slices = size_of(layout.dims[dim]) * self.degree * (1 if dim else self.placer.copies)
+        if shape[dim] % slices:
+            what = 'the sequence of norms and residuals' if dim else 'the rows of norms and residuals'
+            self.notes.append(
+                f'{what} stays whole on every tensor rank: {shape[dim]} is not divisible by tensor {self.degree}'
+            )
+            return layout
+        dims = list(layout.dims)
+        dims[dim] = merged((*dims[dim], *self.tensor))
+        return TensorLayout(layout.world, tuple(dims))
+
+    def _splits(self, layout: TensorLayout) -> bool:
+        """Whether the tensor ranks hold different slices."""
+        return any(minus(axes, self.tensor) != axes for axes in layout.dims if axes)
+
+    def _lead(self, operator: object, reads: Sequence[Value]) -> tuple[int, TensorLayout]:
+        """Which of the values that an operator reads it lies as, and how."""
+        lead = 0
+        if isinstance(operator, SUMS):
+            # The branch that is split, if one is: the other is sliced, which costs nothing.
+            lead = next((place for place in (0, 1) if self._splits(reads[place].layout)), 0)
+        lies = reads[lead].layout
+        stream = isinstance(operator, STREAM) and not self._splits(lies)
+        return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+
+
+__all__ = ['ONE', 'Degrees', 'outermost']

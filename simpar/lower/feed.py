@@ -1,0 +1,78 @@
+"""Inputs of a whole step, gathered once and then cut on every rank, as MindSpore's compiler does.
+
+Where the data set is cut over the ranks, a rank has a slice of the step's batch, and micro-batches and copies are cut
+of the whole one. Does not model: copies of micro-batches without a pipeline, each of which the compiler would gather by
+itself; here, too, all are gathered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simpar.layout import operators, replicated
+from simpar.lower.issue import Issue
+from simpar.lower.value import Value
+from simpar.lower.tape import Tape
+from simpar.program import OpClass
+
+
+def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dtype: str) -> Value | None:
+    """Register an input that is gathered whole; None where no ranks can cut a step's batch.
+
+    Arguments: ``shape`` of a micro-batch.
+    """
+    whole = (shape[0] * tape.mesh.micro_batches, *shape[1:])
+    cut = max(count for count in range(1, tape.world + 1) if tape.world % count == 0 == whole[0] % count)
+    if cut == 1:
+        return None
+    cuts = (cut, *(1,) * (len(shape) - 1))
+    sliced = operators.elementwise(name, whole).sharded((cuts,), tape.world).output
+    own = Value(f'{name}.step', whole, sliced, needs_gradient=False)
+    every = Value(f'{name}.whole', whole, replicated(tape.world, len(shape)), needs_gradient=False)
+    tape.register(own, 'input', dtype, batch_dim=None, initial=drawn, like=name)
+    tape.register(every, 'gathered', dtype, batch_dim=None)
+    tape.once.append(
+        OpClass(
+            name=f'{every.name}.all_gather.F',
+            kind='collective',
+            operator='all_gather',
+            phase='F',
+            bytes=float(tape.held_bytes(every.name)),
+            dtype=dtype,
+            partition=tape.partition(sliced.dims[0]),
+            reads=(own.name,),
+            writes=(every.name,),
+            attributes={'dim': 0},
+            stage=tape.stage,
+        )
+    )
+    x = tape.register(Value(name, shape, replicated(tape.world, len(shape)), needs_gradient=False), dtype=dtype)
+    attributes = {'micro_batches': tape.mesh.micro_batches, 'copies': tape.mesh.copies}
+    moved = 2.0 * tape.held_bytes(name)
+    tape.emit_compute(f'{name}.take', 'take', 'F', [every.name], [name], moved=moved, attributes={**attributes})
+    return x
+
+
+def once_a_step(tape: Tape, order: Sequence[Issue], place: int) -> list[Issue]:
+    """The ops of a pipeline rank, behind those that it does once, whose results end with their last readers."""
+    mine = [op for op in tape.once if tape.mesh.pipeline_rank(op.stage) == place]
+    if not mine:
+        return list(order)
+    last = {name: index for index, issue in enumerate(order) for name in issue.op.reads}
+    ends: dict[int, list[Issue]] = {}
+    for op in mine:
+        (whole,) = op.writes
+        end = OpClass(
+            name=f'{whole}.reshard.F',
+            kind='compute',
+            operator='reshard',
+            phase='F',
+            dtype=op.dtype,
+            frees=op.writes,
+            stage=op.stage,
+        )
+        ends.setdefault(last[whole], []).append(Issue(end))
+    found = [Issue(op) for op in mine]
+    for index, issue in enumerate(order):
+        found += [issue, *ends.get(index, ())]
+    return found

@@ -1,0 +1,268 @@
+"""The forward of a model's graph on the tape, its loss, and the backward of both.
+
+Each operator lies as its strategy or its layout says; by degrees; or as what it reads, where it has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from simpar.errors import Infeasible
+from simpar.layers import Embedding, Flatten, Reshape, Weighted
+from simpar.layout import Layout, TensorLayout, operators, replicated
+from simpar.layout.operator import Operator
+from simpar.lower.cross import cross
+from simpar.lower.degrees import Degrees
+from simpar.lower.emit import Site, emit
+from simpar.lower.feed import gathered_input
+from simpar.lower.loss import add_loss
+from simpar.lower.move import Mover
+from simpar.lower.place import Placed, Placer
+from simpar.lower.rule import lead_of, rule_of
+from simpar.lower.tape import Tape
+from simpar.lower.templates import ROLES, TEMPLATES
+from simpar.lower.value import Value
+from simpar.model.node import Node
+from simpar.model.operators.stream import Bias, Product
+from simpar.model.ops import Ops
+from simpar.workload import Workload
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input of a graph.
+
+    Arguments: ``shape`` of a micro-batch; ``drawn``, how its values are drawn; ``integer``: it holds indices.
+    """
+
+    name: str
+    shape: Shape
+    drawn: str
+    integer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Emits one copy of a micro-batch.
+
+    Arguments:
+        nodes: with ``stages``, the stage of each.
+        degrees: how operators without a strategy are placed; None: they are split by batch, or lie as they read.
+        shapes: of all values.
+        deviation: of initial weights.
+        drawn_labels: how labels are drawn, by their count.
+        full_batch: every rank reads all samples, else its own slice.
+        summed: the losses of copies add up.
+    """
+
+    tape: Tape
+    mover: Mover
+    placer: Placer
+    degrees: Degrees | None
+    workload: Workload
+    nodes: Sequence[Node]
+    stages: Sequence[int]
+    sources: Sequence[Source]
+    shapes: dict[str, Shape]
+    deviation: float
+    drawn_labels: str
+    full_batch: bool
+    summed: bool
+
+    def run(self) -> None:
+        """Forward, loss and backward."""
+        values = {source.name: self._source(source) for source in self.sources}
+        for place, node in enumerate(self.nodes):
+            self._go_to(self.stages[place], values, self.nodes[place:])
+            values[node.name] = self._node(node, place, values)
+        last = self.nodes[-1].name
+        self._go_to(self.tape.mesh.stages - 1, values, ())
+        add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, values[last],
+                 drawn_labels=self.drawn_labels, summed=self.summed)  # fmt: skip
+        self.tape.backpropagate()
+        self.tape.notes += self.degrees.notes if self.degrees else []
+        if self.mover.as_compiler:
+            self.mover.share()
+
+    def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
+        """Hand what is still read on to the next stage, until this one is reached."""
+        inputs = {source.name for source in self.sources}
+        wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
+        while self.tape.stage < stage:
+            crossing = [name for name in values if name in wanted and not (name in inputs and self._everywhere(name))]
+            read = {name for op in self.tape.ops for name in op.reads}
+            self.tape.saved |= {values[name].name for name in crossing} & read
+            arrived = cross(self.tape, [values[name] for name in crossing])
+            values.update(zip(crossing, arrived, strict=True))
+
+    def _everywhere(self, name: str) -> bool:
+        """Whether all stages have an input, as the keys of dropout."""
+        return name == KEYS
+
+    # inputs
+
+    def _source(self, source: Source) -> Value:
+        return self.input(source.name, source.shape, source.drawn, 'int64' if source.integer else self.tape.dtype)
+
+    def input(self, name: str, shape: Shape, drawn: str, dtype: str) -> Value:
+        """Register an input of the step, full or by batch as the data set is."""
+        gathered = gathered_input(self.tape, name, shape, drawn, dtype) if self._gathers_inputs else None
+        if gathered is not None:
+            return gathered
+        layout = replicated(self.tape.world, len(shape))
+        if self.degrees and not self.full_batch:
+            layout = TensorLayout(self.tape.world, (self.tape.data_axes, *((),) * (len(shape) - 1)))
+        elif not self.full_batch:
+            # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds all of a sample.
+            samples = shape[0] if self.tape.mesh.copies == 1 else self._samples
+            slices = (self.placer.by_batch(samples), *(1,) * (len(shape) - 1))
+            layout = operators.elementwise(name, shape).sharded((slices,), self.tape.world).output
+        return self.tape.register(Value(name, shape, layout, needs_gradient=False), 'input', dtype, initial=drawn)
+
+    @property
+    def _gathers_inputs(self) -> bool:
+        """Whether the compiler splits a batch in slices further, for copies or for the micro-batches of a pipeline."""
+        mesh = self.tape.mesh
+        several = mesh.copies > 1 or (mesh.pipeline > 1 and mesh.micro_batches > 1)
+        return self.mover.as_compiler and several and not self.full_batch
+
+    @property
+    def _samples(self) -> int:
+        """What rows of any value can be taken together to, by reshapes."""
+        return gcd(*(shape[0] for shape in self.shapes.values()))
+
+    # operators
+
+    def _node(self, node: Node, place: int, values: dict[str, Value]) -> Value:
+        reads = [values[name] for name in node.reads]
+        operator, shape = node.operator, self.shapes[node.name]
+        if isinstance(operator, Reshape) and self.mover.as_compiler:
+            y = Value(node.name, shape, self._placed(node, reads).output)
+            wanted = self._wanted(y, self.nodes[place + 1 :], values)
+            reads = [self._before_reshape(reads[0], y, wanted)]
+        flat = isinstance(operator, Flatten) and reads[0].shape == shape
+        if flat and _follows(operator):
+            return reads[0]
+        placed = self._placed(node, reads)
+        lead = lead_of(operator)
+        layouts = placed.inputs[lead : lead + len(reads)]
+        reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
+        if flat:
+            return reads[0]
+        return self._emitted(node, reads, placed)
+
+    def _emitted(self, node: Node, reads: Sequence[Value], placed: Placed) -> Value:
+        """The operator's ops, the sum behind it, and a bias behind that."""
+        name = f'{node.value}.partial' if placed.local.partial else node.value
+        roles = roles_of(node.operator)
+        values = dict(zip(roles, reads, strict=False))
+        y = Value(name, self.shapes[node.name], placed.local)
+        site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
+                    output=placed.output, deviation=self.deviation)  # fmt: skip
+        ops = ops_of(node.operator, site)
+        y = Value(name, y.shape, y.layout, bool(ops.parameters) or any(read.needs_gradient for read in reads))
+        site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
+                    output=placed.output, deviation=self.deviation)  # fmt: skip
+        y = emit(site, ops, roles)
+        if not placed.local.partial:
+            # A product that is split by nothing gives what its place in the residual stream wants in slices.
+            return y if y.layout == placed.output else self.mover.move(y, placed.output)
+        y = self.mover.summed(y, placed.output, node.value)
+        if not (getattr(node.operator, 'bias', False)):
+            return y
+        bias = Bias(of=node.name, bias_shape=_outputs(node.operator))
+        z = Value(f'{node.name}.biased', y.shape, y.layout)
+        site = Site(tape=self.tape, mover=self.mover, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(),
+                    output=y.layout, deviation=self.deviation)  # fmt: skip
+        return emit(site, bias.ops(site), ('x',))
+
+    def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
+        operator, name = node.operator, node.name
+        rule = axes_of(operator, name, [read.shape for read in reads])
+        strategy, layout = getattr(operator, 'strategy', ()), getattr(operator, 'layout', ())
+        if isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator)):
+            kept = self.placer.viewed(rule, reads[0].layout) if self.mover.as_compiler else None
+            return kept or self.placer.followed(rule, reads[0].layout)
+        lead = lead_of(operator)
+        if layout:
+            return self.placer.by_layout(rule, self._matrix(name), layout, getattr(operator, 'out_layout', ()), lead)
+        if not strategy and self.degrees:
+            return self.degrees.placed(operator, name, rule, reads)
+        if not strategy and isinstance(operator, Weighted | Product):
+            strategy = rule.strategy({rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])})
+        if not strategy:
+            return self.placer.followed(rule, reads[0].layout, lead)
+        out_strategy = getattr(operator, 'out_strategy', ())
+        return self.placer.by_strategy(rule, strategy, out_strategy, reads[0].layout, lead)
+
+    def _matrix(self, name: str) -> Layout:
+        if self.tape.names is None:
+            raise Infeasible(
+                f'{name}: its layout names axes, but plan.device_matrix has none; write e.g. {{dp: 2, mp: 4}}'
+            )
+        return self.tape.names
+
+    # reshapes, as MindSpore's compiler does them
+
+    def _wanted(self, y: Value, later: Sequence[Node], values: dict[str, Value]) -> TensorLayout | None:
+        """Where the first operator that reads a value wants it; None where none does.
+
+        Arguments: ``later``, the nodes behind it; ``values`` before it.
+        """
+        for node in later:
+            if y.name in node.reads:
+                known = {**values, y.name: y}
+                reads = [known.get(of) or Value(of, self.shapes[of], y.layout) for of in node.reads]
+                return self._placed(node, reads).inputs[lead_of(node.operator) + node.reads.index(y.name)]
+        return None
+
+    def _before_reshape(self, x: Value, y: Value, wanted: TensorLayout | None) -> Value:
+        """What a reshape reads, brought to where the result is wanted if its own shape is the finer one.
+
+        A reshape of the compiler is the redistribution from the operator before it to the one behind it, in a shape
+        as fine as both.
+        """
+        if wanted is None or _fineness(y.shape) >= _fineness(x.shape):
+            return x
+        back = self.placer.viewed(operators.reshape(y.name, y.shape, x.shape), wanted)
+        return self.mover.move(x, back.output) if back else x
+
+
+def axes_of(operator: Any, name: str, shapes: Sequence[Shape]) -> Operator:
+    """The named dims of an operator."""
+    if hasattr(operator, 'axes'):
+        return operator.axes(name, *shapes)
+    return rule_of(operator, name, shapes)
+
+
+def roles_of(operator: Any) -> tuple[str, ...]:
+    """The roles of what an operator reads."""
+    return getattr(operator, 'roles', None) or ROLES.get(type(operator), ('x',))
+
+
+def ops_of(operator: Any, site: Site) -> Ops:
+    """The template of an operator."""
+    return operator.ops(site) if hasattr(operator, 'ops') else TEMPLATES[type(operator)](operator, site)
+
+
+def _outputs(operator: Any) -> Shape:
+    outputs = operator.outputs
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _follows(operator: Any) -> bool:
+    """Whether an operator is told nothing, and lies as its input does."""
+    return not (getattr(operator, 'strategy', ()) or getattr(operator, 'layout', ()))
+
+
+def _fineness(shape: Shape) -> int:
+    """How many dims can be split."""
+    return sum(length > 1 for length in shape)
+
+
+from simpar.model.dropout import KEYS  # noqa: E402

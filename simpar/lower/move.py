@@ -1,0 +1,292 @@
+"""Redistribution on the tape: the steps of a layout change become collectives and slices of the program.
+
+Where every slice on the way is one block of the tensor, steps work on the tensor's own dims. Else the tensor is seen in
+parts for the time, with a copy at either end (what MindSpore's Reshape, Split and Concat do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from simpar.layout import Axis, Step, TensorLayout, redistribute
+from simpar.layout.frame import State
+from simpar.layout.redistribution import Method, Part, Redistribution
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+from simpar.program.op import Attribute, Phase
+
+Dims = tuple[tuple[Axis, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """Brings values into layouts.
+
+    Arguments:
+        method, all_to_all: of ``simpar.layout.redistribute``.
+        results: of ops emitted forward.
+        moved: what values became before, by name, layout and stage.
+    """
+
+    tape: Tape
+    method: Method = 'cheapest'
+    all_to_all: bool = False
+    results: set[str] = field(default_factory=set)
+    moved: dict[tuple[str, TensorLayout, int], Value] = field(default_factory=dict)
+
+    @property
+    def as_compiler(self) -> bool:
+        """Whether values go the way of MindSpore's compiler."""
+        return self.method != 'cheapest'
+
+    def move(self, value: Value, target: TensorLayout, name: str = '') -> Value:
+        """The value in a layout; its gradient will come back.
+
+        Arguments: ``name`` of the result; made from the value's unless given.
+        """
+        if value.layout == target:
+            return value
+        # One redistribution for all that want the same; the compiler has one for each: see ``share``.
+        key = (value.name, target, self.tape.stage)
+        if not self.as_compiler and key in self.moved:
+            return self.moved[key]
+        found = redistribute(value.shape, value.layout, target, self.method, self.all_to_all)
+        gathers = any(step.kind == 'all_gather' for step in found.steps)
+        result = self._emit(found, value, name or self._forward_name(value, gathers=gathers), 'F')
+        # Megatron gathers a sequence-parallel input once more in the backward instead of keeping it.
+        once_more = self.tape.degrees and [step.kind for step in found.steps] == ['all_gather']
+        result = replace(result, again=value if once_more else None)
+        if self.tape.early:
+            self.tape.on_backward(lambda: self._back_early(value, result, gathers=gathers))
+        else:
+            self.tape.backward_of(result, lambda gradient: self._back(found, value, gradient, gathers=gathers))
+        self.moved[key] = result
+        return result
+
+    def summed(self, y: Value, output: TensorLayout, name: str) -> Value:
+        """An operator's own sum, whatever the way of redistributions: scattered where its output is to be."""
+        return replace(self, method='cheapest').move(y, output, name) if y.layout.partial else y
+
+    def gathered_again(self, value: Value) -> Value:
+        """What the backward reads of a value that is gathered once more instead of kept."""
+        if value.again is None:
+            return value
+        found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
+        return self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+
+    def share(self) -> None:
+        """Do once what several redistributions of a value begin with alike, forward; each gradient has its own way.
+
+        The compiler eliminates common subexpressions behind its differentiation.
+        """
+        instead: dict[str, str] = {}
+        known: dict[object, str] = {}
+        kept = []
+        for op in self.tape.ops:
+            reads = tuple(instead.get(name, name) for name in op.reads)
+            if not self.results.isdisjoint(op.writes):
+                (result,) = op.writes
+                # A copy that sees a tensor in parts is told by nothing but its result.
+                laid = replace(self.tape.tensors[result], name='')
+                same = (op.stage, op.operator, op.partition, reads, laid, *op.attributes.items())
+                instead[result] = known.setdefault(same, result)
+                if instead[result] != result:
+                    del self.tape.tensors[result]
+                    continue
+            kept.append(op if reads == op.reads else replace(op, reads=reads))
+        self.tape.ops[:] = kept
+
+    # names
+
+    def _forward_name(self, value: Value, *, gathers: bool) -> str:
+        if self.tape.degrees:
+            return self._free(f'{value.name}.{"whole" if gathers else "slice"}')
+        return self._fresh(value.name)
+
+    def _fresh(self, name: str, mark: str = '') -> str:
+        """A name for another layout of a value."""
+        base, count = name.partition('@')[0], 1
+        while f'{base}@{mark}{count}' in self.tape.tensors:
+            count += 1
+        return f'{base}@{mark}{count}'
+
+    def _free(self, name: str) -> str:
+        """The name, or one with a count where it is taken."""
+        found, count = name, 1
+        while found in self.tape.tensors:
+            found, count = f'{name}{count}', count + 1
+        return found
+
+    # the backward
+
+    def _back(self, found: Redistribution, value: Value, gradient: Value, *, gathers: bool) -> None:
+        if not value.needs_gradient:
+            return
+        name = f'd:{value.name}'
+        if self.tape.degrees:
+            name = self._free(f'{name}@sum' if gathers else f'{gradient.name}.whole')
+        elif name in self.tape.tensors:
+            name = self._fresh(name, 'back')
+        self.tape.accumulate(value, self._emit(found.backward(), gradient, name, 'I'))
+
+    def _back_early(self, value: Value, result: Value, *, gathers: bool) -> None:
+        """Behind a gather, pending sums of the gradient are scattered and not summed first."""
+        whole = None if gathers else self.tape.pop(result)
+        for gradient in self.tape.parts(result) if gathers else [whole] if whole else []:
+            if value.needs_gradient:
+                self.tape.accumulate(value, self._returned(value, gradient, gathers=gathers))
+
+    def _returned(self, value: Value, gradient: Value, *, gathers: bool) -> Value:
+        wanted = self.tape.gradient_layout(value)
+        if gradient.layout == wanted:
+            return gradient
+        ending = 'sum' if gradient.layout.partial else 'slice'
+        name = self._free(f'd:{value.name}@{ending}' if gathers else f'{gradient.name}.whole')
+        found = redistribute(gradient.shape, gradient.layout, wanted, 'cheapest', self.all_to_all)
+        return self._emit(found, gradient, name, 'I')
+
+    # ops
+
+    def _emit(self, found: Redistribution, value: Value, name: str, phase: Phase) -> Value:
+        actions = [action for part in found.parts for action in _actions(found.shape, part)]
+        dtype = self.tape.tensors[value.name].dtype
+        source = value.name
+        for place, action in enumerate(actions):
+            last = place == len(actions) - 1
+            layout = found.target if last else TensorLayout(self.tape.world, action.dims)
+            result = Value(name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient)
+            self.tape.register(result, dtype=dtype, batch_dim=action.batch_dim)
+            self._op(action, phase, source, result.name)
+            self.results.update([result.name] if phase == 'F' else [])
+            source = result.name
+        return result
+
+    def _op(self, action: _Action, phase: Phase, source: str, target: str) -> None:
+        if action.kind == 'copy':
+            self.tape.emit_compute(
+                f'{target}.copy', 'scale', phase, [source], [target], attributes={'factor': 1.0}
+            )
+        elif action.kind in ('slice', 'pad'):
+            attributes: dict[str, Attribute] = {
+                **(action.attributes or {}),
+                'partition': self.tape.partition(action.axes),
+            }
+            name = target if self.tape.degrees else f'{target}.{action.kind}'
+            self.tape.emit_compute(name, action.kind, phase, [source], [target], attributes=attributes)
+        else:
+            self.tape.emit_collective(action.kind, phase, action.axes, source, target, action.attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """One op of a redistribution.
+
+    Arguments: ``kind``: a step's, or ``copy``; ``shape``, ``dims`` and ``batch_dim`` of what it writes.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dims: Dims
+    batch_dim: int = 0
+    axes: tuple[Axis, ...] = ()
+    attributes: dict[str, Attribute] | None = None
+
+
+def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
+    steps = [single for step in part.steps for single in _by_dim(step, part.dim_of)]
+    states = list(_states(part.begin, steps))
+    if all(_is_block(part, state) for state in states) and all(_is_nested(step, part.dim_of) for step in steps):
+        for step, state in zip(steps, states[1:], strict=True):
+            yield _Action(step.kind, shape, _block_dims(part, state), 0, step.axes, _attributes(step, part.dim_of))
+        return
+    steps = [single for step in part.steps for single in _by_axis(step)]
+    states = list(_states(part.begin, steps))
+    batch_dim = max(place for place, dim in enumerate(part.dim_of) if dim == 0)
+    own = tuple(range(len(part.shape)))
+    yield _Action('copy', part.shape, _view_dims(states[0]), batch_dim)
+    for step, state in zip(steps, states[1:], strict=True):
+        yield _Action(step.kind, part.shape, _view_dims(state), batch_dim, step.axes, _attributes(step, own))
+    yield _Action('copy', shape, _block_dims(part, states[-1]))
+
+
+def _by_dim(step: Step, dim_of: Sequence[int]) -> Iterator[Step]:
+    """A step as one for each tensor dim; an all-to-all stays one."""
+    if step.kind in ('all_to_all', 'all_reduce'):
+        yield step
+        return
+    for _, places in groupby(range(len(step.axes)), key=lambda place: dim_of[(step.gather or step.split)[place]]):
+        yield _restricted(step, list(places))
+
+
+def _by_axis(step: Step) -> Iterator[Step]:
+    """A step as one for each axis; an all-to-all and an all-reduce stay one."""
+    if step.kind in ('all_to_all', 'all_reduce'):
+        yield step
+        return
+    for place in range(len(step.axes)):
+        yield _restricted(step, [place])
+
+
+def _restricted(step: Step, places: Sequence[int]) -> Step:
+    """A step of some of the axes; its shapes are no longer told."""
+
+    def of(items: Sequence[int]) -> tuple[int, ...]:
+        return tuple(items[place] for place in places) if items else ()
+
+    axes = tuple(step.axes[place] for place in places)
+    return replace(step, axes=axes, gather=of(step.gather), split=of(step.split), before=(), after=())
+
+
+def _states(begin: State, steps: Iterable[Step]) -> Iterator[State]:
+    """The state before the first step and after each."""
+    state = list(begin)
+    yield tuple(state)
+    for step in steps:
+        for place in step.gather:
+            state[place] = None
+        for axis, place in zip(step.axes, step.split, strict=False):
+            state[place] = axis
+        yield tuple(state)
+
+
+def _is_block(part: Part, state: State) -> bool:
+    """Whether a rank's slice is one block of the tensor: no part is cut inside of one that is not cut to the end."""
+    open_dims: set[int] = set()
+    for axis, dim, length in zip(state, part.dim_of, part.shape, strict=True):
+        if axis is not None and dim in open_dims:
+            return False
+        if axis is None or axis.size < length:
+            open_dims.add(dim)
+    return True
+
+
+def _is_nested(step: Step, dim_of: Sequence[int]) -> bool:
+    """Whether the axes that an all-to-all moves to one dim count there as they do in the group."""
+    if step.kind != 'all_to_all':
+        return True
+    return list(step.split) == sorted(step.split) and list(step.gather) == sorted(step.gather)
+
+
+def _block_dims(part: Part, state: State) -> Dims:
+    """The axes that cut each tensor dim."""
+    dims: list[list[Axis]] = [[] for _ in range(max(part.dim_of) + 1)]
+    for axis, dim in zip(state, part.dim_of, strict=True):
+        dims[dim] += [axis] if axis is not None else []
+    return tuple(map(tuple, dims))
+
+
+def _view_dims(state: State) -> Dims:
+    return tuple((axis,) if axis is not None else () for axis in state)
+
+
+def _attributes(step: Step, dim_of: Sequence[int]) -> dict[str, Attribute]:
+    """What a kernel must know: the dim along which it cuts or joins; for an all-to-all, of each axis."""
+    if step.kind == 'all_reduce':
+        return {}
+    if step.kind != 'all_to_all':
+        return {'dim': dim_of[(step.gather or step.split)[0]]}
+    joins, cuts = ([str(dim_of[place]) for place in places] for places in (step.gather, step.split))
+    sizes = [str(axis.size) for axis in step.axes]
+    return {'joins': ' '.join(joins), 'cuts': ' '.join(cuts), 'sizes': ' '.join(sizes)}

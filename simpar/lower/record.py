@@ -1,0 +1,111 @@
+"""One copy of a micro-batch on the tape: the model's graph, placed by degrees and strategies."""
+
+from __future__ import annotations
+
+from math import prod
+
+from simpar.errors import Infeasible
+from simpar.layers import Network
+from simpar.layout import Layout
+from simpar.lower.degrees import Degrees
+from simpar.lower.forward import Forward
+from simpar.lower.mesh import Mesh, mesh_of
+from simpar.lower.model_graph import model_graph
+from simpar.lower.move import Mover
+from simpar.lower.place import Placer
+from simpar.lower.tape import Tape
+from simpar.plan import Plan
+from simpar.workload import Workload
+
+
+def has_strategies(workload: Workload) -> bool:
+    """Whether an operator of the model, or its loss, says itself how it is split."""
+    model = workload.model
+    layers = model.layers if isinstance(model, Network) else ()
+    given = (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()) for layer in layers)
+    return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
+
+
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Tape:
+    """The ops of one copy of a micro-batch, forward and backward.
+
+    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees
+    or a strategy do not fit the operator, the batch or the ranks.
+    """
+    if plan.redistribution == 'predicted':
+        raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
+    by_strategies = _by_strategies(workload, plan)
+    mesh = _mesh_of_strategies(workload, plan, world, placement) if by_strategies else mesh_of(
+        plan, world, workload.batch, placement
+    )
+    mixed = by_strategies and plan.tensor > 1
+    tape = Tape(
+        mesh,
+        workload.precision,
+        workload.gradients or '',
+        early=plan.reduce == 'early' and not by_strategies,
+        degrees=not by_strategies,
+        names=_matrix(plan, mesh),
+        shard_group=plan.shard_group,
+    )
+    given = () if isinstance(plan.stages, str) else plan.stages
+    graph = model_graph(workload, workload.batch // plan.micro_batches, mesh.stages, given)
+    placer = Placer(tape.world, mesh.copies)
+    degrees = None
+    if mixed or not by_strategies:
+        degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel)
+    Forward(
+        tape=tape,
+        mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
+        placer=placer,
+        degrees=degrees,
+        workload=workload,
+        nodes=graph.nodes,
+        stages=graph.stages,
+        sources=graph.sources,
+        shapes=graph.shapes,
+        deviation=graph.deviation,
+        drawn_labels=graph.drawn_labels,
+        full_batch=plan.dataset == 'full-batch' and by_strategies,
+        summed=plan.copies_loss == 'sum',
+    ).run()
+    return tape
+
+
+def _by_strategies(workload: Workload, plan: Plan) -> bool:
+    """Whether layouts come from strategies: given ones, or by batch for a graph without degrees."""
+    model = workload.model
+    return has_strategies(workload) or (isinstance(model, Network) and model.is_graph and plan.tensor == 1)
+
+
+def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
+    if world % plan.pipeline:
+        raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
+    ranks = world // plan.pipeline
+    if ranks % plan.tensor:
+        raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
+    slices = plan.micro_batches * plan.copies
+    if workload.batch % slices:
+        raise Infeasible(
+            f'a batch of {workload.batch} cannot be cut into micro_batches {plan.micro_batches} × copies '
+            f'{plan.copies} equal slices; choose a multiple of {slices}'
+        )
+    return Mesh(
+        data=ranks // plan.tensor,
+        tensor=plan.tensor,
+        copies=plan.copies,
+        pipeline=plan.pipeline,
+        micro_batches=plan.micro_batches,
+        placement=placement,
+    )
+
+
+def _matrix(plan: Plan, mesh: Mesh) -> Layout | None:
+    """The device matrix of a stage, if layouts have one."""
+    sizes, ranks = tuple(plan.device_matrix.values()), mesh.data * mesh.tensor
+    if not sizes:
+        return None
+    if ranks % prod(sizes):
+        shown = ' × '.join(f'{name} {size}' for name, size in plan.device_matrix.items())
+        raise Infeasible(f'plan.device_matrix: {shown} is {prod(sizes)} ranks, which do not divide {ranks}')
+    return Layout(sizes, tuple(plan.device_matrix), ranks)

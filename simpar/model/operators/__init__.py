@@ -1,0 +1,1 @@
+"""Operators of the models of the library."""

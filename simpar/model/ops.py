@@ -1,0 +1,140 @@
+"""Op templates: what an operator does in F, I and W, by the roles of its tensors instead of their names.
+
+Roles are the names of what the operator reads, ``y`` for its result, the names of its parameters and of what it keeps
+besides, ``dy`` for the gradient of the result, and ``d`` before a role for the gradient of what it reads. A role that
+begins with ``=`` is the name of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from simpar.layout import TensorLayout
+from simpar.program.op import Attribute
+
+Attributes = Mapping[str, Attribute]
+NAMED = '='
+"""What begins a role that is the name of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One op.
+
+    Arguments:
+        operator: the kernel.
+        reads, writes: roles, in the order that the kernel takes and gives them; of I, ``writes`` besides the gradient.
+        flops: floating-point operations on one rank for one copy.
+        moved: bytes of memory traffic; None: all that it reads and writes.
+        dims: local sizes that cost tables are keyed by.
+        suffix: what its name has behind the operator's.
+        of: the operator that a gradient is named after, if it is another.
+    """
+
+    operator: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+    flops: float = 0.0
+    moved: float | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
+    suffix: str = ''
+    of: str = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of an operator.
+
+    Arguments: ``role``, behind the operator's name, or after ``=`` a name of its own; ``shape``, unsharded;
+    ``initial``, what it begins as.
+    """
+
+    role: str
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    initial: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that an operator makes beside its result.
+
+    Arguments: ``role``, as of parameters; ``shape``, of one micro-batch, unsharded; ``dtype``, empty: that of the step.
+    """
+
+    role: str
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    dtype: str = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """The ops of one operator.
+
+    Arguments:
+        F: forward.
+        I: for each role that it reads the op that makes its gradient; None: the gradient of the result is it. What is
+            left out gets none.
+        W: adds to the gradients of all ``parameters``; None: no op does.
+        kept: registered behind the result, in this order.
+        made_backward: written by ops of I, registered before them.
+        saves_result: the backward reads the result.
+    """
+
+    F: Work
+    I: Mapping[str, Work | None] = field(default_factory=dict)
+    W: Work | None = None
+    parameters: tuple[Parameter, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    made_backward: tuple[Kept, ...] = ()
+    saves_result: bool = False
+
+
+class Local(Protocol):
+    """Where an operator stands, for its template: what one rank has for one copy, by the roles of its tensors."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name in programs."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of a stage."""
+
+    @property
+    def copies(self) -> int:
+        """Copies of a micro-batch."""
+
+    @property
+    def deviation(self) -> float:
+        """Of normal initial weights."""
+
+    @property
+    def inputs(self) -> tuple[TensorLayout, ...]:
+        """Layouts of all that the operator's axes name, parameters too, in their order."""
+
+    @property
+    def output(self) -> TensorLayout:
+        """The layout of the result once nothing is left to be summed."""
+
+    def elements(self, role: str) -> int:
+        """Elements of a rank's slice of one copy."""
+
+    def size(self, role: str) -> int:
+        """Bytes of a rank's slice of one copy."""
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """The unsharded shape of one micro-batch."""
+
+    def slice_shape(self, role: str) -> tuple[int, ...]:
+        """The shape of a rank's slice, of all copies."""
+
+    def layout(self, role: str) -> TensorLayout:
+        """How a value lies."""
+
+    def partition(self, layout: TensorLayout, dim: int) -> str:
+        """The partition whose ranks hold the slices of a dim; empty: the dim is unsharded."""
