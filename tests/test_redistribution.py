@@ -14,7 +14,8 @@ from simpar.errors import Infeasible
 from simpar.layout import Layout, mapped, redistribute, replicated
 from simpar.lower.mesh import Mesh
 from simpar.lower.move import Mover
-from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
 
 METHODS = ('cheapest', 'mindspore-2.0', 'mindspore-2.10')
 WAYS = [(method, all_to_all) for method in METHODS for all_to_all in (True, False)]
@@ -137,8 +138,8 @@ def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_s
     shape, source, target = data.draw(pairs(pending=False))
     other = data.draw(layouts(source.world, len(shape)))
     assume(all(length % cut == 0 for length, cut in zip(shape, other.cuts, strict=True)))
-    tape = LaidTape(Mesh(data=source.world, tensor=1, copies=1), 'fp32')
-    mover, value = Mover(tape, 'mindspore-2.10', all_to_all=True), tape.lay(Laid('value', shape, source))
+    tape = Tape(Mesh(data=source.world, tensor=1, copies=1), 'fp32')
+    mover, value = Mover(tape, 'mindspore-2.10', all_to_all=True), tape.register(Value('value', shape, source))
     for wanted in (target, other):
         mover.move(value, wanted)
     mover.share()
