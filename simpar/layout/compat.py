@@ -1,9 +1,9 @@
 """The sequences of MindSpore's compiler, as its recorded outputs show them.
 
-A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in order: what is
-wanted by an axis that cuts nothing is sliced; what is wanted by an axis that still cuts another part takes it from
-there, by an all-to-all or else by an all-gather and a slice; then axes that are to cut nothing are gathered; where all
-parts wait for each other, the first is gathered.
+A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in the order of its
+hash table (``simpar.layout.table_order``): what is wanted by an axis that cuts nothing is sliced; what is wanted by an
+axis that still cuts another part takes it from there, by an all-to-all or else by an all-gather and a slice; then axes
+that are to cut nothing are gathered; where all parts wait for each other, the first is gathered.
 
 Version 2.10 goes over a sequence without all-to-all once more: gathers stand first, that of the last part first, then
 slices. A gather along a part behind parts of one element becomes one along the outermost dim, and of these such as
@@ -20,6 +20,7 @@ from simpar.layout.axis import Axis
 from simpar.layout.frame import Frame, State
 from simpar.layout.moves import Walk
 from simpar.layout.step import Step
+from simpar.layout.table_order import table_order
 
 
 def steps(
@@ -83,10 +84,13 @@ class _Parts:
         self.walk = walk
         self.end = end
         self.all_to_all = all_to_all
+        # Dims of length 1 have no number, as the compiler squeezes shapes.
+        numbered = [part for part, length in enumerate(walk.frame.shape) if length > 1]
+        self.order = [numbered[number] for number in table_order(len(numbered))]
 
     @property
     def open(self) -> list[int]:
-        return [part for part, axis in enumerate(self.walk.state) if axis != self.end[part]]
+        return [part for part in self.order if self.walk.state[part] != self.end[part]]
 
     def settle(self) -> None:
         while self.open:
