@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from simpar.document import OneOf, Short
-from simpar.layers import Deviation, Network, Strategy
 from simpar.loss_operators import LossForm
+from simpar.model import Deviation, Network, Strategy
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'

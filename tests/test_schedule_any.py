@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.layers import (
+from simpar.model import (
     Add,
     Conv2d,
     Dense,

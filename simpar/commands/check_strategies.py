@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from simpar.case import Case
 from simpar.commands.listing import Listing
-from simpar.layers import AnyLayer, Dense, Flatten, Network, layer_names
 from simpar.loss_operators import CROSS_ENTROPY
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.lower.strategy.cross_entropy import KINDS
+from simpar.model import Dense, Flatten, Network, Operator, layer_names
 from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
@@ -90,7 +90,7 @@ def _in_whole_products(case: Case) -> Program:
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
 
 
-def _layers(workload: Workload) -> dict[str, AnyLayer]:
+def _layers(workload: Workload) -> dict[str, Operator]:
     """A network's layers by name."""
     model = workload.model
     return dict(zip(layer_names(model), model.layers, strict=True)) if isinstance(model, Network) else {}

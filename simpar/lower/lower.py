@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.errors import Infeasible
-from simpar.layers import Network
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
@@ -27,6 +26,7 @@ from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.transformer import transformer
 from simpar.lower.update import updates
+from simpar.model import Network
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication

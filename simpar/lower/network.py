@@ -3,11 +3,11 @@ with a note."""
 
 from __future__ import annotations
 
-from simpar.layers import Dense, Network, Relu, layer_names
 from simpar.lower import loss, rules
 from simpar.lower.stages import go_to
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
+from simpar.model import Dense, Network, Relu, layer_names
 from simpar.workload import Workload
 
 

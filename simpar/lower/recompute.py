@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.layers import Network, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.lower.tape import Tape
+from simpar.model import Network, layer_names
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.workload import Workload

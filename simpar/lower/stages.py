@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
+from simpar.model import Dense, Network
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:

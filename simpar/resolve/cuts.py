@@ -9,18 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from simpar.layer_shapes import Shape
-from simpar.layers import AnyLayer, Dense, Mul, Reshape, Strategy
 from simpar.layout import operators
+from simpar.model import Dense, Mul, Operator, Reshape, Shape, Strategy
 from simpar.strategy_search import Choice
 
 
-def strategy_of(layer: AnyLayer) -> Strategy:
+def strategy_of(layer: Operator) -> Strategy:
     """The strategy that a user gave a layer; empty where there is none."""
     return () if isinstance(layer, Reshape) else layer.strategy
 
 
-def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
+def in_graph(layer: Operator, strategy: Strategy) -> Choice:
     """The choice that a layer's strategy is."""
     if isinstance(layer, Dense):
         x, weight = strategy
@@ -28,7 +27,7 @@ def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
     return Choice((*strategy, ()) if isinstance(layer, Mul) else strategy)
 
 
-def cut(layer: AnyLayer, choice: Choice | None) -> AnyLayer:
+def cut(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
     if choice is None or isinstance(layer, Reshape):
         return layer
@@ -52,6 +51,6 @@ def flatten_choice(choice: Choice, x: Shape) -> Choice:
     return Choice((tuple(count if may else 1 for count, may in zip(cuts, free, strict=True)),))
 
 
-def in_graphs(layers: Mapping[str, AnyLayer], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
+def in_graphs(layers: Mapping[str, Operator], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
     """Choices by name."""
     return {name: in_graph(layers[name], strategy) for name, strategy in strategies.items()}

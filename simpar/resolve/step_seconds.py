@@ -15,12 +15,13 @@ from typing import Final
 from simpar.cost.model import CollectiveModel, ComputeModel
 from simpar.layout import Axis
 from simpar.layout.axis import group_of, merged
+from simpar.model.primitive import Shape
 from simpar.program import OpClass
 from simpar.program.op import OpKind, Phase
 from simpar.resolve.step_bytes import NEVER, StepBytes
 from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate
-from simpar.strategy_search.graph import Graph, Operator, Shape
+from simpar.strategy_search.graph import Graph, Operator
 
 PRODUCTS: Final = {'MatMul': 'matmul', 'BatchMatMul': 'batch_matmul', 'Conv2D': 'conv2d'}
 STREAMING: Final = {

@@ -10,11 +10,20 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import ScheduleError
 from simpar.hardware import Cluster
-from simpar.layer_shapes import Shape, network_shapes
-from simpar.layers import AnyLayer, Conv2d, Dense, Embedding, Flatten, Network, layer_names, reads_of
 from simpar.layout.redistribution import Method
 from simpar.loss_operators import LOSS_OPERATORS
-from simpar.lower.strategy.rule import rule_of
+from simpar.model import (
+    Conv2d,
+    Dense,
+    Embedding,
+    Flatten,
+    Network,
+    Operator,
+    Shape,
+    layer_names,
+    network_shapes,
+    reads_of,
+)
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
 from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
@@ -150,7 +159,7 @@ class _Search:
         for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
             if strategy := strategy_of(layer):
                 scattered = layer.out_strategy if isinstance(layer, Dense) else ()
-                rule_of(layer, name, [self.shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
+                layer.axes(name, *(self.shapes[read] for read in reads)).sharded(strategy, self.devices, scattered)
         check_loss(self.workload, self.result, self.devices)
 
     # searches
@@ -287,7 +296,7 @@ class _Search:
         return Strategies(workload=workload, plan=done, origins=self.origins(workload, origin))
 
 
-def _named(network: Network) -> dict[str, AnyLayer]:
+def _named(network: Network) -> dict[str, Operator]:
     return dict(zip(layer_names(network), network.layers, strict=True))
 
 

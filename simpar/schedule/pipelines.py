@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.lower.stages import layer_stages
+from simpar.model import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order

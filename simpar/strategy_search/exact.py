@@ -12,7 +12,7 @@ from simpar.errors import Infeasible
 from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate, candidates, fixed_candidates
 from simpar.strategy_search.elimination import Elimination, Factor, Table
-from simpar.strategy_search.graph import RESHAPES, Graph, Operator
+from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes, Objective
 from simpar.strategy_search.strategies import Choice
 
@@ -101,9 +101,9 @@ def ranked(
 
 def evaluate(graph: Graph, choices: Mapping[str, Choice], devices: int, objective: Objective | None = None) -> Found:
     """What given strategies cost. Reshapes, which MindSpore's compiler cuts as their neighbours ask, stay free."""
-    shapes = {operator.name for operator in graph.operators if operator.primitive in RESHAPES}
+    views = {operator.name for operator in graph.operators if operator.kind.pricing == 'view'}
     return exact(
-        graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in shapes}
+        graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in views}
     )
 
 

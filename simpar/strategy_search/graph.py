@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
+from simpar.model.operators import PRIMITIVES
+from simpar.model.operators.base import PLAIN, Parameter, Step
+from simpar.model.primitive import Call, Primitive, Shape
 
-Shape = tuple[int, ...]
 Dataset = Literal['full_batch', 'data_parallel']
-
-ELEMENTWISE = frozenset(
-    ('ReLU', 'GeLU', 'SiLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
-).union(('Equal', 'MaskedFill', 'Muls'))
-REDUCTIONS = frozenset(('ReduceMean', 'ReduceSum', 'ReduceMax', 'SumExt'))
-RESHAPES = frozenset(('Reshape', 'Flatten', 'ExpandDims', 'Squeeze'))
-PRIMITIVES = (
-    ELEMENTWISE
-    | REDUCTIONS
-    | RESHAPES
-    | {'MatMul', 'BatchMatMul', 'Transpose', 'Softmax', 'LayerNorm', 'RmsNorm', 'BatchNorm', 'Gather', 'GatherD'}
-    | {'Conv2D', 'SparseSoftmaxCrossEntropyWithLogits', 'StridedSlice', '_VirtualDataset'}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(Call):
     """One operator of the forward pass.
 
     Arguments:
         name: unique in its graph.
-        primitive: the kind, in MindSpore's spelling (``MatMul``, ``ReLU``, …): see ``PRIMITIVES``.
+        primitive: its name in MindSpore (``MatMul``, ``ReLU``, …): see ``simpar.model.operators.PRIMITIVES``.
         reads, writes: names of tensors. Only a ``_VirtualDataset`` writes more than one.
-        transpose_a, transpose_b: of a MatMul or BatchMatMul: the last two dims of an operand are swapped.
-        permutation: of a Transpose.
-        axes: reduced (reductions, Softmax) or normalised dims, counted from the left.
-        keep_dims: whether a reduction keeps its axes with size 1.
     """
 
     name: str
     primitive: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    transpose_a: bool = False
-    transpose_b: bool = False
-    permutation: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
-    keep_dims: bool = False
+
+    @property
+    def kind(self) -> Primitive:
+        """What is known of its primitive."""
+        return PRIMITIVES[self.primitive]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +123,38 @@ class GraphBuilder:
         self.operators.append(Operator(name='dataset', primitive='_VirtualDataset', reads=fed, writes=tuple(inputs)))
         return tuple(inputs)
 
-    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, like: Operator | None = None) -> str:
-        """An operator that writes one tensor of this shape, named after the operator."""
-        plain = Operator(name=name, primitive=primitive, reads=reads, writes=(name,))
-        if like is not None:
-            plain = replace(like, name=name, primitive=primitive, reads=reads, writes=(name,))
-        self.operators.append(plain)
+    def step(self, name: str, step: Step, before: str) -> str:
+        """A step of a model's operator; what the step ``before`` wrote stands for empty names."""
+
+        def read(one: str | Parameter) -> str:
+            if isinstance(one, str):
+                return one or before
+            make = self.parameter if one.trained else self.constant
+            return make(f'{name}.{one.part}', *one.shape)
+
+        reads = tuple(map(read, step.reads))
+        called = f'{name}.{step.part}' if step.part else name
+        return self.add(step.primitive.name, called, reads, step.shape, step.call)
+
+    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, call: Call = PLAIN) -> str:
+        """An operator that writes one tensor of this shape, named after the operator.
+
+        Arguments: ``call``, its attributes.
+        """
+        attributes = {part.name: getattr(call, part.name) for part in fields(Call)}
+        self.operators.append(Operator(name=name, primitive=primitive, reads=reads, writes=(name,), **attributes))
         self.shapes[name] = shape
         return name
 
     def matmul(self, name: str, x: str, weight: str, *, transpose_b: bool = False) -> str:
         """x · weight, or x · weightᵀ, over the last dim of x [rows, inputs]."""
         columns = self.shapes[weight][0 if transpose_b else 1]
-        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
-        return self.add('MatMul', name, (x, weight), (*self.shapes[x][:-1], columns), like)
+        return self.add('MatMul', name, (x, weight), (*self.shapes[x][:-1], columns), Call(transpose_b=transpose_b))
 
     def batch_matmul(self, name: str, x: str, z: str, *, transpose_b: bool = False) -> str:
         """A matrix product for each index of the leading dims."""
         columns = self.shapes[z][-2 if transpose_b else -1]
-        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
-        return self.add('BatchMatMul', name, (x, z), (*self.shapes[x][:-1], columns), like)
+        return self.add('BatchMatMul', name, (x, z), (*self.shapes[x][:-1], columns), Call(transpose_b=transpose_b))
 
     def elementwise(self, primitive: str, name: str, *reads: str) -> str:
         """An elementwise operator with broadcast."""
@@ -170,13 +167,11 @@ class GraphBuilder:
     def transpose(self, name: str, x: str, *permutation: int) -> str:
         """Dims in another order."""
         shape = tuple(self.shapes[x][dim] for dim in permutation)
-        like = Operator(name='', primitive='', reads=(), writes=(), permutation=permutation)
-        return self.add('Transpose', name, (x,), shape, like)
+        return self.add('Transpose', name, (x,), shape, Call(permutation=permutation))
 
     def softmax(self, name: str, x: str) -> str:
         """Softmax over the last dim."""
-        like = Operator(name='', primitive='', reads=(), writes=(), axes=(len(self.shapes[x]) - 1,))
-        return self.add('Softmax', name, (x,), self.shapes[x], like)
+        return self.add('Softmax', name, (x,), self.shapes[x], Call(axes=(len(self.shapes[x]) - 1,)))
 
     def layer_norm(self, name: str, x: str) -> str:
         """LayerNorm over the last dim, with a gain and a bias."""
@@ -191,8 +186,7 @@ class GraphBuilder:
     def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
         """A reduction over some dims."""
         kept = [1 if dim in axes else size for dim, size in enumerate(self.shapes[x]) if keep_dims or dim not in axes]
-        like = Operator(name='', primitive='', reads=(), writes=(), axes=axes, keep_dims=keep_dims)
-        return self.add(primitive, name, (x,), tuple(kept), like)
+        return self.add(primitive, name, (x,), tuple(kept), Call(axes=axes, keep_dims=keep_dims))
 
     def graph(self, dataset: Dataset = 'full_batch') -> Graph:
         """What was collected."""

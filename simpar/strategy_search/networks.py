@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from simpar.layer_shapes import network_shapes
-from simpar.layers import (
-    INPUT,
-    Add,
-    AnyLayer,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    Transpose,
-    layer_names,
-    reads_of,
-)
 from simpar.loss_operators import COUNT, CROSS_ENTROPY, LABELS, LIKELIHOOD, LOGITS, ONES, SMOOTH, LossOperator
-from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator, Shape
+from simpar.model import INPUT, Flatten, Network, layer_names, network_shapes, reads_of
+from simpar.model.primitive import Call
+from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Shape
 from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)
-ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Silu: 'SiLU', Add: 'Add', Multiply: 'Mul'}
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
@@ -60,7 +36,8 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
     x, label = build.dataset(x=(batch, *_sample(network)), label=result if loss in ('mse', 'mae') else result[:1])
     values = {INPUT: x}
     for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
-        values[name] = network_layer(build, name, layer, tuple(values[read] for read in reads), shapes[name])
+        for step in layer.steps(tuple(values[read] for read in reads), shapes[name]):
+            values[name] = build.step(name, step, values.get(name, ''))
     LOSSES[loss](build, values[names[-1]], label)
     return build.graph(dataset)
 
@@ -75,57 +52,11 @@ def _sample(network: Network) -> Shape:
     return MNIST_SAMPLE if image else network.sample
 
 
-def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[str, ...], shape: Shape) -> str:
-    """The operators of a layer; returns the name of its result."""
-    x = reads[0]
-    match layer:
-        case Dense():
-            return dense_layer(build, name, x, layer.outputs, bias=layer.bias)
-        case Conv2d():
-            weight = build.parameter(f'{name}.weight', layer.outputs, layer.inputs, layer.kernel, layer.kernel)
-            return with_bias(build, name, build.add('Conv2D', name, (x, weight), shape), layer.outputs, layer.bias)
-        case Embedding():
-            return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
-        case LayerNorm():
-            return build.layer_norm(name, x)
-        case RmsNorm():
-            return build.rms_norm(name, x)
-        case Softmax():
-            return build.softmax(name, x)
-        case MatMul():
-            swapped = Operator(
-                name='',
-                primitive='',
-                reads=(),
-                writes=(),
-                transpose_a=layer.transpose_a,
-                transpose_b=layer.transpose_b,
-            )
-            return build.add('BatchMatMul', name, reads, shape, swapped)
-        case Transpose():
-            return build.transpose(name, x, *layer.permutation)
-        case Reduce():
-            kind = 'ReduceMean' if layer.mean else 'ReduceSum'
-            return build.reduce(kind, name, x, layer.dims, keep_dims=layer.keep)
-        case Reshape() | Flatten():
-            return build.reshape(name, x, *shape, primitive=type(layer).__name__)
-        case Mul():
-            return build.elementwise('Mul', name, x, build.constant(f'{name}.factor'))
-    return build.elementwise(ELEMENTWISE_LAYERS[type(layer)], name, *reads)
-
-
 def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:
     """MatMul with a transposed weight, and BiasAdd."""
     weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
     y = build.matmul(name, x, weight, transpose_b=True)
-    return with_bias(build, name, y, outputs, bias)
-
-
-def with_bias(build: GraphBuilder, name: str, y: str, outputs: int, bias: bool) -> str:
-    """BiasAdd of a product's result, if there is one: along dim 1."""
-    if not bias:
-        return y
-    return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs))
+    return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs)) if bias else y
 
 
 def mean_squared_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
@@ -172,7 +103,7 @@ def _loss_operator(build: GraphBuilder, one: LossOperator, reads: tuple[str, ...
     return build.elementwise(one.primitive, one.node, *reads)
 
 
-LAST_DIM = Operator(name='', primitive='', reads=(), writes=(), axes=(1,))
+LAST_DIM = Call(axes=(1,))
 LOSSES = {
     'mse': mean_squared_error,
     'mae': mean_absolute_error,

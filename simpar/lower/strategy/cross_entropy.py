@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simpar.layer_shapes import Shape
 from simpar.layout import operators
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE, Operator, Strategy
@@ -25,6 +24,7 @@ from simpar.lower.strategy.emit import Attributes
 from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placed, Placer
 from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.model import Shape
 from simpar.program import Tensor
 from simpar.program.tensor import BYTES
 from simpar.workload import Workload

@@ -11,20 +11,6 @@ from dataclasses import dataclass
 from math import gcd
 
 from simpar.errors import Infeasible
-from simpar.layer_shapes import Shape, network_shapes
-from simpar.layers import (
-    INPUT,
-    AnyLayer,
-    Dense,
-    Embedding,
-    Flatten,
-    Network,
-    Reshape,
-    Trained,
-    Weighted,
-    layer_names,
-    reads_of,
-)
 from simpar.layout import Layout, TensorLayout, operators, replicated
 from simpar.lower.strategy.feed import gathered_input
 from simpar.lower.strategy.layer import At, add_layer
@@ -33,6 +19,23 @@ from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.place import Placed, Placer
 from simpar.lower.strategy.rule import lead_of, rule_of
 from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.model import (
+    INPUT,
+    Dense,
+    Embedding,
+    Flatten,
+    Network,
+    Reshape,
+    Shape,
+    Trained,
+    Weighted,
+    layer_names,
+    network_shapes,
+    reads_of,
+)
+from simpar.model import (
+    Operator as AnyLayer,
+)
 from simpar.workload import Workload
 
 Named = tuple[str, AnyLayer, tuple[str, ...]]

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
-from simpar.layers import (
+from simpar.layout import TensorLayout
+from simpar.lower.strategy import emit
+from simpar.lower.strategy.move import Mover
+from simpar.lower.strategy.place import Placed
+from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.model import (
     Add,
     Conv2d,
     Dense,
@@ -26,11 +31,6 @@ from simpar.layers import (
     Softmax,
     Transpose,
 )
-from simpar.layout import TensorLayout
-from simpar.lower.strategy import emit
-from simpar.lower.strategy.move import Mover
-from simpar.lower.strategy.place import Placed
-from simpar.lower.strategy.tape import Laid, LaidTape
 
 
 @dataclass(frozen=True, slots=True)

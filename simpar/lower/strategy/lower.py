@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import prod
 
 from simpar.errors import Infeasible
-from simpar.layers import Network
 from simpar.layout import Layout
 from simpar.lower.mesh import Mesh
 from simpar.lower.stages import layer_stages
 from simpar.lower.strategy.graph import Lowering
 from simpar.lower.strategy.move import Mover
 from simpar.lower.strategy.tape import LaidTape
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 

@@ -1,35 +1,51 @@
-"""Layers of a network: dense layers, activations, and the operators that transformers are made of.
+"""The model: operators with all that is known of each, and networks of them.
 
 Layers stand in order. Each reads the one before it, or those that it names; ``x`` is the network's input. Dim 0 of
 every value counts samples, or what samples are cut into (a reshape of 8 samples of 128 tokens to 1024 rows).
 """
 
-from simpar.layers.keys import Cuts, Deviation, Strategy
-from simpar.layers.network import (
+from simpar.model.graph import (
     INPUT,
-    KINDS,
-    AnyLayer,
     Layer,
+    Misfit,
     Network,
-    Operator,
-    Trained,
-    Weighted,
-    kind_of,
+    Shapes,
     layer_names,
+    network_shapes,
     reads_of,
+    shapes_of,
 )
-from simpar.layers.norm import LayerNorm, RmsNorm, Softmax
-from simpar.layers.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
-from simpar.layers.product import MatMul
-from simpar.layers.reduction import Reduce
-from simpar.layers.shape import Flatten, Reshape, Transpose
-from simpar.layers.weighted import Conv2d, Dense, Embedding
+from simpar.model.keys import Cuts, Deviation, Strategy
+from simpar.model.operators import (
+    KINDS,
+    OPERATORS,
+    Add,
+    Conv2d,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    MatMul,
+    Mul,
+    Multiply,
+    Operator,
+    Reduce,
+    Relu,
+    Reshape,
+    RmsNorm,
+    Silu,
+    Softmax,
+    Transpose,
+)
+from simpar.model.operators.base import Sharded, Trained, Weighted
+from simpar.model.primitive import Shape
 
 __all__ = [
     'INPUT',
     'KINDS',
+    'OPERATORS',
     'Add',
-    'AnyLayer',
     'Conv2d',
     'Cuts',
     'Dense',
@@ -40,6 +56,7 @@ __all__ = [
     'Layer',
     'LayerNorm',
     'MatMul',
+    'Misfit',
     'Mul',
     'Multiply',
     'Network',
@@ -48,13 +65,17 @@ __all__ = [
     'Relu',
     'Reshape',
     'RmsNorm',
+    'Shape',
+    'Shapes',
+    'Sharded',
     'Silu',
     'Softmax',
     'Strategy',
     'Trained',
     'Transpose',
     'Weighted',
-    'kind_of',
     'layer_names',
+    'network_shapes',
     'reads_of',
+    'shapes_of',
 ]

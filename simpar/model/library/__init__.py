@@ -1,0 +1,1 @@
+"""Models that are made of operators."""
