@@ -96,7 +96,7 @@ def recompute_of(workload: Workload, plan: Plan) -> Recompute:
 def _marked(model: Network) -> Iterable[str]:
     """Names of the layers that carry ``recompute``."""
     layers = zip(layer_names(model), model.layers, strict=True)
-    return (name for name, layer in layers if getattr(layer, 'recompute', False))
+    return (name for name, layer in layers if layer.recompute)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:

@@ -48,7 +48,7 @@ def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[i
 
     Arguments: ``given``, dense layers of each stage; empty: equal counts. Raises ``Infeasible`` where these do not fit.
     """
-    marked = marked_stages([getattr(layer, 'pipeline_stage', None) for layer in model.layers], stages)
+    marked = marked_stages([layer.pipeline_stage for layer in model.layers], stages)
     if marked:
         return marked
     of_dense = iter(stage_of_layer(len(model.dense), stages, given))

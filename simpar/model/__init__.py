@@ -16,29 +16,16 @@ from simpar.model.graph import (
     shapes_of,
 )
 from simpar.model.keys import Cuts, Deviation, Strategy
-from simpar.model.operators import (
-    KINDS,
-    OPERATORS,
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Operator,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    Transpose,
-)
-from simpar.model.operators.base import Sharded, Trained, Weighted
+from simpar.model.operators import KINDS, OPERATORS
+from simpar.model.operators.base import Operator, Sharded, Trained, Weighted
+from simpar.model.operators.conv import Conv2d
+from simpar.model.operators.embedding import Embedding
+from simpar.model.operators.linear import Dense
+from simpar.model.operators.norm import LayerNorm, RmsNorm, Softmax
+from simpar.model.operators.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
+from simpar.model.operators.product import MatMul
+from simpar.model.operators.reduce import Reduce
+from simpar.model.operators.shape import Flatten, Reshape, Transpose
 from simpar.model.primitive import Shape
 
 __all__ = [

@@ -10,13 +10,8 @@ from dataclasses import replace
 from math import prod
 
 from simpar.layout import operators
-from simpar.model import Dense, Mul, Operator, Reshape, Shape, Strategy
+from simpar.model import Dense, Mul, Operator, Shape, Sharded, Strategy
 from simpar.strategy_search import Choice
-
-
-def strategy_of(layer: Operator) -> Strategy:
-    """The strategy that a user gave a layer; empty where there is none."""
-    return () if isinstance(layer, Reshape) else layer.strategy
 
 
 def in_graph(layer: Operator, strategy: Strategy) -> Choice:
@@ -29,7 +24,7 @@ def in_graph(layer: Operator, strategy: Strategy) -> Choice:
 
 def cut(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
-    if choice is None or isinstance(layer, Reshape):
+    if choice is None or not isinstance(layer, Sharded):
         return layer
     if isinstance(layer, Dense):
         x, weight = choice.strategy

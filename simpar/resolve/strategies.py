@@ -24,9 +24,10 @@ from simpar.model import (
     network_shapes,
     reads_of,
 )
+from simpar.model.primitive import Compat
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
+from simpar.resolve.cuts import cut, flatten_choice, in_graphs
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.pool import Pool
@@ -45,7 +46,6 @@ from simpar.strategy_search import (
     workload_graph,
 )
 from simpar.strategy_search.graph import Dataset
-from simpar.strategy_search.propagate import Compat
 from simpar.workload import Workload
 
 GIVEN = 'given'
@@ -105,7 +105,7 @@ class _Search:
         self.layers = _named(model)
         self.devices = cluster.world // plan.pipeline
         self.slices = plan.micro_batches * plan.copies
-        given = {name: strategy_of(layer) for name, layer in self.layers.items()}
+        given = {name: layer.strategy for name, layer in self.layers.items()}
         self.fixed = in_graphs(self.layers, {name: strategy for name, strategy in given.items() if strategy})
         self.loss = first_node(workload)
         self.fixed |= given_loss(workload)
@@ -157,7 +157,7 @@ class _Search:
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
         for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
-            if strategy := strategy_of(layer):
+            if strategy := layer.strategy:
                 scattered = layer.out_strategy if isinstance(layer, Dense) else ()
                 layer.axes(name, *(self.shapes[read] for read in reads)).sharded(strategy, self.devices, scattered)
         check_loss(self.workload, self.result, self.devices)
@@ -280,7 +280,7 @@ class _Search:
     def origins(self, workload: Workload, origin: str | Mapping[str, str]) -> dict[str, str]:
         """Where the strategies of layers and loss come from; of layers that have none, nothing."""
         layers = _named(workload.model) if isinstance(workload.model, Network) else {}
-        names = [name for name, layer in layers.items() if strategy_of(layer)]
+        names = [name for name, layer in layers.items() if layer.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
         found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, *of_loss)}
         return found | self.given

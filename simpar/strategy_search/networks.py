@@ -6,8 +6,8 @@ from math import prod
 
 from simpar.loss_operators import COUNT, CROSS_ENTROPY, LABELS, LIKELIHOOD, LOGITS, ONES, SMOOTH, LossOperator
 from simpar.model import INPUT, Flatten, Network, layer_names, network_shapes, reads_of
-from simpar.model.primitive import Call
-from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Shape
+from simpar.model.primitive import Call, Shape
+from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
 from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.model.operators import conv, embedding, linear, loss, norm, pointwise, product, reduce, shape
 from simpar.model.operators.base import Operator
-from simpar.model.operators.conv import Conv2d
-from simpar.model.operators.embedding import Embedding
-from simpar.model.operators.linear import Dense
-from simpar.model.operators.loss import OF_LOSSES
-from simpar.model.operators.norm import LayerNorm, RmsNorm, Softmax
-from simpar.model.operators.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
-from simpar.model.operators.product import MatMul
-from simpar.model.operators.reduce import Reduce
-from simpar.model.operators.shape import Flatten, Reshape, Transpose
 from simpar.model.primitive import Pricing, Primitive
 
 OPERATORS: Final[tuple[type[Operator], ...]] = (
-    Flatten,
-    Dense,
-    Relu,
-    Gelu,
-    Silu,
-    Mul,
-    Add,
-    Multiply,
-    LayerNorm,
-    RmsNorm,
-    Softmax,
-    MatMul,
-    Reduce,
-    Reshape,
-    Transpose,
-    Conv2d,
-    Embedding,
+    shape.Flatten,
+    linear.Dense,
+    pointwise.Relu,
+    pointwise.Gelu,
+    pointwise.Silu,
+    pointwise.Mul,
+    pointwise.Add,
+    pointwise.Multiply,
+    norm.LayerNorm,
+    norm.RmsNorm,
+    norm.Softmax,
+    product.MatMul,
+    reduce.Reduce,
+    shape.Reshape,
+    shape.Transpose,
+    conv.Conv2d,
+    embedding.Embedding,
 )
 """In the order of the docs."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}
@@ -44,7 +36,7 @@ OP_CLASSES: Final[dict[str, Primitive]] = {
 """By the operator of an op class in the forward, what it is to MindSpore."""
 PRIMITIVES: Final = {
     one.name: one for kind in OPERATORS for one in kind.primitives.values()
-} | {one.name: one for one in OF_LOSSES}  # fmt: skip
+} | {one.name: one for one in loss.OF_LOSSES}  # fmt: skip
 """By MindSpore's name."""
 
 

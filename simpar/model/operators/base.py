@@ -15,7 +15,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
 
-T = TypeVar('T', bound='type[Operator]')
+T = TypeVar('T', bound='Operator')
 PLAIN: Final = Call()
 """No attributes."""
 
@@ -29,13 +29,13 @@ else:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def keys(kind: T) -> T:
+def keys(kind: type[T]) -> type[T]:
     """Marks a base whose annotated attributes are keys of every operator made from it."""
     return kind
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def operator(kind: T) -> T:
+def operator(kind: type[T]) -> type[T]:
     """Makes an operator a frozen dataclass: keys that it alone has first, as docs list them, then those of its bases.
 
     A key of a base that it says again, in words of its own, stands where the base has it.

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
-from simpar.model.operators.base import Axes, MisfitError, Parameter, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.linear import BIAS_ADD, bias_step
 from simpar.model.primitive import BOTH, Call, Primitive, Shape
 
@@ -25,7 +26,8 @@ class Convolution(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """n, c, h, w; o, c, kh, kw."""
-        return operators.conv2d(name, *shapes, output)
+        x, weight = shapes
+        return operators.conv2d(name, x, weight, output)
 
 
 CONV_2D = Convolution('Conv2D', 'matrix')

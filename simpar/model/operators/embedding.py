@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
-from simpar.model.operators.base import Axes, Parameter, Step, Weighted, operator
+from simpar.model.operators.base import Parameter, Step, Weighted, operator
 from simpar.model.primitive import Call, Primitive, Shape
 
 
@@ -22,7 +23,8 @@ class Gathered(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """v, h, i0, i1, ..."""
-        return operators.embedding(name, *shapes)
+        weight, indices = shapes
+        return operators.embedding(name, weight, indices)
 
 
 GATHER = Gathered('Gather', stops=True)
@@ -49,7 +51,8 @@ class Embedding(Weighted):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """v, h of the weight, which comes first; i0, i1, ... of the tokens."""
-        return operators.embedding(name, (self.vocab, self.width), *reads)
+        (tokens,) = reads
+        return operators.embedding(name, (self.vocab, self.width), tokens)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Gather of the weight's rows."""

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Aliases, Cuts, Strategy, Width
-from simpar.model.operators.base import Axes, MisfitError, Parameter, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
 from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, dim_names
 from simpar.model.primitive import Strategy as Pieced
@@ -27,7 +28,8 @@ class MatrixProduct(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """m, k, n."""
-        return operators.matmul(name, *shapes, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+        x, weight = shapes
+        return operators.matmul(name, x, weight, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
     def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
         """Its operands as they lie, the transposed one turned."""
@@ -94,7 +96,8 @@ class Dense(Weighted, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """m, k, n of x and the weight [in, out]."""
-        return operators.matmul(name, *reads, (self.inputs, self.outputs))
+        (x,) = reads
+        return operators.matmul(name, x, (self.inputs, self.outputs))
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """MatMul with a weight [out, in], which is transposed, and BiasAdd."""

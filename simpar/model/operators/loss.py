@@ -7,7 +7,7 @@ from typing import Final
 
 from simpar.layout import operators
 from simpar.layout.operator import ONE
-from simpar.model.operators.base import Axes
+from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
 from simpar.model.operators.reduce import Reduction, without
 from simpar.model.operators.shape import View, rows_over_all
@@ -72,7 +72,8 @@ class Picked(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """d0, d1, ..., classes."""
-        return operators.gather_elements(name, *shapes)
+        x, index = shapes
+        return operators.gather_elements(name, x, index)
 
     def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
         """Rows over all devices."""

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Axes, Operator, Parameter, Sharded, Step, Trained, Unary, operator
+from simpar.model.operators.base import Operator, Parameter, Sharded, Step, Trained, Unary, operator
 from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, dim_names, divisible
 from simpar.model.primitive import Strategy as Pieced
 
@@ -90,7 +91,8 @@ class LayerNorm(SameShape, Trained, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ..., the last whole."""
-        return operators.layer_norm(name, *reads)
+        (x,) = reads
+        return operators.layer_norm(name, x)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """LayerNorm of x, gain and bias."""
@@ -111,7 +113,8 @@ class RmsNorm(SameShape, Trained, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ..., the last whole."""
-        return operators.rms_norm(name, *reads)
+        (x,) = reads
+        return operators.rms_norm(name, x)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """RmsNorm of x and gain."""
@@ -127,7 +130,8 @@ class Softmax(SameShape, Sharded, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ..., the last whole."""
-        return operators.softmax(name, *reads)
+        (x,) = reads
+        return operators.softmax(name, x)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Softmax over the last dim."""

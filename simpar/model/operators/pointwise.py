@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Of, Pair, Strategy
 from simpar.model.operators.base import (
-    Axes,
     Binary,
     MisfitError,
     Operator,
@@ -158,7 +158,9 @@ class Mul(Pointwise, Sharded):
     strategy: Annotated[
         Strategy, Field(max_length=2, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')
     ] = ()
-    of: Of | Pair = ''
+    of: Annotated[
+        Of | Pair, Field(description='the layer that it scales, as of others, or the two that it multiplies')
+    ] = ''
 
     def reads(self, before: str) -> tuple[str, ...]:
         """What ``of`` names, or the layer before it."""

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Axes, Binary, MisfitError, Sharded, Step, operator, shown
+from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, operator, shown
 from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
 from simpar.model.primitive import Strategy as Pieced
 
@@ -23,7 +24,8 @@ class BatchProduct(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """b0, ..., m, k, n."""
-        return operators.batch_matmul(name, *shapes, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+        a, b = shapes
+        return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
     def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
                       compat: Compat) -> Pieces:  # fmt: skip
@@ -77,7 +79,8 @@ class MatMul(Sharded, Binary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """b0, ..., m, k, n."""
-        return operators.batch_matmul(name, *reads, transpose_a=self.transpose_a, transpose_b=self.transpose_b)
+        a, b = reads
+        return operators.batch_matmul(name, a, b, transpose_a=self.transpose_a, transpose_b=self.transpose_b)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """BatchMatMul."""

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.model.operators.base import Axes, MisfitError, Sharded, Step, Unary, operator, shown
+from simpar.layout.operator import Operator as Axes
+from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
 from simpar.model.primitive import Strategy as Pieced
 
@@ -77,7 +78,8 @@ class Reduce(Sharded, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ..., its result without those that are reduced."""
-        return operators.reduction(name, *reads, self.dims, keep=self.keep)
+        (x,) = reads
+        return operators.reduction(name, x, self.dims, keep=self.keep)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """ReduceMean or ReduceSum."""

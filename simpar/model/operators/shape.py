@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Axes, MisfitError, Sharded, Step, Unary, operator
+from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator
 from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape
 from simpar.model.primitive import Strategy as Pieced
 
@@ -142,7 +143,8 @@ class Flatten(Sharded, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Of the dims that become one the first can be split."""
-        return operators.flatten(name, *reads)
+        (x,) = reads
+        return operators.flatten(name, x)
 
 
 @operator
@@ -205,7 +207,8 @@ class Transpose(Sharded, Unary):
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ... in another order."""
-        return operators.transpose(name, *reads, self.permutation)
+        (x,) = reads
+        return operators.transpose(name, x, self.permutation)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Transpose."""
