@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from simpar.case import Case
 from simpar.commands.listing import Listing
-from simpar.loss_operators import CROSS_ENTROPY
 from simpar.lower import lower
 from simpar.lower.strategy import has_strategies
 from simpar.lower.strategy.cross_entropy import KINDS
 from simpar.model import OPERATORS, Dense, Flatten, Network, Operator, Weighted, layer_names
+from simpar.model.library.cross_entropy import CROSS_ENTROPY
 from simpar.model.operators import OP_CLASSES
 from simpar.model.operators.shape import FLATTEN
 from simpar.program import OpClass, Program

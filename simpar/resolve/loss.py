@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.layout import operators
-from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower.strategy.cross_entropy import by_rows, loss_rules
 from simpar.model import Shape, Strategy
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.strategy_search import Choice
 from simpar.workload import Workload
 

@@ -11,7 +11,6 @@ from simpar.cost.compute import DeviceCompute
 from simpar.errors import ScheduleError
 from simpar.hardware import Cluster
 from simpar.layout.redistribution import Method
-from simpar.loss_operators import LOSS_OPERATORS
 from simpar.model import (
     Conv2d,
     Dense,
@@ -24,6 +23,8 @@ from simpar.model import (
     network_shapes,
     reads_of,
 )
+from simpar.model.library.cross_entropy import LOSS_OPERATORS
+from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
@@ -317,4 +318,4 @@ def _neighbours(graph: Graph, name: str) -> list[str]:
     places = {reader for tensor in operator.writes for reader in graph.readers.get(tensor, ())}
     places |= {graph.writer[tensor] for tensor in operator.reads if tensor in graph.writer}
     near = (graph.operators[place] for place in places)
-    return [other.name for other in near if other.primitive != '_VirtualDataset']
+    return [other.name for other in near if other.primitive != DATASET]

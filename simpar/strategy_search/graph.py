@@ -8,7 +8,11 @@ from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
 from simpar.model.operators import PRIMITIVES
-from simpar.model.operators.base import PLAIN, Parameter, Step
+from simpar.model.operators.base import PLAIN, Parameter
+from simpar.model.operators.base import Operator as ModelOperator
+from simpar.model.operators.loss import DATASET
+from simpar.model.operators.norm import LayerNorm
+from simpar.model.operators.shape import Transpose
 from simpar.model.primitive import Call, Primitive, Shape
 
 Dataset = Literal['full_batch', 'data_parallel']
@@ -120,21 +124,27 @@ class GraphBuilder:
         self.shapes.update({f'{name}.fed': shape for name, shape in inputs.items()})
         self.shapes.update(inputs)
         fed = tuple(f'{name}.fed' for name in inputs)
-        self.operators.append(Operator(name='dataset', primitive='_VirtualDataset', reads=fed, writes=tuple(inputs)))
+        self.operators.append(Operator(name='dataset', primitive=DATASET, reads=fed, writes=tuple(inputs)))
         return tuple(inputs)
 
-    def step(self, name: str, step: Step, before: str) -> str:
-        """A step of a model's operator; what the step ``before`` wrote stands for empty names."""
+    def apply(self, layer: ModelOperator, name: str, *reads: str, samples: int = 0) -> str:
+        """An operator of a model, in the primitives that MindSpore makes of it.
 
-        def read(one: str | Parameter) -> str:
-            if isinstance(one, str):
-                return one or before
-            make = self.parameter if one.trained else self.constant
-            return make(f'{name}.{one.part}', *one.shape)
+        Arguments: ``samples`` in dim 0 of the graph's input; 0: as many as in dim 0 of what it reads.
+        """
+        shapes = [self.shapes[read] for read in reads]
+        written = ''
+        for step in layer.steps(reads, layer.result_shape(samples or shapes[0][0], *shapes)):
+            called = f'{name}.{step.part}' if step.part else name
+            inputs = tuple(self._read(name, one) or written for one in step.reads)
+            written = self.add(step.primitive.name, called, inputs, step.shape, step.call)
+        return written
 
-        reads = tuple(map(read, step.reads))
-        called = f'{name}.{step.part}' if step.part else name
-        return self.add(step.primitive.name, called, reads, step.shape, step.call)
+    def _read(self, name: str, one: str | Parameter) -> str:
+        if isinstance(one, str):
+            return one
+        make = self.parameter if one.trained else self.constant
+        return make(f'{name}.{one.part}', *one.shape)
 
     def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, call: Call = PLAIN) -> str:
         """An operator that writes one tensor of this shape, named after the operator.
@@ -166,22 +176,11 @@ class GraphBuilder:
 
     def transpose(self, name: str, x: str, *permutation: int) -> str:
         """Dims in another order."""
-        shape = tuple(self.shapes[x][dim] for dim in permutation)
-        return self.add('Transpose', name, (x,), shape, Call(permutation=permutation))
-
-    def softmax(self, name: str, x: str) -> str:
-        """Softmax over the last dim."""
-        return self.add('Softmax', name, (x,), self.shapes[x], Call(axes=(len(self.shapes[x]) - 1,)))
+        return self.apply(Transpose(permutation=permutation), name, x)
 
     def layer_norm(self, name: str, x: str) -> str:
         """LayerNorm over the last dim, with a gain and a bias."""
-        width = self.shapes[x][-1]
-        reads = (x, self.parameter(f'{name}.gain', width), self.parameter(f'{name}.bias', width))
-        return self.add('LayerNorm', name, reads, self.shapes[x])
-
-    def rms_norm(self, name: str, x: str) -> str:
-        """RMSNorm over the last dim, with a gain."""
-        return self.add('RmsNorm', name, (x, self.parameter(f'{name}.gain', self.shapes[x][-1])), self.shapes[x])
+        return self.apply(LayerNorm(), name, x)
 
     def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
         """A reduction over some dims."""

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from math import prod
 
-from simpar.loss_operators import COUNT, CROSS_ENTROPY, LABELS, LIKELIHOOD, LOGITS, ONES, SMOOTH, LossOperator
-from simpar.model import INPUT, Flatten, Network, layer_names, network_shapes, reads_of
+from simpar.model import INPUT, Dense, Flatten, Network, Softmax, layer_names, network_shapes, reads_of
+from simpar.model.library.cross_entropy import (
+    COUNT,
+    CROSS_ENTROPY,
+    LABELS,
+    LIKELIHOOD,
+    LOGITS,
+    ONES,
+    SMOOTH,
+    LossOperator,
+)
 from simpar.model.primitive import Call, Shape
 from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
 from simpar.workload import Transformer, Workload
@@ -36,8 +45,7 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
     x, label = build.dataset(x=(batch, *_sample(network)), label=result if loss in ('mse', 'mae') else result[:1])
     values = {INPUT: x}
     for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
-        for step in layer.steps(tuple(values[read] for read in reads), shapes[name]):
-            values[name] = build.step(name, step, values.get(name, ''))
+        values[name] = build.apply(layer, name, *(values[read] for read in reads), samples=batch)
     LOSSES[loss](build, values[names[-1]], label)
     return build.graph(dataset)
 
@@ -54,9 +62,7 @@ def _sample(network: Network) -> Shape:
 
 def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:
     """MatMul with a transposed weight, and BiasAdd."""
-    weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
-    y = build.matmul(name, x, weight, transpose_b=True)
-    return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs)) if bias else y
+    return build.apply(Dense(inputs=build.shapes[x][-1], outputs=outputs, bias=bias), name, x)
 
 
 def mean_squared_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
@@ -77,7 +83,7 @@ def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '
 
 
 def cross_entropy_operators(build: GraphBuilder, x: str, label: str) -> str:
-    """Cross-entropy as the operators of ``simpar.loss_operators``, and the arithmetic of their sums."""
+    """Cross-entropy as the operators of ``simpar.model.library.cross_entropy``, and the arithmetic of their sums."""
     names = {LOGITS: x, LABELS: label, ONES: build.constant('loss.ones', build.shapes[x][0], 1)}
     for one in CROSS_ENTROPY:
         numbers = tuple(build.constant(f'{one.node}.number{place}') for place in range(one.numbers))
@@ -126,7 +132,7 @@ def attention(build: GraphBuilder, name: str, x: str, batch: int, sequence: int,
     q, k = projected('q'), projected('k')
     scores = build.batch_matmul(f'{name}.scores', q, k, transpose_b=True)
     scores = build.elementwise('Mul', f'{name}.scale', scores, build.constant(f'{name}.factor'))
-    probability = build.softmax(f'{name}.softmax', scores)
+    probability = build.apply(Softmax(), f'{name}.softmax', scores)
     y = build.batch_matmul(f'{name}.values', probability, projected('v'))
     y = build.reshape(f'{name}.reshape', build.transpose(f'{name}.transpose', y, 0, 2, 1, 3), rows, hidden)
     return build.matmul(f'{name}.o', y, build.parameter(f'{name}.o.weight', hidden, hidden))

@@ -9,7 +9,12 @@ from typing import Final
 from simpar.layout import operators
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE, Operator, Strategy
-from simpar.loss_operators import (
+from simpar.lower.strategy.emit import Attributes
+from simpar.lower.strategy.move import Mover
+from simpar.lower.strategy.place import Placed, Placer
+from simpar.lower.strategy.tape import Laid, LaidTape
+from simpar.model import Shape
+from simpar.model.library.cross_entropy import (
     COUNT,
     CROSS_ENTROPY,
     IGNORE_INDEX,
@@ -20,11 +25,6 @@ from simpar.loss_operators import (
     SMOOTH,
     LossOperator,
 )
-from simpar.lower.strategy.emit import Attributes
-from simpar.lower.strategy.move import Mover
-from simpar.lower.strategy.place import Placed, Placer
-from simpar.lower.strategy.tape import Laid, LaidTape
-from simpar.model import Shape
 from simpar.program import Tensor
 from simpar.program.tensor import BYTES
 from simpar.workload import Workload
