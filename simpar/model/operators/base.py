@@ -100,6 +100,10 @@ class Operator(ABC):
     """Under which files have it."""
     primitives: ClassVar[Mapping[str, Primitive]]
     """By the operator of its op classes in the forward, the primitive that it is to MindSpore."""
+    inputs_told: ClassVar[str] = 'x'
+    """The inputs of its strategy, for the docs."""
+    unsharded: ClassVar[str] = ''
+    """What of them no strategy splits, for the docs."""
     lead: ClassVar[int] = 0
     """Which of the inputs in its strategy is the first value that it reads."""
 

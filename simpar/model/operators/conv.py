@@ -39,6 +39,8 @@ class Conv2d(Weighted, Unary):
 
     key = 'conv2d'
     primitives: ClassVar = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
+    inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
+    unsharded = 'all but the batch'
 
     inputs: Annotated[Width, Field(alias='in', description='channels of an image')]
     outputs: Annotated[Width, Field(alias='out', description='channels of its result')]

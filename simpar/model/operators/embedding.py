@@ -36,6 +36,7 @@ class Embedding(Weighted):
 
     key = 'embedding'
     primitives: ClassVar = {'embedding': GATHER}
+    inputs_told = 'weight [vocab, width], tokens'
     lead = 1
 
     vocab: Annotated[Width, Field(description='tokens in the vocabulary')]

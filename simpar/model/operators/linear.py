@@ -66,6 +66,7 @@ class Dense(Weighted, Unary):
 
     key = 'dense'
     primitives: ClassVar = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
+    inputs_told = 'x [rows, in], weight [in, out]'
 
     inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
     outputs: Annotated[Width, Field(alias='out', description='features of its result')]

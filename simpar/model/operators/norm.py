@@ -83,6 +83,8 @@ class LayerNorm(SameShape, Trained, Unary):
 
     key = 'layer_norm'
     primitives: ClassVar = {'norm': LAYER_NORM}
+    inputs_told = 'x, gain, bias'
+    unsharded = 'last dim'
 
     strategy: Annotated[
         Strategy,
@@ -106,6 +108,8 @@ class RmsNorm(SameShape, Trained, Unary):
 
     key = 'rms_norm'
     primitives: ClassVar = {'rms_norm': RMS_NORM}
+    inputs_told = 'x, gain'
+    unsharded = 'last dim'
 
     strategy: Annotated[
         Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
@@ -127,6 +131,7 @@ class Softmax(SameShape, Sharded, Unary):
 
     key = 'softmax'
     primitives: ClassVar = {'softmax': SOFTMAX}
+    unsharded = 'last dim'
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ..., the last whole."""

@@ -131,6 +131,7 @@ class Add(Alike):
 
     key = 'add'
     primitives: ClassVar = {'residual': ADD}
+    inputs_told = 'both'
     verb = 'adds'
 
     strategy: OfBoth = ()
@@ -142,6 +143,7 @@ class Multiply(Alike):
 
     key = 'multiply'
     primitives: ClassVar = {'multiply': MUL}
+    inputs_told = 'both'
     verb = 'multiplies'
 
     strategy: OfBoth = ()

@@ -52,6 +52,7 @@ class MatMul(Sharded, Binary):
 
     key = 'matmul'
     primitives: ClassVar = {'batch_matmul': BATCH_MAT_MUL}
+    inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
 
     transpose_a: Annotated[bool, Field(description='the first is [batch..., k, m]')] = False
     transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False

@@ -55,6 +55,7 @@ class Reduce(Sharded, Unary):
 
     key = 'reduce'
     primitives: ClassVar = {'sum': REDUCE_SUM, 'mean': REDUCE_MEAN}
+    inputs_told = 'x; where a dim that goes is split, what ranks have is summed'
 
     dims: Annotated[
         tuple[Annotated[int, Field(ge=1, le=7)], ...],

@@ -130,6 +130,7 @@ class Flatten(Sharded, Unary):
 
     key = 'flatten'
     primitives: ClassVar = {'reshape': FLATTEN}
+    unsharded = 'dims behind the second, for all but dim 0 become one'
 
     strategy: Annotated[
         Strategy,
@@ -153,6 +154,8 @@ class Reshape(Unary):
 
     key = 'reshape'
     primitives: ClassVar = {'reshape': RESHAPE}
+    inputs_told = 'none: it lies as its input does; of dims that become one the first is split'
+    unsharded = 'the others of these'
 
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**24)], ...],
