@@ -24,7 +24,7 @@ from executor.reference_network import (
 from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
-from simpar.layers import Network
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Transformer, Workload
 

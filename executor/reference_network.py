@@ -8,11 +8,9 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from simpar.layer_shapes import network_shapes
-from simpar.layers import (
+from simpar.model import (
     INPUT,
     Add,
-    AnyLayer,
     Conv2d,
     Dense,
     Embedding,
@@ -23,6 +21,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Operator,
     Reduce,
     Relu,
     Reshape,
@@ -31,6 +30,7 @@ from simpar.layers import (
     Softmax,
     Transpose,
     layer_names,
+    network_shapes,
     reads_of,
 )
 
@@ -84,7 +84,7 @@ def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> t
     return x
 
 
-def _result(layer: AnyLayer, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
+def _result(layer: Operator, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
     """A layer of its own parameters and of what it reads."""
     return _RESULTS[type(layer)](layer, own, *reads)
 

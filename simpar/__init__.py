@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simpar.cost.price import Effects as Effects
     from simpar.cost.price import price as price
     from simpar.engine import simulate as simulate
-    from simpar.layers import Network as Network
+    from simpar.model import Network as Network
     from simpar.plan import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
@@ -41,7 +41,7 @@ __version__: Final = '0.1.0'
 _HOMES: Final = {
     'Case': 'simpar.case',
     'Effects': 'simpar.cost.price',
-    'Network': 'simpar.layers',
+    'Network': 'simpar.model',
     'Plan': 'simpar.plan',
     'Prediction': 'simpar.predict',
     'Program': 'simpar.program',

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from simpar.document import OneOf, Short
-from simpar.layers import Deviation, Network, Strategy
-from simpar.loss_operators import LossForm
+from simpar.model import Deviation, Network, Strategy
+from simpar.model.library.cross_entropy import LossForm
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'
@@ -122,9 +122,9 @@ class Workload:
 
     Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``loss_strategy``, how it
     is cut where layers have strategies; ``loss_operators`` and ``loss_strategies``: the same of its pieces, see
-    ``simpar.loss_operators``; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that
-    of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it, and
-    where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the
+    ``simpar.model.library.cross_entropy``; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm
+    that of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it,
+    and where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the
     folder DATA_PATH, and generated learnable images where there are none.
     """
 

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from simpar.layers import Add, Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Add, Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Momentum, Workload
 

@@ -7,7 +7,7 @@ from shard_cases import choices
 from strategy_cases import random_layers
 
 from simpar.errors import ScheduleError
-from simpar.layers import Network, Relu
+from simpar.model import Network, Relu
 from simpar.pipeline import ORDERS, named_order
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload

@@ -21,7 +21,7 @@ from torch_ranks import model
 
 from executor.reference import _optimizer
 from executor.tensors import batch_of
-from simpar.layers import Dense
+from simpar.model import Dense
 
 MESSAGES = {'c10d::_allgather_base_': 'all_gather', 'c10d::_reduce_scatter_base_': 'reduce_scatter'}
 

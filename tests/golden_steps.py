@@ -10,8 +10,8 @@ from pathlib import Path
 
 from golden_shapes import are_views
 
-from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload
 

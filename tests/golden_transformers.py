@@ -7,9 +7,9 @@ from math import prod
 
 from golden_steps import FOLDER, Recorded, first, tuples
 
-from simpar.layer_blocks import block_network
-from simpar.layers import Dense, Mul, Reshape
 from simpar.lower import lower
+from simpar.model import Dense, Mul, Reshape
+from simpar.model.library.blocks import block_network
 from simpar.workload import Workload
 
 GROUP = 'rec_transformer'

@@ -7,8 +7,10 @@ from shard_cases import choices
 from strategy_cases import divisors, random_out_strategy
 
 from simpar.errors import ScheduleError
-from simpar.layer_shapes import network_shapes, shapes_of
-from simpar.layers import (
+from simpar.layout import operators
+from simpar.lower.cross_entropy import loss_rules
+from simpar.lower.rule import rule_of
+from simpar.model import (
     INPUT,
     Add,
     Conv2d,
@@ -29,11 +31,10 @@ from simpar.layers import (
     Softmax,
     Transpose,
     layer_names,
+    network_shapes,
     reads_of,
+    shapes_of,
 )
-from simpar.layout import operators
-from simpar.lower.cross_entropy import loss_rules
-from simpar.lower.rule import rule_of
 from simpar.pipeline import ORDERS, named_order
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload

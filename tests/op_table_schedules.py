@@ -18,7 +18,7 @@ from tile_cases import tiled_case
 from training_cases import training_case
 
 from simpar.errors import SimparError
-from simpar.layer_blocks import block_network, llama_network
+from simpar.model.library.blocks import block_network, llama_network
 from simpar.pipeline import ORDERS
 from simpar.pipeline.rows import rows_of
 from simpar.plan import Plan

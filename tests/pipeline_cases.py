@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from simpar.errors import ScheduleError
-from simpar.layers import Dense, Network, Relu
+from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS, Action, Order, check_order, gives, named_order, needs, overlap
 from simpar.plan import Plan
 from simpar.program import Program, ProgramBuilder

@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from simpar.layers import Dense, Network, Relu
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Sgd, Workload
 

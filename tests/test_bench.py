@@ -25,8 +25,8 @@ from executor.net import Net, parse_net
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.price import price
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Adam, Transformer, Workload

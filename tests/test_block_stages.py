@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible
-from simpar.layer_blocks import block_network
 from simpar.lower import lower
+from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.workload import Workload
 

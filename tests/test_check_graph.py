@@ -12,11 +12,10 @@ from simpar.commands.check import screen
 from simpar.commands.check_strategies import flattens, strategy_facts, strategy_text
 from simpar.commands.ir import rank_ir
 from simpar.commands.listing import Listing
-from simpar.layer_shapes import network_shapes
-from simpar.layers import Add, Flatten, Trained, layer_names, reads_of
-from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.fusion import fusion_ids
+from simpar.model import Add, Flatten, Trained, layer_names, network_shapes, reads_of
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.schedule import load_schedule
 
 RANDOM = range(80)

@@ -16,8 +16,8 @@ from simpar.commands import ir
 from simpar.commands.check import facts_of, screen
 from simpar.commands.check_strategies import strategy_facts, strategy_text
 from simpar.commands.listing import Listing
-from simpar.layers import Dense, Relu, layer_names
 from simpar.lower import lower
+from simpar.model import Dense, Relu, layer_names
 
 ROOT = Path(__file__).parent.parent
 PROPAGATION, RECURSIVE = ROOT / 'examples' / 'sharding_propagation.yaml', ROOT / 'examples' / 'double_recursive.yaml'

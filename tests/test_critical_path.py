@@ -11,8 +11,8 @@ from worked import shared_link_costs, shared_link_program, worked_costs, worked_
 from simpar.cost.costs import Communication, Costs
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.trace import Lane
 from simpar.workload import Transformer, Workload

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.costs import Communication, Costs
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 from simpar.workload import Workload

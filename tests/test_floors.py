@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
     [
-        *('layout', 'layers', 'layer_shapes', 'layer_blocks', 'loss_operators', 'workload', 'plan', 'program'),
+        *('layout', 'model', 'workload', 'plan', 'program'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost'],

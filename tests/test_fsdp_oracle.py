@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.backend import Pool
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import AdamW, Momentum, Sgd, Workload
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.fusion import fuse
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Transformer, Workload
 

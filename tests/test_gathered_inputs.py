@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from simpar.commands.listing import Listing
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.memory import memory
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Workload

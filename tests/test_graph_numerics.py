@@ -23,11 +23,11 @@ from executor.tensors import batch_of
 from executor.validate import validate
 from simpar.cost.compute import NO_WORK
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.layer_blocks import block_network
-from simpar.layers import KINDS, Add, MatMul, Reshape
-from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower import lower
 from simpar.lower.cross_entropy import KINDS as LOSS_KINDS
+from simpar.model import KINDS, Add, MatMul, Reshape
+from simpar.model.library.blocks import block_network
+from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload
 

@@ -11,8 +11,9 @@ from simpar.commands.check_strategies import PRIMITIVES
 from simpar.commands.ir import rank_ir
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
-from simpar.layer_shapes import network_shapes
-from simpar.layers import (
+from simpar.lower import lower
+from simpar.lower.rule import rule_of
+from simpar.model import (
     Conv2d,
     Dense,
     Flatten,
@@ -26,10 +27,9 @@ from simpar.layers import (
     Silu,
     Transpose,
     layer_names,
+    network_shapes,
     reads_of,
 )
-from simpar.lower import lower
-from simpar.lower.rule import rule_of
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -12,8 +12,8 @@ from executor.numerics import check
 from executor.reference import Reference
 from executor.tensors import batch_of
 from simpar.errors import Infeasible, NumericsWrong
-from simpar.layer_blocks import llama_network
 from simpar.lower import lower
+from simpar.model.library.blocks import llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -15,10 +15,10 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.commands.listing import Listing
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import Dense, Network, Relu
-from simpar.loss_operators import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.lower import lower
 from simpar.lower.cross_entropy import by_rows, loss_rules
+from simpar.model import Dense, Network, Relu
+from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -8,8 +8,8 @@ from combined_cases import combined_case
 from simpar.case import load_case
 from simpar.commands.check_strategies import strategy_facts, strategy_lines
 from simpar.commands.ir import rank_ir
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Transformer, Workload
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.interleave import segments
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.workload import Adam, Transformer, Workload

@@ -8,9 +8,9 @@ from worked import worked_costs, worked_program
 
 from simpar.engine import simulate
 from simpar.errors import ProgramError
-from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import facts, in_flight, lifetimes, memory, peak_words, sequential
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
 from simpar.trace import Lane, Trace

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.memory import check_fit, memory, sequential
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program.needs import instance
 from simpar.program.tensor import KINDS

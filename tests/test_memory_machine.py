@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.memory import memory
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.trace import Lane, Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload

@@ -9,8 +9,8 @@ import pytest
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 

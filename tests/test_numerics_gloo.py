@@ -13,8 +13,8 @@ from executor.inprocess import InProcess
 from executor.numerics import compare
 from executor.reference import Reference
 from executor.result import Result
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 

@@ -12,8 +12,8 @@ from sabotage import change_ops, drop_sum
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible, NumericsWrong, ScheduleError
-from simpar.layers import Network
 from simpar.lower import lower
+from simpar.model import Network
 from simpar.pipeline import ORDERS, named_order, parse_action, read_csv, with_communication, write_csv
 from simpar.pipeline.order import Order
 from simpar.plan import Plan

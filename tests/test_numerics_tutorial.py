@@ -2,8 +2,8 @@
 
 import pytest
 
-from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload
 

@@ -6,10 +6,10 @@ import pytest
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.optimizer_parallel import LEVELS, STAGES, choice_of
 from simpar.memory import memory, sequential
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Adam, Sgd, Transformer, Workload

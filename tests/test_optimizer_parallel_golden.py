@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Workload
 

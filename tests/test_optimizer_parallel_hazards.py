@@ -9,8 +9,8 @@ from pipeline_cases import edited
 from executor.bench.item import Item, isolate, program_of
 from executor.validate import validate
 from simpar.errors import ProgramError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
 from simpar.workload import Workload

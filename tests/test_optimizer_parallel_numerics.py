@@ -9,8 +9,8 @@ from sabotage import change_ops, drop_sum
 from shard_cases import shard_case
 
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Transformer, Workload
 

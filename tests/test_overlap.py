@@ -8,11 +8,11 @@ from tile_cases import PASSES, by_work
 
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.interleave import segments
 from simpar.lower.overlap import recomputed_early
 from simpar.memory import memory
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.workload import Transformer, Workload

@@ -13,8 +13,8 @@ from worked import worked_costs, worked_program
 
 import simpar.predict as module
 from simpar.cost.price import Effects
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import Cut, OpClass, ProgramBuilder, Tensor, grid
 from simpar.program.text import format_program, parse_program

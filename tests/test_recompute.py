@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.interleave import segments
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program.op import OpClass
 from simpar.schedule import load_schedule

@@ -10,9 +10,9 @@ from sabotage import change_ops, drop_sum
 from test_memory_machine import in_this_order, watched
 
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.layers import Network, Relu
 from simpar.lower import lower
 from simpar.memory import memory
+from simpar.model import Network, Relu
 from simpar.pipeline import ORDERS
 from simpar.plan import Plan
 from simpar.workload import Adam, Transformer, Workload

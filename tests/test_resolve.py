@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve

@@ -9,9 +9,9 @@ from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import memory
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve

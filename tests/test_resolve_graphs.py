@@ -9,8 +9,8 @@ from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layer_blocks import block_network, llama_network
-from simpar.layers import (
+from simpar.lower import lower
+from simpar.model import (
     Add,
     Conv2d,
     Dense,
@@ -31,7 +31,7 @@ from simpar.layers import (
     Transpose,
     layer_names,
 )
-from simpar.lower import lower
+from simpar.model.library.blocks import block_network, llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -8,9 +8,9 @@ import pytest
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
-from simpar.layer_blocks import block_network
-from simpar.layers import Dense, Network
 from simpar.lower import lower
+from simpar.model import Dense, Network
+from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies, resolve

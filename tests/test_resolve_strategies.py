@@ -15,15 +15,15 @@ from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layer_blocks import block_network
-from simpar.layers import (
+from simpar.lower import lower
+from simpar.model import (
     Dense,
     Flatten,
     Network,
     Relu,
     layer_names,
 )
-from simpar.lower import lower
+from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

@@ -10,7 +10,7 @@ import pytest
 from good_schedules import GRAPH, NETWORK, TRANSFORMER
 
 from simpar.errors import ScheduleError
-from simpar.layers import (
+from simpar.model import (
     Add,
     Dense,
     Embedding,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.layers import (
+from simpar.model import (
     Add,
     Conv2d,
     Dense,
@@ -337,48 +336,3 @@ def test_the_schema_accepts_what_is_read(tree, tmp_path):
     if try_to_read(path) is not None:
         schema = schedule_schema()
         assert valid(in_json(tree), schema, schema)
-
-
-# The table in the documentation
-
-KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
-         'object': 'mapping', 'null': ''}  # fmt: skip
-
-
-def in_words(schema: dict[str, Any]) -> str:
-    """The type of a key, and its bounds."""
-    if 'anyOf' in schema:
-        return ' or '.join(filter(None, (in_words(one) for one in schema['anyOf'])))
-    if 'enum' in schema:
-        return ', '.join(f'`{choice}`' for choice in schema['enum'])
-    bounds = (('minimum', '≥'), ('exclusiveMinimum', '>'), ('maximum', '≤'), ('exclusiveMaximum', '<'))
-    told = [f'{sign} {schema[bound]:.16g}' for bound, sign in bounds if bound in schema]
-    return ', '.join([KINDS[schema.get('type', 'object')], *told])
-
-
-def rows(schema: dict[str, Any], root: dict[str, Any], at: str = '') -> list[str]:
-    """A line of the table for each key, in the order of the schema."""
-    made = []
-    for name, one in schema.get('properties', {}).items():
-        key = f'{at}{name}'
-        full = {**root['$defs'][one['$ref'].split('/')[-1]], **one} if '$ref' in one else one
-        forms = [
-            root['$defs'][form['$ref'].split('/')[-1]] if '$ref' in form else form for form in full.get('anyOf', [])
-        ]
-        default = full.get('default')
-        shown = '' if default in (None, '') else f'`{json.dumps(default)}`'.replace('"', '')
-        shown = 'required' if name in schema.get('required', ()) else shown
-        words = in_words({'anyOf': forms} if forms else full)
-        description = full.get('description', '').replace('|', '\\|')
-        made.append(f'| `{key}` | {words} | {shown} | {description} |')
-        for form in [full, *forms]:
-            made += rows(form, root, f'{key}.')
-            made += [] if name == 'layers' else rows(form.get('items', {}), root, f'{key}.0.')
-    return made
-
-
-def test_the_documentation_holds_every_key():
-    schema = schedule_schema()
-    text = DOCUMENTATION.read_text(encoding='utf-8')
-    table = [line for line in text.split('\n') if line.startswith('| `')]
-    assert table == rows(schema, schema)

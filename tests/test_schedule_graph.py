@@ -9,9 +9,8 @@ import pytest
 from graph_cases import graph_case, random_graph
 
 from simpar.errors import Infeasible
-from simpar.layer_shapes import network_shapes
-from simpar.layers import Dense, Network
 from simpar.lower import lower
+from simpar.model import Dense, Network, network_shapes
 from simpar.plan import Plan
 from simpar.schedule import ClusterReference
 from simpar.schedule.checks import check

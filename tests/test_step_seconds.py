@@ -9,7 +9,7 @@ from test_strategy_search import combinations, graphs
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.layers import (
+from simpar.model import (
     KINDS,
     Add,
     Conv2d,

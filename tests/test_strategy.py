@@ -8,9 +8,9 @@ from strategy_cases import random_case
 from simpar.case import load_case
 from simpar.commands.check import facts_of
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import Dense, Flatten, Network, Relu
 from simpar.lower import lower
 from simpar.lower.record import has_strategies
+from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload
 

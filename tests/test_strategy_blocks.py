@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simpar.hardware import Cluster
-from simpar.layer_blocks import block_network
+from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies

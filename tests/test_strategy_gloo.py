@@ -14,8 +14,8 @@ from executor.numerics import compare
 from executor.reference import Reference
 from executor.result import Result
 from simpar.case import load_case
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import AdamW, Momentum, Sgd, Workload
 

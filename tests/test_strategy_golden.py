@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from golden_shapes import is_view_of
 
-from simpar.layers import Dense, Network
 from simpar.layout import operators
 from simpar.layout.axis import group_of
 from simpar.lower import lower
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 

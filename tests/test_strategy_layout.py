@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload
 

@@ -6,8 +6,8 @@ import pytest
 from strategy_cases import random_case
 
 from simpar.errors import NumericsWrong
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload
 

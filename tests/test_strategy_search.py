@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layer_blocks import block_network
-from simpar.layers import (
+from simpar.model import (
     Add,
     Dense,
     Embedding,
@@ -30,6 +29,7 @@ from simpar.layers import (
     Softmax,
     Transpose,
 )
+from simpar.model.library.blocks import block_network
 from simpar.strategy_search import (
     Bytes,
     Choice,

@@ -12,10 +12,10 @@ from math import prod
 import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
-from simpar.layers import Dense, Flatten, Relu
 from simpar.layout import operators
 from simpar.layout.axis import axes_name
 from simpar.lower import lower
+from simpar.model import Dense, Flatten, Relu
 
 OUT_OF_ORDER = 5
 """Cases of sharding propagation that copy a layout to a ReLU whose strategy alone would name other ranks."""

@@ -11,9 +11,9 @@ from tile_cases import by_work, tiles_in
 from simpar.cli import main
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
-from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import memory, sequential
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload

@@ -11,8 +11,8 @@ from sabotage import change_ops
 from tile_cases import PASSES, tiled_case
 
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.layers import Dense, Network
 from simpar.lower import lower
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.workload import Sgd, Transformer, Workload
 

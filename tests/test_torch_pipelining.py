@@ -15,9 +15,9 @@ from pipeline_cases import any_order
 from torch_ranks import CLASSES
 
 from executor.backend import Pool
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
 from simpar.lower.stages import stage_of_layer
+from simpar.model import Dense, Network, Relu
 from simpar.pipeline import Order, named_order, write_csv
 from simpar.plan import Plan
 from simpar.workload import Sgd, Workload

@@ -9,8 +9,8 @@ from sabotage import drop_sum
 from training_cases import Coverage, training_case
 
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Workload
 

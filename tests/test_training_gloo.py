@@ -14,8 +14,8 @@ from executor.numerics import TOLERANCE, compare
 from executor.reference import Reference
 from executor.result import Result
 from simpar.errors import NumericsWrong
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Workload
 

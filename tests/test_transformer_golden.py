@@ -16,11 +16,11 @@ import pytest
 from golden_steps import SHIPPED
 from golden_transformers import CASES, FOLDER, GROUP, RecordedBlocks
 
-from simpar.layers import Dense
 from simpar.layout import TensorLayout
 from simpar.layout.axis import matrix_axes, size_of
 from simpar.lower import lower
 from simpar.lower.place import seen_as
+from simpar.model import Dense
 
 SMALL = {'seq': 16, 'ffn': 64}
 MOST_RANKS = 16

@@ -9,9 +9,9 @@ from simpar.cost.costs import Communication, Costs
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
-from simpar.layers import Dense, Network
 from simpar.lower import lower
 from simpar.memory import memory, sequential
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload

@@ -11,8 +11,8 @@ from pipeline_cases import any_case, named_case
 from sabotage import change_ops, drop_sum
 
 from simpar.errors import NumericsWrong
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload

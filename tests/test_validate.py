@@ -10,8 +10,8 @@ from worked import worked_program
 from executor.hazards import hazards
 from executor.validate import validate
 from simpar.errors import ProgramError
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 from simpar.workload import Transformer, Workload

@@ -10,8 +10,8 @@ from test_numerics_fuzz import random_case
 
 from simpar.cost.costs import Communication, Costs
 from simpar.errors import Infeasible
-from simpar.layers import Network
 from simpar.lower import lower
+from simpar.model import Network
 from simpar.workload import Transformer
 
 PASSES = (

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
 from executor.tensors import batch_of, draw
-from simpar.layers import Dense
+from simpar.model import Dense
 
 CLASSES = {
     'gpipe': schedules.ScheduleGPipe,

@@ -11,9 +11,9 @@ from pipeline_cases import any_case, named_case
 from test_numerics_fuzz import random_case
 
 from simpar.errors import Infeasible
-from simpar.layers import Flatten, Layer, Network, Relu
 from simpar.lower import lower
 from simpar.lower.optimizer_parallel import choice_of
+from simpar.model import Flatten, Layer, Network, Relu
 from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan

@@ -9,9 +9,9 @@ from dataclasses import replace
 from executor.bench.item import Item, Key, isolate, operand, result
 from executor.bench.sizes import Probe, Sizes
 from simpar.cost.compute import PRODUCTS
-from simpar.layer_blocks import block_network, llama_network
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
+from simpar.model.library.blocks import block_network, llama_network
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.op import Phase

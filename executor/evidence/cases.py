@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from simpar.hardware import Cluster
-from simpar.layers import Dense, Network, Relu
 from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.resolve import resolve

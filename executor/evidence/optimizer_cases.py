@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from executor.evidence.cases import EvidenceCase
-from simpar.layers import Dense, Network
 from simpar.lower import lower
+from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 

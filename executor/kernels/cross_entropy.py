@@ -1,4 +1,4 @@
-"""The operators that cross-entropy is made of, where it is no single one: see ``simpar.loss_operators``."""
+"""The operators of cross-entropy where it is no single one: see ``simpar.model.library.cross_entropy``."""
 
 from __future__ import annotations
 

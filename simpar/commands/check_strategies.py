@@ -11,40 +11,27 @@ from typing import Any, Final
 
 from simpar.case import Case
 from simpar.commands.listing import Listing
-from simpar.layers import AnyLayer, Dense, Flatten, Network, layer_names
-from simpar.loss_operators import CROSS_ENTROPY
 from simpar.lower import lower
-from simpar.lower.record import has_strategies
 from simpar.lower.cross_entropy import KINDS
+from simpar.lower.record import has_strategies
+from simpar.model import OPERATORS, Dense, Flatten, Network, Operator, Weighted, layer_names
+from simpar.model.library.cross_entropy import CROSS_ENTROPY
+from simpar.model.operators import OP_CLASSES
+from simpar.model.operators.shape import FLATTEN
 from simpar.program import OpClass, Program
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
 
-BY_BATCH: Final = frozenset({'matmul', 'conv2d', 'embedding', 'mse', 'mae', 'cross_entropy'})
+BY_BATCH: Final = frozenset({'mse', 'mae', 'cross_entropy'}).union(
+    next(iter(kind.primitives)) for kind in OPERATORS if issubclass(kind, Weighted)
+)
 """Cut by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
 OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
 PRIMITIVES: Final = {
-    'matmul': 'MatMul',
-    'batch_matmul': 'BatchMatMul',
-    'conv2d': 'Conv2D',
-    'bias': 'BiasAdd',
-    'relu': 'ReLU',
-    'gelu': 'GeLU',
-    'silu': 'SiLU',
-    'mul': 'Mul',
-    'multiply': 'Mul',
-    'residual': 'Add',
-    'norm': 'LayerNorm',
-    'rms_norm': 'RmsNorm',
-    'softmax': 'Softmax',
-    'sum': 'ReduceSum',
-    'mean': 'ReduceMean',
-    'transpose': 'Transpose',
-    'reshape': 'Reshape',
-    'flatten': 'Flatten',
+    **{name: primitive.name for name, primitive in OP_CLASSES.items()},
+    'flatten': FLATTEN.name,
     'expand_dims': 'ExpandDims',
     'squeeze': 'Squeeze',
-    'embedding': 'Gather',
     'mse': 'MSELoss',
     'mae': 'MAELoss',
     'cross_entropy': 'SoftmaxCrossEntropyWithLogits',
@@ -90,7 +77,7 @@ def _in_whole_products(case: Case) -> Program:
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
 
 
-def _layers(workload: Workload) -> dict[str, AnyLayer]:
+def _layers(workload: Workload) -> dict[str, Operator]:
     """A network's layers by name."""
     model = workload.model
     return dict(zip(layer_names(model), model.layers, strict=True)) if isinstance(model, Network) else {}
@@ -102,7 +89,7 @@ def flattens(workload: Workload) -> frozenset[str]:
 
 
 def _with_layouts(case: Case) -> list[str]:
-    return [name for name, layer in _layers(case.workload).items() if getattr(layer, 'layout', ())]
+    return [name for name, layer in _layers(case.workload).items() if layer.layout]
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ from simpar.case import Case
 from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
 from simpar.commands.listing import Listing, is_own
 from simpar.lower.record import has_strategies
+from simpar.model.operators import OP_CLASSES
 from simpar.program import OpClass
 
 NAMES: Final = {
@@ -26,7 +27,9 @@ NAMES: Final = {
     'all_to_all': 'AlltoAll',
 }
 """MindSpore's names of operators; others are written in its way."""
-SAME: Final = frozenset({'slice', 'pad', 'scale', 'add', 'batch_matmul', 'mul', 'multiply', 'transpose', 'reshape'})
+SAME: Final = frozenset({'slice', 'pad', 'scale', 'add'}).union(
+    name for name, primitive in OP_CLASSES.items() if primitive.same_backward
+)
 """Operators that are the same in forward and backward."""
 ENDINGS: Final = {'F': '', 'I': 'GradInput', 'W': 'GradWeight', 'U': ''}
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from simpar.loss_operators import CROSS_ENTROPY, ONES
 from simpar.lower.loss_sum import TOTAL
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
 

@@ -10,17 +10,18 @@ from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
 from simpar.cost.model import ComputeCost
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-PRODUCTS = frozenset({'matmul', 'batch_matmul', 'attention_scores', 'attention_values', 'conv2d'})
+PRODUCTS = priced('matrix') | {'attention_scores', 'attention_values'}
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
 
 A convolution is one of windows with the weight.
 """
 MATRIX = PRODUCTS | {'attention'}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
-NO_WORK = frozenset({'piece', 'reshard', 'split', 'join', 'reshape'})
+NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}

@@ -88,6 +88,10 @@ def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last
             key, node, absent = (*key, str(part)), node[str(part)], ()
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             key, node, absent = (*key, part), node[part], ()
+        elif missing == 'all' and key and isinstance(key[-1], int) and isinstance(node, dict) and len(node) == 1:
+            # What stands in a list under one key may be read as another kind: ``mul`` of two values as ``multiply``.
+            only = next(iter(node))
+            key, node, absent = (*key, only), node[only], ()
         else:
             absent = (*absent, part)
     return key + {'none': (), 'last': absent[-1:], 'all': absent}[missing]

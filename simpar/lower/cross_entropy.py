@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simpar.layer_shapes import Shape
 from simpar.layout import TensorLayout, operators
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE, Operator, Strategy
-from simpar.loss_operators import (
+from simpar.lower.move import Mover
+from simpar.lower.place import Placed, Placer
+from simpar.lower.tape import Tape
+from simpar.lower.value import Value
+from simpar.model import Shape
+from simpar.model.library.cross_entropy import (
     COUNT,
     CROSS_ENTROPY,
     IGNORE_INDEX,
@@ -21,10 +25,6 @@ from simpar.loss_operators import (
     SMOOTH,
     LossOperator,
 )
-from simpar.lower.move import Mover
-from simpar.lower.place import Placed, Placer
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
 from simpar.program import Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES

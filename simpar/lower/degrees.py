@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simpar.layers import Add, AnyLayer, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
-from simpar.layout.operator import ONE, Operator
-from simpar.lower.place import Placed, Placer, outermost
+from simpar.layout.operator import Operator
+from simpar.lower.place import Placed, Placer
 from simpar.lower.value import Value
+from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
+from simpar.model.library.gpt import VOCABULARY
 from simpar.model.operators.stream import Dropout, Position, Product, Residual
 
 Axes = tuple[Axis, ...]
@@ -44,15 +45,14 @@ class Degrees:
         """Tensor ranks."""
         return size_of(self.tensor)
 
-    def placed(self, operator: AnyLayer | Product, name: str, rule: Operator, reads: Sequence[Value]) -> Placed:
+    def placed(self, operator: object, name: str, rule: Operator, reads: Sequence[Value]) -> Placed:
         """Where the tensors of an operator lie."""
         if isinstance(operator, Product | Dense):
             return self._product(operator, name, rule, reads[0])
         if isinstance(operator, Embedding):
             return self._embedding(rule, reads[0])
         lead, lies = self._lead(operator, reads)
-        found = self.placer.followed(rule, lies, lead)
-        return found
+        return self.placer.followed(rule, lies, lead)
 
     # operators with a weight
 
@@ -89,8 +89,6 @@ class Degrees:
         return self.degree > 1 and length % self.degree == 0
 
     def _embedding(self, rule: Operator, tokens: Value) -> Placed:
-        from simpar.model.library.gpt import VOCABULARY
-
         world, vocab = self.placer.world, rule.shapes[0][0]
         rows = self._rows(tokens.layout.dims)
         split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
@@ -136,6 +134,3 @@ class Degrees:
         lies = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(lies)
         return lead, self._scattered(lies, reads[lead].shape) if stream else lies
-
-
-__all__ = ['ONE', 'Degrees', 'outermost']

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from simpar.layout import operators, replicated
 from simpar.lower.issue import Issue
-from simpar.lower.value import Value
 from simpar.lower.tape import Tape
+from simpar.lower.value import Value
 from simpar.program import OpClass
 
 

@@ -11,7 +11,6 @@ from math import gcd
 from typing import Any
 
 from simpar.errors import Infeasible
-from simpar.layers import Embedding, Flatten, Reshape, Weighted
 from simpar.layout import Layout, TensorLayout, operators, replicated
 from simpar.layout.operator import Operator
 from simpar.lower.cross import cross
@@ -25,6 +24,8 @@ from simpar.lower.rule import lead_of, rule_of
 from simpar.lower.tape import Tape
 from simpar.lower.templates import ROLES, TEMPLATES
 from simpar.lower.value import Value
+from simpar.model import Flatten, Reshape, Weighted
+from simpar.model.dropout import KEYS
 from simpar.model.node import Node
 from simpar.model.operators.stream import Bias, Product
 from simpar.model.ops import Ops
@@ -263,6 +264,3 @@ def _follows(operator: Any) -> bool:
 def _fineness(shape: Shape) -> int:
     """How many dims can be split."""
     return sum(length > 1 for length in shape)
-
-
-from simpar.model.dropout import KEYS  # noqa: E402

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.layers import Network, layer_names
 from simpar.lower.pieces import layer_of
+from simpar.model import Network, layer_names
 from simpar.plan import Plan
 from simpar.workload import Workload
 

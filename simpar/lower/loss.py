@@ -61,7 +61,9 @@ def add_loss(
         return
     rule = (operators.cross_entropy if by_class else operators.mean_loss)('loss', y.shape)
     split = degrees is not None and not workload.loss_strategy
-    layouts = _by_degrees(y, degrees, by_class=by_class) if split and degrees else _by_strategy(rule, placer, workload, y)
+    layouts = (
+        _by_degrees(y, degrees, by_class=by_class) if split and degrees else _by_strategy(rule, placer, workload, y)
+    )
     y = mover.move(y, layouts[0])
     if by_class:
         target = register('labels', y.shape[:-1], classes, 'int64')
@@ -151,4 +153,3 @@ def _number(tape: Tape, axes: Sequence[Axis]) -> str:
     tape.tensors['loss'] = Tensor('loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', cuts, batch_dim=0)
     tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
     return 'loss'
-

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simpar.layer_shapes import network_shapes
-from simpar.layers import INPUT, Embedding, Network, layer_names, reads_of
 from simpar.lower.forward import Shape, Source, axes_of
 from simpar.lower.stages import layer_stages, stage_of_layer
+from simpar.model import INPUT, Embedding, Network, layer_names, network_shapes, reads_of
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.library.gpt import TOKENS, gpt_nodes
 from simpar.model.node import Node

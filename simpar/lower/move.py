@@ -165,9 +165,7 @@ class Mover:
 
     def _op(self, action: _Action, phase: Phase, source: str, target: str) -> None:
         if action.kind == 'copy':
-            self.tape.emit_compute(
-                f'{target}.copy', 'scale', phase, [source], [target], attributes={'factor': 1.0}
-            )
+            self.tape.emit_compute(f'{target}.copy', 'scale', phase, [source], [target], attributes={'factor': 1.0})
         elif action.kind in ('slice', 'pad'):
             attributes: dict[str, Attribute] = {
                 **(action.attributes or {}),

@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.layers import Network, layer_names
 from simpar.lower.pieces import layer_of
 from simpar.lower.tape import Tape
+from simpar.model import Network, layer_names
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.workload import Workload
@@ -96,7 +96,7 @@ def recompute_of(workload: Workload, plan: Plan) -> Recompute:
 def _marked(model: Network) -> Iterable[str]:
     """Names of the layers that carry ``recompute``."""
     layers = zip(layer_names(model), model.layers, strict=True)
-    return (name for name, layer in layers if getattr(layer, 'recompute', False))
+    return (name for name, layer in layers if layer.recompute)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 from simpar.errors import Infeasible
-from simpar.layers import Network
 from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
@@ -14,6 +13,7 @@ from simpar.lower.model_graph import model_graph
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -35,8 +35,10 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     by_strategies = _by_strategies(workload, plan)
-    mesh = _mesh_of_strategies(workload, plan, world, placement) if by_strategies else mesh_of(
-        plan, world, workload.batch, placement
+    mesh = (
+        _mesh_of_strategies(workload, plan, world, placement)
+        if by_strategies
+        else mesh_of(plan, world, workload.batch, placement)
     )
     mixed = by_strategies and plan.tensor > 1
     tape = Tape(

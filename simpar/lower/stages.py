@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simpar.errors import Infeasible
-from simpar.layers import Dense, Network
+from simpar.model import Dense, Network
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[i
 
     Arguments: ``given``, dense layers of each stage; empty: equal counts. Raises ``Infeasible`` where these do not fit.
     """
-    marked = marked_stages([getattr(layer, 'pipeline_stage', None) for layer in model.layers], stages)
+    marked = marked_stages([layer.pipeline_stage for layer in model.layers], stages)
     if marked:
         return marked
     of_dense = iter(stage_of_layer(len(model.dense), stages, given))

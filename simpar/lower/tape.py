@@ -290,7 +290,9 @@ class Tape:
         others = [part for part in given if part.layout == wanted]
         if pending is not None:
             done = self.register(pending.like(f'd:{value.name}.reduced', wanted))
-            self.emit_collective('all_reduce', 'I', minus(pending.layout.partial, wanted.partial), pending.name, done.name)
+            self.emit_collective(
+                'all_reduce', 'I', minus(pending.layout.partial, wanted.partial), pending.name, done.name
+            )
             others.append(done)
         return self._sum(value.name, others)
 
@@ -322,9 +324,7 @@ class Tape:
         """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
         if not self.degrees or not self.tensor_axes:
             return set()
-        return {
-            name for name, axes in self._pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes
-        }
+        return {name for name, axes in self._pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
 
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
-from simpar.layers import (
+from simpar.layout import TensorLayout
+from simpar.model import (
     Add,
     Conv2d,
     Dense,
@@ -25,7 +26,6 @@ from simpar.layers import (
     Softmax,
     Transpose,
 )
-from simpar.layout import TensorLayout
 from simpar.model.ops import Kept, Local, Ops, Parameter, Work
 from simpar.model.products import product_ops
 from simpar.program.op import Attribute
@@ -97,9 +97,7 @@ def conv2d(layer: Conv2d, local: Local) -> Ops:
     """A convolution with a full weight; its dims are those of the product of windows that it is."""
     full = TensorLayout(local.world, ((),))
     shape = (layer.outputs, layer.inputs, layer.kernel, layer.kernel)
-    parameters = [
-        Parameter(role='weight', shape=shape, layout=local.inputs[1], initial=f'normal:{local.deviation}')
-    ]
+    parameters = [Parameter(role='weight', shape=shape, layout=local.inputs[1], initial=f'normal:{local.deviation}')]
     if layer.bias:
         parameters.append(Parameter(role='bias', shape=(layer.outputs,), layout=full, initial='zeros'))
     told: Told = {'stride': layer.stride, 'padding': layer.padding}

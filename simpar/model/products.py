@@ -29,9 +29,7 @@ def product_ops(local: Local, outputs: Shape, inputs: Shape, *, bias: bool, weig
     """
     in_axes, out_axes = local.inputs[1].dims
     layout = TensorLayout(local.world, (out_axes, *((),) * (len(outputs) - 1), in_axes, *((),) * (len(inputs) - 1)))
-    parameters = [
-        Parameter(role=weight, shape=(*outputs, *inputs), layout=layout, initial=f'normal:{local.deviation}')
-    ]
+    parameters = [Parameter(role=weight, shape=(*outputs, *inputs), layout=layout, initial=f'normal:{local.deviation}')]
     if bias and not local.layout('y').partial:
         of_bias = TensorLayout(local.world, (out_axes, *((),) * (len(outputs) - 1)))
         parameters.append(Parameter(role='bias', shape=outputs, layout=of_bias, initial='zeros'))

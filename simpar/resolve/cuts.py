@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from simpar.layer_shapes import Shape
-from simpar.layers import AnyLayer, Dense, Mul, Reshape, Strategy
 from simpar.layout import operators
+from simpar.model import Dense, Mul, Operator, Shape, Sharded, Strategy
 from simpar.strategy_search import Choice
 
 
-def strategy_of(layer: AnyLayer) -> Strategy:
-    """The strategy that a user gave a layer; empty where there is none."""
-    return () if isinstance(layer, Reshape) else layer.strategy
-
-
-def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
+def in_graph(layer: Operator, strategy: Strategy) -> Choice:
     """The choice that a layer's strategy is."""
     if isinstance(layer, Dense):
         x, weight = strategy
@@ -28,9 +22,9 @@ def in_graph(layer: AnyLayer, strategy: Strategy) -> Choice:
     return Choice((*strategy, ()) if isinstance(layer, Mul) else strategy)
 
 
-def cut(layer: AnyLayer, choice: Choice | None) -> AnyLayer:
+def cut(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
-    if choice is None or isinstance(layer, Reshape):
+    if choice is None or not isinstance(layer, Sharded):
         return layer
     if isinstance(layer, Dense):
         x, weight = choice.strategy
@@ -52,6 +46,6 @@ def flatten_choice(choice: Choice, x: Shape) -> Choice:
     return Choice((tuple(count if may else 1 for count, may in zip(cuts, free, strict=True)),))
 
 
-def in_graphs(layers: Mapping[str, AnyLayer], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
+def in_graphs(layers: Mapping[str, Operator], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
     """Choices by name."""
     return {name: in_graph(layers[name], strategy) for name, strategy in strategies.items()}

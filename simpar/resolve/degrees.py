@@ -7,22 +7,22 @@ leading dims, LayerNorm and softmax with their last dim whole, an embedding by i
 
 from __future__ import annotations
 
-from simpar.layer_shapes import network_shapes
-from simpar.layers import (
+from simpar.layout.operator import ONE
+from simpar.layout.operator import Operator as Axes
+from simpar.model import (
     INPUT,
-    AnyLayer,
     Dense,
     Embedding,
     Flatten,
     MatMul,
     Network,
+    Operator,
     Reshape,
     Strategy,
     layer_names,
+    network_shapes,
     reads_of,
 )
-from simpar.layout.operator import ONE, Operator
-from simpar.lower.rule import lead_of, rule_of
 
 WHOLE = 0
 """In the place of the dim that tensor cuts: none. Dim 0 is always that of data."""
@@ -36,7 +36,7 @@ def degree_strategies(network: Network, samples: int, data: int, tensor: int) ->
     shapes = network_shapes(network, samples)
     cut_dim, found = {INPUT: WHOLE}, {}
     for name, layer, reads in zip(layer_names(network), network.layers, reads_of(network), strict=True):
-        rule = rule_of(layer, name, [shapes[read] for read in reads])
+        rule = layer.axes(name, *(shapes[read] for read in reads))
         dim = _kept(layer, rule, cut_dim[reads[0]])
         if not isinstance(layer, Flatten | Reshape):
             found[name] = _strategy(layer, rule, dim, data, tensor)
@@ -44,8 +44,8 @@ def degree_strategies(network: Network, samples: int, data: int, tensor: int) ->
     return found
 
 
-def _strategy(layer: AnyLayer, rule: Operator, dim: int, data: int, tensor: int) -> Strategy:
-    read = rule.inputs[lead_of(layer)]
+def _strategy(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> Strategy:
+    read = rule.inputs[layer.lead]
     cuts = {read[0]: data}
     if dim:
         cuts[read[dim]] = tensor
@@ -54,16 +54,16 @@ def _strategy(layer: AnyLayer, rule: Operator, dim: int, data: int, tensor: int)
     return rule.strategy(cuts)
 
 
-def _kept(layer: AnyLayer, rule: Operator, dim: int) -> int:
+def _kept(layer: Operator, rule: Axes, dim: int) -> int:
     """Which dim of what a layer reads stays cut by tensor."""
-    named = rule.inputs[lead_of(layer)][dim]
+    named = rule.inputs[layer.lead][dim]
     free = named != ONE and named not in rule.fixed
     return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else WHOLE
 
 
-def _given(layer: AnyLayer, rule: Operator, dim: int) -> int:
+def _given(layer: Operator, rule: Axes, dim: int) -> int:
     """Which dim of a layer's result is cut by tensor."""
     if isinstance(layer, Dense):
         return WHOLE if dim else 1
-    named = rule.inputs[lead_of(layer)][dim]
+    named = rule.inputs[layer.lead][dim]
     return rule.output.index(named) if dim and named in rule.output else WHOLE

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from simpar.layer_shapes import Shape
-from simpar.layers import Strategy
 from simpar.layout import operators
-from simpar.loss_operators import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.lower.cross_entropy import by_rows, loss_rules
+from simpar.model import Shape, Strategy
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.strategy_search import Choice
 from simpar.workload import Workload
 

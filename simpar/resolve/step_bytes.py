@@ -10,9 +10,10 @@ from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.layout.axis import merged
 from simpar.layout.operators import reshape
 from simpar.layout.redistribution import Method
+from simpar.model.primitive import Shape
 from simpar.strategy_search.bits import Bits, counts
 from simpar.strategy_search.candidates import Candidate
-from simpar.strategy_search.graph import Graph, Operator, Shape
+from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes
 from simpar.strategy_search.redistribution import redistribution_bytes
 

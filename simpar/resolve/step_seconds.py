@@ -15,27 +15,21 @@ from typing import Final
 from simpar.cost.model import CollectiveModel, ComputeModel
 from simpar.layout import Axis
 from simpar.layout.axis import group_of, merged
+from simpar.model.operators import OP_CLASSES, PRIMITIVES
+from simpar.model.operators.linear import BIAS_ADD
+from simpar.model.primitive import Shape
 from simpar.program import OpClass
 from simpar.program.op import OpKind, Phase
 from simpar.resolve.step_bytes import NEVER, StepBytes
 from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate
-from simpar.strategy_search.graph import Graph, Operator, Shape
+from simpar.strategy_search.graph import Graph, Operator
 
-PRODUCTS: Final = {'MatMul': 'matmul', 'BatchMatMul': 'batch_matmul', 'Conv2D': 'conv2d'}
+_CALLED: Final = {primitive.name: name for name, primitive in reversed(OP_CLASSES.items()) if primitive != BIAS_ADD}
+PRODUCTS: Final = {name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'matrix'}
+"""What programs call primitives that are products."""
 STREAMING: Final = {
-    'ReLU': 'relu',
-    'GeLU': 'gelu',
-    'SiLU': 'silu',
-    'Add': 'residual',
-    'Mul': 'mul',
-    'Softmax': 'softmax',
-    'LayerNorm': 'norm',
-    'RmsNorm': 'rms_norm',
-    'ReduceMean': 'mean',
-    'ReduceSum': 'sum',
-    'Transpose': 'transpose',
-    'Gather': 'embedding',
+    **{name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'streaming'},
     'Sub': 'mse',
     'SparseSoftmaxCrossEntropyWithLogits': 'cross_entropy',
 }

@@ -10,14 +10,25 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import ScheduleError
 from simpar.hardware import Cluster
-from simpar.layer_shapes import Shape, network_shapes
-from simpar.layers import AnyLayer, Conv2d, Dense, Embedding, Flatten, Network, layer_names, reads_of
 from simpar.layout.redistribution import Method
-from simpar.loss_operators import LOSS_OPERATORS
-from simpar.lower.rule import rule_of
+from simpar.model import (
+    Conv2d,
+    Dense,
+    Embedding,
+    Flatten,
+    Network,
+    Operator,
+    Shape,
+    layer_names,
+    network_shapes,
+    reads_of,
+)
+from simpar.model.library.cross_entropy import LOSS_OPERATORS
+from simpar.model.operators.loss import DATASET
+from simpar.model.primitive import Compat
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.resolve.cuts import cut, flatten_choice, in_graphs, strategy_of
+from simpar.resolve.cuts import cut, flatten_choice, in_graphs
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.pool import Pool
@@ -36,7 +47,6 @@ from simpar.strategy_search import (
     workload_graph,
 )
 from simpar.strategy_search.graph import Dataset
-from simpar.strategy_search.propagate import Compat
 from simpar.workload import Workload
 
 GIVEN = 'given'
@@ -96,7 +106,7 @@ class _Search:
         self.layers = _named(model)
         self.devices = cluster.world // plan.pipeline
         self.slices = plan.micro_batches * plan.copies
-        given = {name: strategy_of(layer) for name, layer in self.layers.items()}
+        given = {name: layer.strategy for name, layer in self.layers.items()}
         self.fixed = in_graphs(self.layers, {name: strategy for name, strategy in given.items() if strategy})
         self.loss = first_node(workload)
         self.fixed |= given_loss(workload)
@@ -148,9 +158,9 @@ class _Search:
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
         for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
-            if strategy := strategy_of(layer):
+            if strategy := layer.strategy:
                 scattered = layer.out_strategy if isinstance(layer, Dense) else ()
-                rule_of(layer, name, [self.shapes[read] for read in reads]).sharded(strategy, self.devices, scattered)
+                layer.axes(name, *(self.shapes[read] for read in reads)).sharded(strategy, self.devices, scattered)
         check_loss(self.workload, self.result, self.devices)
 
     # searches
@@ -271,7 +281,7 @@ class _Search:
     def origins(self, workload: Workload, origin: str | Mapping[str, str]) -> dict[str, str]:
         """Where the strategies of layers and loss come from; of layers that have none, nothing."""
         layers = _named(workload.model) if isinstance(workload.model, Network) else {}
-        names = [name for name, layer in layers.items() if strategy_of(layer)]
+        names = [name for name, layer in layers.items() if layer.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
         found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, *of_loss)}
         return found | self.given
@@ -287,7 +297,7 @@ class _Search:
         return Strategies(workload=workload, plan=done, origins=self.origins(workload, origin))
 
 
-def _named(network: Network) -> dict[str, AnyLayer]:
+def _named(network: Network) -> dict[str, Operator]:
     return dict(zip(layer_names(network), network.layers, strict=True))
 
 
@@ -308,4 +318,4 @@ def _neighbours(graph: Graph, name: str) -> list[str]:
     places = {reader for tensor in operator.writes for reader in graph.readers.get(tensor, ())}
     places |= {graph.writer[tensor] for tensor in operator.reads if tensor in graph.writer}
     near = (graph.operators[place] for place in places)
-    return [other.name for other in near if other.primitive != '_VirtualDataset']
+    return [other.name for other in near if other.primitive != DATASET]

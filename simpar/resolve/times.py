@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.hardware import Cluster
-from simpar.layers import Dense, Network
 from simpar.lower import lower
+from simpar.model import Dense, Network
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
 from simpar.program import Program, Role

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import gcd, prod
 
 from simpar.document import Complaint, Key
-from simpar.layers import Network
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
 from simpar.schedule.networks import network_fits

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 from simpar.document import Complaint
-from simpar.layers import AnyLayer, Network
+from simpar.model import Network, Operator
 from simpar.plan import Plan
 from simpar.schedule.networks import layer_key
 
@@ -24,12 +24,12 @@ def layouts_fit(model: Network, plan: Plan) -> Iterator[Complaint]:
             yield Complaint(layer_key(model, place, key), what, instead)
 
 
-def _of_layer(layer: AnyLayer, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, remedy."""
-    layout, out = getattr(layer, 'layout', ()), getattr(layer, 'out_layout', ())
+    layout, out = layer.layout, getattr(layer, 'out_layout', ())
     if layout and plan.search != 'none':
         yield 'layout', f'names axes, but {plan.search} takes strategies', 'write strategy instead, or search: none'
-    if layout and (getattr(layer, 'strategy', ()) or getattr(layer, 'out_strategy', ())):
+    if layout and (layer.strategy or getattr(layer, 'out_strategy', ())):
         yield 'layout', 'stands beside a strategy', 'write one of them'
     if out and not layout:
         yield 'out_layout', 'stands without a layout', 'write out_strategy, or layout too'

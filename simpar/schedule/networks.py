@@ -8,8 +8,7 @@ from math import prod
 from typing import Final
 
 from simpar.document import Complaint, Key
-from simpar.layer_shapes import Shape, Shapes, shapes_of
-from simpar.layers import Dense, Embedding, Network, kind_of, layer_names
+from simpar.model import Dense, Embedding, Network, Shape, Shapes, layer_names, shapes_of
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -37,7 +36,7 @@ def network_fits(workload: Workload, model: Network, plan: Plan) -> Iterator[Com
 
 def layer_key(model: Network, place: int, key: str = '') -> Key:
     """Where a file has a layer, or a key of it."""
-    return (*NETWORK, 'layers', place, kind_of(model.layers[place]), *((key,) if key else ()))
+    return (*NETWORK, 'layers', place, model.layers[place].key, *((key,) if key else ()))
 
 
 def _names(model: Network) -> Iterator[Complaint]:

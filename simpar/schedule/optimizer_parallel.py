@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.layers import Network, Trained
 from simpar.lower.optimizer_parallel import conflicts
+from simpar.model import Network, Trained
 from simpar.plan import Plan
 from simpar.workload import Workload
 

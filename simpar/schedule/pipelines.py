@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layers import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.lower.stages import layer_stages
+from simpar.model import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
@@ -95,8 +95,7 @@ def _marks(model: Network, stages: int) -> Iterator[Complaint]:
         return
     stage, held = 0, False
     for place, layer in enumerate(model.layers):
-        told = getattr(layer, 'pipeline_stage', None)
-        mark = stage if told is None else told
+        mark = stage if layer.pipeline_stage is None else layer.pipeline_stage
         if not stage <= mark <= stage + held or mark >= stages:
             what = f'{mark} does not follow {stage} in a pipeline of {stages} stages'
             key = layer_key(model, place, 'pipeline_stage')
@@ -141,4 +140,4 @@ def _stages_of_layers(model: Network, plan: Plan, stages: int) -> tuple[int, ...
 
 
 def _marked(model: Network) -> bool:
-    return any(getattr(layer, 'pipeline_stage', None) is not None for layer in model.layers)
+    return any(layer.pipeline_stage is not None for layer in model.layers)

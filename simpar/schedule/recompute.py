@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.layers import Network
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 

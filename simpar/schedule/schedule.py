@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar.document import Complaint, Key, Tree, build, dotted, dump, json_schema, one_screen, override, put, read
 from simpar.errors import Problem, ScheduleError
-from simpar.layers import Network
+from simpar.model import Network
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told

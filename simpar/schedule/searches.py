@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.layers import Network, Operator
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -21,7 +21,7 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     if plan.tensor > 1:
         what = f'is a degree, but {plan.search} cuts every layer by itself'
         yield Complaint(('plan', 'tensor'), what, 'write 1, or search: none')
-    given = any(isinstance(layer, Operator) and layer.strategy for layer in model.layers)
+    given = any(layer.strategy for layer in model.layers)
     if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
         what = 'sharding-propagation starts at layers that you cut, and there is none'
         yield Complaint(key, what, 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]')

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.layers import Network
-from simpar.loss_operators import LOSS_OPERATORS
 from simpar.lower.record import has_strategies
+from simpar.model import Network
+from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
 from simpar.workload import Transformer, Workload

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from simpar.model.operators.loss import DATASET
 from simpar.strategy_search.bits import Bits, counts
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.rules import Cut, Rule, cut_of, rule
 from simpar.strategy_search.strategies import Choice
-
-HEAVY = frozenset(('MatMul', 'BatchMatMul', 'Conv2D'))
-"""Operators that exact search spreads over as many devices as it can; it may repeat the work of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,19 @@ class Candidate:
 def candidates(graph: Graph, operator: Operator, devices: int) -> list[Candidate]:
     """All that exact search considers for an operator, each also with its sum scattered over the rows."""
     found = rule(graph, operator)
-    if operator.primitive == '_VirtualDataset':
+    if operator.primitive == DATASET:
         whole = graph.dataset == 'data_parallel'
         return list(_candidates(graph, operator, [found.cuts(devices)[-1 if whole else 0]]))
     return list(_candidates(graph, operator, widest(operator, found, devices)))
 
 
 def widest(operator: Operator, found: Rule, devices: int) -> list[Cut]:
-    """Cuts by powers of two; of heavy operators those that use the most devices."""
+    """Cuts by powers of two; of what is bound by the matrix units those that use the most devices.
+
+    Exact search may repeat the work of others.
+    """
     cuts = found.cuts(devices)
-    if operator.primitive not in HEAVY:
+    if operator.kind.pricing != 'matrix':
         return cuts
     most = max(cut.used for cut in cuts)
     return [cut for cut in cuts if cut.used == most]
@@ -66,7 +67,7 @@ def _candidates(graph: Graph, operator: Operator, cuts: list[Cut]) -> Iterator[C
     shape = graph.output_shape(operator)
     for cut in cuts:
         yield Candidate(Choice(cut.strategy), cut.inputs, cut.output, cut.output, cut.partial)
-        if cut.partial and operator.primitive == 'MatMul':
+        if cut.partial and operator.kind.scatters:
             scattered = (cut.output[0] + cut.partial, *cut.output[1:])
             if shape[0] % (1 << len(scattered[0])) == 0:
                 choice = Choice(cut.strategy, counts(scattered))

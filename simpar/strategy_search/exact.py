@@ -9,10 +9,11 @@ from math import inf, prod
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.model.operators.loss import DATASET
 from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate, candidates, fixed_candidates
 from simpar.strategy_search.elimination import Elimination, Factor, Table
-from simpar.strategy_search.graph import RESHAPES, Graph, Operator
+from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes, Objective
 from simpar.strategy_search.strategies import Choice
 
@@ -53,7 +54,7 @@ class Memory:
         for name, layout in zip(operator.reads, candidate.inputs, strict=True):
             if name in graph.parameters:
                 total += self.per_parameter * prod(graph.shapes[name]) * 0.5 ** len(used(layout))
-        if operator.writes and operator.primitive != '_VirtualDataset':
+        if operator.writes and operator.primitive != DATASET:
             total += self.per_activation * prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.output))
         return total
 
@@ -101,9 +102,9 @@ def ranked(
 
 def evaluate(graph: Graph, choices: Mapping[str, Choice], devices: int, objective: Objective | None = None) -> Found:
     """What given strategies cost. Reshapes, which MindSpore's compiler cuts as their neighbours ask, stay free."""
-    shapes = {operator.name for operator in graph.operators if operator.primitive in RESHAPES}
+    views = {operator.name for operator in graph.operators if operator.kind.pricing == 'view'}
     return exact(
-        graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in shapes}
+        graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in views}
     )
 
 
@@ -162,7 +163,7 @@ class _Problem:
     def written(self, name: str) -> list[Bits]:
         place = self.graph.writer[name]
         output = self.graph.operators[place].writes.index(name)
-        dataset = self.graph.operators[place].primitive == '_VirtualDataset'
+        dataset = self.graph.operators[place].primitive == DATASET
         return [option.inputs[output] if dataset else option.output for option in self.options[place]]
 
     def read(self, place: int, name: str) -> list[Bits]:
@@ -223,10 +224,10 @@ class _Problem:
         """
         shape, fed = self.graph.shapes[name], self.graph.operators[self.graph.writer[name]].primitive
         reshaped = reader == 'Reshape'
-        key = (shape, fed == '_VirtualDataset', reshaped, tuple(source), tuple(target))
+        key = (shape, fed == DATASET, reshaped, tuple(source), tuple(target))
         if key not in self.made:
             rows, columns = list(dict.fromkeys(source)), list(dict.fromkeys(target))
-            backward = fed != '_VirtualDataset'
+            backward = fed != DATASET
             costs = np.array(
                 [
                     [self.objective.redistribution(a, b, shape, backward=backward, reshaped=reshaped) for b in columns]

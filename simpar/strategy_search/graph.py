@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
+from simpar.model.operators import PRIMITIVES
+from simpar.model.operators.base import PLAIN, Parameter
+from simpar.model.operators.base import Operator as ModelOperator
+from simpar.model.operators.loss import DATASET
+from simpar.model.operators.norm import LayerNorm
+from simpar.model.operators.shape import Transpose
+from simpar.model.primitive import Call, Primitive, Shape
 
-Shape = tuple[int, ...]
 Dataset = Literal['full_batch', 'data_parallel']
-
-ELEMENTWISE = frozenset(
-    ('ReLU', 'GeLU', 'SiLU', 'Square', 'Abs', 'Exp', 'Log', 'Neg', 'Add', 'Sub', 'Mul', 'Div', 'BiasAdd')
-).union(('Equal', 'MaskedFill', 'Muls'))
-REDUCTIONS = frozenset(('ReduceMean', 'ReduceSum', 'ReduceMax', 'SumExt'))
-RESHAPES = frozenset(('Reshape', 'Flatten', 'ExpandDims', 'Squeeze'))
-PRIMITIVES = (
-    ELEMENTWISE
-    | REDUCTIONS
-    | RESHAPES
-    | {'MatMul', 'BatchMatMul', 'Transpose', 'Softmax', 'LayerNorm', 'RmsNorm', 'BatchNorm', 'Gather', 'GatherD'}
-    | {'Conv2D', 'SparseSoftmaxCrossEntropyWithLogits', 'StridedSlice', '_VirtualDataset'}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(Call):
     """One operator of the forward pass.
 
     Arguments:
         name: unique in its graph.
-        primitive: the kind, in MindSpore's spelling (``MatMul``, ``ReLU``, …): see ``PRIMITIVES``.
+        primitive: its name in MindSpore (``MatMul``, ``ReLU``, …): see ``simpar.model.operators.PRIMITIVES``.
         reads, writes: names of tensors. Only a ``_VirtualDataset`` writes more than one.
-        transpose_a, transpose_b: of a MatMul or BatchMatMul: the last two dims of an operand are swapped.
-        permutation: of a Transpose.
-        axes: reduced (reductions, Softmax) or normalised dims, counted from the left.
-        keep_dims: whether a reduction keeps its axes with size 1.
     """
 
     name: str
     primitive: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    transpose_a: bool = False
-    transpose_b: bool = False
-    permutation: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
-    keep_dims: bool = False
+
+    @property
+    def kind(self) -> Primitive:
+        """What is known of its primitive."""
+        return PRIMITIVES[self.primitive]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +124,47 @@ class GraphBuilder:
         self.shapes.update({f'{name}.fed': shape for name, shape in inputs.items()})
         self.shapes.update(inputs)
         fed = tuple(f'{name}.fed' for name in inputs)
-        self.operators.append(Operator(name='dataset', primitive='_VirtualDataset', reads=fed, writes=tuple(inputs)))
+        self.operators.append(Operator(name='dataset', primitive=DATASET, reads=fed, writes=tuple(inputs)))
         return tuple(inputs)
 
-    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, like: Operator | None = None) -> str:
-        """An operator that writes one tensor of this shape, named after the operator."""
-        plain = Operator(name=name, primitive=primitive, reads=reads, writes=(name,))
-        if like is not None:
-            plain = replace(like, name=name, primitive=primitive, reads=reads, writes=(name,))
-        self.operators.append(plain)
+    def apply(self, layer: ModelOperator, name: str, *reads: str, samples: int = 0) -> str:
+        """An operator of a model, in the primitives that MindSpore makes of it.
+
+        Arguments: ``samples`` in dim 0 of the graph's input; 0: as many as in dim 0 of what it reads.
+        """
+        shapes = [self.shapes[read] for read in reads]
+        written = ''
+        for step in layer.steps(reads, layer.result_shape(samples or shapes[0][0], *shapes)):
+            called = f'{name}.{step.part}' if step.part else name
+            inputs = tuple(self._read(name, one) or written for one in step.reads)
+            written = self.add(step.primitive.name, called, inputs, step.shape, step.call)
+        return written
+
+    def _read(self, name: str, one: str | Parameter) -> str:
+        if isinstance(one, str):
+            return one
+        make = self.parameter if one.trained else self.constant
+        return make(f'{name}.{one.part}', *one.shape)
+
+    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, call: Call = PLAIN) -> str:
+        """An operator that writes one tensor of this shape, named after the operator.
+
+        Arguments: ``call``, its attributes.
+        """
+        attributes = {part.name: getattr(call, part.name) for part in fields(Call)}
+        self.operators.append(Operator(name=name, primitive=primitive, reads=reads, writes=(name,), **attributes))
         self.shapes[name] = shape
         return name
 
     def matmul(self, name: str, x: str, weight: str, *, transpose_b: bool = False) -> str:
         """x · weight, or x · weightᵀ, over the last dim of x [rows, inputs]."""
         columns = self.shapes[weight][0 if transpose_b else 1]
-        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
-        return self.add('MatMul', name, (x, weight), (*self.shapes[x][:-1], columns), like)
+        return self.add('MatMul', name, (x, weight), (*self.shapes[x][:-1], columns), Call(transpose_b=transpose_b))
 
     def batch_matmul(self, name: str, x: str, z: str, *, transpose_b: bool = False) -> str:
         """A matrix product for each index of the leading dims."""
         columns = self.shapes[z][-2 if transpose_b else -1]
-        like = Operator(name='', primitive='', reads=(), writes=(), transpose_b=transpose_b)
-        return self.add('BatchMatMul', name, (x, z), (*self.shapes[x][:-1], columns), like)
+        return self.add('BatchMatMul', name, (x, z), (*self.shapes[x][:-1], columns), Call(transpose_b=transpose_b))
 
     def elementwise(self, primitive: str, name: str, *reads: str) -> str:
         """An elementwise operator with broadcast."""
@@ -169,30 +176,16 @@ class GraphBuilder:
 
     def transpose(self, name: str, x: str, *permutation: int) -> str:
         """Dims in another order."""
-        shape = tuple(self.shapes[x][dim] for dim in permutation)
-        like = Operator(name='', primitive='', reads=(), writes=(), permutation=permutation)
-        return self.add('Transpose', name, (x,), shape, like)
-
-    def softmax(self, name: str, x: str) -> str:
-        """Softmax over the last dim."""
-        like = Operator(name='', primitive='', reads=(), writes=(), axes=(len(self.shapes[x]) - 1,))
-        return self.add('Softmax', name, (x,), self.shapes[x], like)
+        return self.apply(Transpose(permutation=permutation), name, x)
 
     def layer_norm(self, name: str, x: str) -> str:
         """LayerNorm over the last dim, with a gain and a bias."""
-        width = self.shapes[x][-1]
-        reads = (x, self.parameter(f'{name}.gain', width), self.parameter(f'{name}.bias', width))
-        return self.add('LayerNorm', name, reads, self.shapes[x])
-
-    def rms_norm(self, name: str, x: str) -> str:
-        """RMSNorm over the last dim, with a gain."""
-        return self.add('RmsNorm', name, (x, self.parameter(f'{name}.gain', self.shapes[x][-1])), self.shapes[x])
+        return self.apply(LayerNorm(), name, x)
 
     def reduce(self, primitive: str, name: str, x: str, axes: tuple[int, ...], *, keep_dims: bool = False) -> str:
         """A reduction over some dims."""
         kept = [1 if dim in axes else size for dim, size in enumerate(self.shapes[x]) if keep_dims or dim not in axes]
-        like = Operator(name='', primitive='', reads=(), writes=(), axes=axes, keep_dims=keep_dims)
-        return self.add(primitive, name, (x,), tuple(kept), like)
+        return self.add(primitive, name, (x,), tuple(kept), Call(axes=axes, keep_dims=keep_dims))
 
     def graph(self, dataset: Dataset = 'full_batch') -> Graph:
         """What was collected."""

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from math import prod
 
-from simpar.layer_shapes import network_shapes
-from simpar.layers import (
-    INPUT,
-    Add,
-    AnyLayer,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    Transpose,
-    layer_names,
-    reads_of,
+from simpar.model import INPUT, Dense, Flatten, Network, Softmax, layer_names, network_shapes, reads_of
+from simpar.model.library.cross_entropy import (
+    COUNT,
+    CROSS_ENTROPY,
+    LABELS,
+    LIKELIHOOD,
+    LOGITS,
+    ONES,
+    SMOOTH,
+    LossOperator,
 )
-from simpar.loss_operators import COUNT, CROSS_ENTROPY, LABELS, LIKELIHOOD, LOGITS, ONES, SMOOTH, LossOperator
-from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder, Operator, Shape
+from simpar.model.primitive import Call, Shape
+from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
 from simpar.workload import Transformer, Workload
 
 MNIST_SAMPLE = (1, 28, 28)
-ELEMENTWISE_LAYERS: dict[type, str] = {Relu: 'ReLU', Gelu: 'GeLU', Silu: 'SiLU', Add: 'Add', Multiply: 'Mul'}
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
@@ -60,7 +45,7 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
     x, label = build.dataset(x=(batch, *_sample(network)), label=result if loss in ('mse', 'mae') else result[:1])
     values = {INPUT: x}
     for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
-        values[name] = network_layer(build, name, layer, tuple(values[read] for read in reads), shapes[name])
+        values[name] = build.apply(layer, name, *(values[read] for read in reads), samples=batch)
     LOSSES[loss](build, values[names[-1]], label)
     return build.graph(dataset)
 
@@ -75,57 +60,9 @@ def _sample(network: Network) -> Shape:
     return MNIST_SAMPLE if image else network.sample
 
 
-def network_layer(build: GraphBuilder, name: str, layer: AnyLayer, reads: tuple[str, ...], shape: Shape) -> str:
-    """The operators of a layer; returns the name of its result."""
-    x = reads[0]
-    match layer:
-        case Dense():
-            return dense_layer(build, name, x, layer.outputs, bias=layer.bias)
-        case Conv2d():
-            weight = build.parameter(f'{name}.weight', layer.outputs, layer.inputs, layer.kernel, layer.kernel)
-            return with_bias(build, name, build.add('Conv2D', name, (x, weight), shape), layer.outputs, layer.bias)
-        case Embedding():
-            return build.add('Gather', name, (build.parameter(f'{name}.weight', layer.vocab, layer.width), x), shape)
-        case LayerNorm():
-            return build.layer_norm(name, x)
-        case RmsNorm():
-            return build.rms_norm(name, x)
-        case Softmax():
-            return build.softmax(name, x)
-        case MatMul():
-            swapped = Operator(
-                name='',
-                primitive='',
-                reads=(),
-                writes=(),
-                transpose_a=layer.transpose_a,
-                transpose_b=layer.transpose_b,
-            )
-            return build.add('BatchMatMul', name, reads, shape, swapped)
-        case Transpose():
-            return build.transpose(name, x, *layer.permutation)
-        case Reduce():
-            kind = 'ReduceMean' if layer.mean else 'ReduceSum'
-            return build.reduce(kind, name, x, layer.dims, keep_dims=layer.keep)
-        case Reshape() | Flatten():
-            return build.reshape(name, x, *shape, primitive=type(layer).__name__)
-        case Mul():
-            return build.elementwise('Mul', name, x, build.constant(f'{name}.factor'))
-    return build.elementwise(ELEMENTWISE_LAYERS[type(layer)], name, *reads)
-
-
 def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:
     """MatMul with a transposed weight, and BiasAdd."""
-    weight = build.parameter(f'{name}.weight', outputs, build.shapes[x][-1])
-    y = build.matmul(name, x, weight, transpose_b=True)
-    return with_bias(build, name, y, outputs, bias)
-
-
-def with_bias(build: GraphBuilder, name: str, y: str, outputs: int, bias: bool) -> str:
-    """BiasAdd of a product's result, if there is one: along dim 1."""
-    if not bias:
-        return y
-    return build.elementwise('BiasAdd', f'{name}.bias_add', y, build.parameter(f'{name}.bias', outputs))
+    return build.apply(Dense(inputs=build.shapes[x][-1], outputs=outputs, bias=bias), name, x)
 
 
 def mean_squared_error(build: GraphBuilder, x: str, label: str, name: str = '') -> str:
@@ -146,7 +83,7 @@ def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '
 
 
 def cross_entropy_operators(build: GraphBuilder, x: str, label: str) -> str:
-    """Cross-entropy as the operators of ``simpar.loss_operators``, and the arithmetic of their sums."""
+    """Cross-entropy as the operators of ``simpar.model.library.cross_entropy``, and the arithmetic of their sums."""
     names = {LOGITS: x, LABELS: label, ONES: build.constant('loss.ones', build.shapes[x][0], 1)}
     for one in CROSS_ENTROPY:
         numbers = tuple(build.constant(f'{one.node}.number{place}') for place in range(one.numbers))
@@ -172,7 +109,7 @@ def _loss_operator(build: GraphBuilder, one: LossOperator, reads: tuple[str, ...
     return build.elementwise(one.primitive, one.node, *reads)
 
 
-LAST_DIM = Operator(name='', primitive='', reads=(), writes=(), axes=(1,))
+LAST_DIM = Call(axes=(1,))
 LOSSES = {
     'mse': mean_squared_error,
     'mae': mean_absolute_error,
@@ -195,7 +132,7 @@ def attention(build: GraphBuilder, name: str, x: str, batch: int, sequence: int,
     q, k = projected('q'), projected('k')
     scores = build.batch_matmul(f'{name}.scores', q, k, transpose_b=True)
     scores = build.elementwise('Mul', f'{name}.scale', scores, build.constant(f'{name}.factor'))
-    probability = build.softmax(f'{name}.softmax', scores)
+    probability = build.apply(Softmax(), f'{name}.softmax', scores)
     y = build.batch_matmul(f'{name}.values', probability, projected('v'))
     y = build.reshape(f'{name}.reshape', build.transpose(f'{name}.transpose', y, 0, 2, 1, 3), rows, hidden)
     return build.matmul(f'{name}.o', y, build.parameter(f'{name}.o.weight', hidden, hidden))

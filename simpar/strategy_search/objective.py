@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+from simpar.model.primitive import Shape
 from simpar.strategy_search.bits import Bits, device_bits, used
 from simpar.strategy_search.candidates import Candidate
-from simpar.strategy_search.graph import Graph, Operator, Shape
+from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.redistribution import redistribution_bytes
 
 

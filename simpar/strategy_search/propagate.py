@@ -12,16 +12,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
+from simpar.model.operators.loss import DATASET
+from simpar.model.primitive import Compat
 from simpar.strategy_search.bits import Bits, device_bits, used
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.rules import Cut, Rule, cut_of, rule
 from simpar.strategy_search.strategies import Choice
 
-Compat = Literal['2.0', '2.10']
-HEAVY = frozenset(('MatMul', 'BatchMatMul', 'Conv2D', 'Gather'))
 EQUAL, SLICES, COMMUNICATES = range(3)
 
 
@@ -76,7 +75,7 @@ class _Walk:
             place = queue.popleft()
             for step in (*self.successors(place), *self.predecessors(place)):
                 operator = self.graph.operators[step.place]
-                if operator.name not in self.chosen and operator.primitive != '_VirtualDataset':
+                if operator.name not in self.chosen and operator.primitive != DATASET:
                     self.chosen[operator.name] = self.choose(step, self.graph.operators[place])
                     queue.append(step.place)
 
@@ -103,7 +102,7 @@ class _Walk:
 
     def copied(self, operator: Operator, position: int, known: Bits) -> Cut | None:
         """2.10 copies a layout through operators that are not heavy, where they can have it."""
-        if self.compat == '2.0' or operator.primitive in HEAVY:
+        if self.compat == '2.0' or operator.kind.weighs_work:
             return None
         found = self.kind(operator)
         return found.copy(found.output if position < 0 else found.reads[position], known)
@@ -112,7 +111,7 @@ class _Walk:
         """What is compared; ``position`` is the input that the neighbour writes, −1 where it reads the output."""
         there = cut.output if position < 0 else cut.inputs[position]
         redistribution = relayout(there, known) if position < 0 else relayout(known, there)
-        if operator.primitive not in HEAVY:
+        if not operator.kind.weighs_work:
             idle = self.compat == '2.0' and position >= 0 and cut.used == 0
             return redistribution, idle, *cut.strategy[0]
         shapes = self.graph.read_shapes(operator)
@@ -143,7 +142,7 @@ class _Walk:
 
     def default(self, operator: Operator) -> Cut:
         """The dataset's cut, or none."""
-        whole = operator.primitive == '_VirtualDataset' and self.graph.dataset == 'data_parallel'
+        whole = operator.primitive == DATASET and self.graph.dataset == 'data_parallel'
         return self.kind(operator).cuts(self.devices)[-1 if whole else 0]
 
 

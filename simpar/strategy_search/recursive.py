@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from simpar.model.primitive import Compat, Main, Shape
 from simpar.strategy_search.bits import device_bits
-from simpar.strategy_search.graph import Graph, Operator, Shape
-from simpar.strategy_search.propagate import Compat
-from simpar.strategy_search.spread import Main, Spread
+from simpar.strategy_search.graph import Graph, Operator
+from simpar.strategy_search.spread import Spread
 from simpar.strategy_search.strategies import Choice
 
 REDISTRIBUTION = 16
 """Cost of an element that changes its place, in the unit of the other costs."""
-BATCH_PARALLEL = frozenset(('_VirtualDataset', 'BatchNorm', 'SparseSoftmaxCrossEntropyWithLogits'))
-UNKNOWN = frozenset(('SumExt',))
 NEVER = float('inf')
 ROWS, COLUMNS = 2, 3
 """Dims of a matrix in the search's view of every tensor: four dims, right-aligned."""
@@ -67,8 +65,7 @@ def search_order(graph: Graph) -> list[int]:
 
 def is_main(operator: Operator, compat: Compat) -> bool:
     """Whether the search cuts an operator itself; the others follow their neighbours."""
-    kinds = {'MatMul', 'Conv2D', *BATCH_PARALLEL, *UNKNOWN} | ({'LayerNorm'} if compat == '2.0' else set())
-    return operator.primitive in kinds
+    return compat in operator.kind.main
 
 
 def four_dims(shape: Shape) -> Shape:
@@ -88,7 +85,7 @@ class _Node:
 
     @property
     def product(self) -> bool:
-        return self.operator.primitive == 'MatMul'
+        return self.operator.kind.halved == 'product'
 
     def cut(self, axis: int | None) -> None:
         self.cuts.append(axis)
@@ -153,7 +150,7 @@ class _Search:
         if operator.transpose_a:
             shape = (*shape[:2], shape[3], shape[2])
         output = four_dims(self.graph.output_shape(operator))
-        sizes = [shape[ROWS], output[COLUMNS], shape[COLUMNS]] if operator.primitive == 'MatMul' else list(shape)
+        sizes = [shape[ROWS], output[COLUMNS], shape[COLUMNS]] if operator.kind.halved == 'product' else list(shape)
         return _Node(operator, shape, output, sizes)
 
     def loop(self) -> None:
@@ -166,9 +163,10 @@ class _Search:
 
     def first_even(self, node: _Node) -> int | None:
         """The first dim that can be halved; a convolution's is its batch, and what is unknown stays whole."""
-        if node.operator.primitive in UNKNOWN:
+        halved = node.operator.kind.halved
+        if halved == 'nothing':
             return None
-        dims = range(1) if node.operator.primitive == 'Conv2D' else range(4)
+        dims = range(1) if halved == 'batch' else range(4)
         return next((dim for dim in dims if node.sizes[dim] >= 2 and node.sizes[dim] % 2 == 0), None)
 
     def best_of_product(self, node: _Node, visited: set[str]) -> int | None:

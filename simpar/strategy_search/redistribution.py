@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod
 
+from simpar.model.primitive import Shape
 from simpar.strategy_search.bits import Bits
-from simpar.strategy_search.graph import Shape
 
 Place = tuple[int, int]
 """A dim and how deep in it a run of bits cuts: of single bits, 0 cuts it in halves, 1 the halves."""

@@ -8,11 +8,12 @@ from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.layout.operator import Operator as Axes
+from simpar.model.primitive import Shape, Strategy
 from simpar.strategy_search.bits import Bits, device_bits, twos
-from simpar.strategy_search.graph import ELEMENTWISE, REDUCTIONS, RESHAPES, Graph, Operator, Shape
+from simpar.strategy_search.graph import Graph, Operator
 
-Strategy = tuple[tuple[int, ...], ...]
 AxisMap = tuple[tuple[int, ...], ...]
 """By tensor dim, the axes that it is made of, the outermost first."""
 
@@ -105,93 +106,30 @@ class Cut:
 def rule(graph: Graph, operator: Operator) -> Rule:
     """The rule of an operator in a graph; raises ScheduleError where its shapes do not fit its kind."""
     shapes, output = graph.read_shapes(operator), graph.output_shape(operator)
-    if operator.primitive == '_VirtualDataset':
-        return _dataset(shapes)
-    if operator.primitive in ('MatMul', 'BatchMatMul'):
-        return _matmul(operator, shapes)
-    if operator.primitive in RESHAPES:
+    if operator.kind.pricing == 'view':
+        # The dims of a layout have one name each; a search also splits dims that are made of several.
         return _reshape(operator, shapes[0], output)
-    return _dimwise(operator, shapes, output)
+    try:
+        return _of(operator.kind.axes(operator.name, operator, shapes, output))
+    except Infeasible as wrong:
+        raise ScheduleError(Problem(operator.name, str(wrong).removeprefix(f'{operator.name}: '))) from None
 
 
-def _dimwise(operator: Operator, shapes: tuple[Shape, ...], output: Shape) -> Rule:
-    """Rules of operators whose axes are dims of what they read or write."""
-    primitive = operator.primitive
-    if primitive == 'BiasAdd':
-        return _plain(output, (_dims(output), ((1,),)), set())
-    if primitive in ELEMENTWISE or primitive == 'GatherD':
-        uncut = {len(output) - 1} if primitive == 'GatherD' else set()
-        return _plain(output, tuple(_broadcast(shape, output) for shape in shapes), uncut)
-    if primitive in REDUCTIONS:
-        return _reduce(operator, shapes[0])
-    if primitive == 'Transpose':
-        dims = tuple((dim,) for dim in range(len(shapes[0])))
-        return Rule(shapes[0], (True,) * len(dims), (dims,), tuple(dims[dim] for dim in operator.permutation))
-    if primitive in ('Softmax', 'StridedSlice'):
-        sliced = {dim for dim, (whole, left) in enumerate(zip(shapes[0], output, strict=True)) if whole != left}
-        return _plain(shapes[0], (_dims(shapes[0]),), {*operator.axes, *sliced})
-    if primitive in ('LayerNorm', 'RmsNorm'):
-        last = len(output) - 1
-        return _plain(output, (_dims(output), *(((last,),) for _ in shapes[1:])), {last})
-    if primitive == 'BatchNorm':
-        reads = (_dims(output), *(((1,),) for _ in shapes[1:]))
-        return _plain(output, reads, {1, 2, 3})
-    if primitive == 'Conv2D':
-        return Rule(output, (True, False, False, False), (((0,), (), (), ()), ((1,), (), (), ())), _dims(output))
-    if primitive == 'Gather':
-        return _gather(shapes)
-    return _plain(shapes[0], (_dims(shapes[0]), ((0,),)), {1}, output=())
+def _of(named: Axes) -> Rule:
+    """A rule of an operator's named dims; those without a name belong to no axis."""
+    place = {name: axis for axis, name in enumerate(named.order)}
+    sizes: dict[str, int] = {}
+    tensors = [*zip(named.inputs, named.shapes, strict=True), (named.output, named.output_shape)]
+    for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
+        sizes.setdefault(name, length)
 
+    def dims(names: tuple[str, ...]) -> AxisMap:
+        return tuple((place[name],) if name in place else () for name in names)
 
-def _plain(sizes: Shape, reads: tuple[AxisMap, ...], uncut: set[int], output: AxisMap | None = None) -> Rule:
-    cuttable = tuple(axis not in uncut for axis in range(len(sizes)))
-    return Rule(sizes, cuttable, reads, _dims(sizes) if output is None else output)
-
-
-def _dims(shape: Shape) -> AxisMap:
-    return tuple((dim,) for dim in range(len(shape)))
-
-
-def _broadcast(shape: Shape, output: Shape) -> AxisMap:
-    """Right-aligned dims; one that is spread over the output's is not cut."""
-    first = len(output) - len(shape)
-    return tuple((first + dim,) if size == output[first + dim] else () for dim, size in enumerate(shape))
-
-
-def _dataset(shapes: tuple[Shape, ...]) -> Rule:
-    """Every input by the same cut of dim 0; the search fixes which."""
-    reads = tuple(((0,), *(() for _ in shape[1:])) if shape else () for shape in shapes)
-    return Rule((shapes[0][0],), (True,), reads, reads[0])
-
-
-def _matmul(operator: Operator, shapes: tuple[Shape, ...]) -> Rule:
-    """Axes: leading dims, i (rows), k (contracted), j (columns)."""
-    a, b = shapes
-    leading = len(a) - 2
-    i, k, j = leading, leading + 1, leading + 2
-    rows, inner = (a[-1], a[-2]) if operator.transpose_a else (a[-2], a[-1])
-    columns = b[-2] if operator.transpose_b else b[-1]
-    if inner != (b[-1] if operator.transpose_b else b[-2]):
-        raise ScheduleError(Problem(operator.name, f'cannot multiply {list(a)} by {list(b)}'))
-    lead = tuple((axis,) for axis in range(leading))
-    first = (*lead, (k,), (i,)) if operator.transpose_a else (*lead, (i,), (k,))
-    second = (*lead, (j,), (k,)) if operator.transpose_b else (*lead, (k,), (j,))
-    sizes = (*a[:-2], rows, inner, columns)
-    return Rule(sizes, (True,) * len(sizes), (first, second), (*lead, (i,), (j,)))
-
-
-def _reduce(operator: Operator, shape: Shape) -> Rule:
-    axes = set(operator.axes)
-    output = tuple(() if dim in axes else (dim,) for dim in range(len(shape)) if operator.keep_dims or dim not in axes)
-    return Rule(shape, (True,) * len(shape), (_dims(shape),), output)
-
-
-def _gather(shapes: tuple[Shape, ...]) -> Rule:
-    """An embedding: axes, as in ``simpar.layout``: vocabulary (a cut leaves zeros to be summed), columns, indices."""
-    table, indices = shapes
-    rows = tuple((2 + dim,) for dim in range(len(indices)))
-    sizes = (*table, *indices)
-    return Rule(sizes, (True,) * len(sizes), (((0,), (1,)), rows), (*rows, (1,)))
+    cuttable = tuple(name not in named.fixed for name in named.order)
+    return Rule(
+        tuple(sizes[name] for name in named.order), cuttable, tuple(map(dims, named.inputs)), dims(named.output)
+    )
 
 
 def _reshape(operator: Operator, shape: Shape, output: Shape) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.strategy_search.rules import Strategy
+from simpar.model.primitive import Strategy
 
 
 @dataclass(frozen=True, slots=True)

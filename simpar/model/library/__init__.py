@@ -1,1 +1,1 @@
-"""Models of the library: graphs of operators from a few sizes."""
+"""Models that are made of operators."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simpar.layers import Embedding, Gelu, LayerNorm
+from simpar.model import Embedding, Gelu, LayerNorm
 from simpar.model.dropout import KEYS
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, Heads

@@ -1,1 +1,45 @@
-"""Operators of the models of the library."""
+"""The registry of operators: one row each. All else that knows operators by kind is made from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.model.operators import conv, embedding, linear, loss, norm, pointwise, product, reduce, shape
+from simpar.model.operators.base import Operator
+from simpar.model.primitive import Pricing, Primitive
+
+OPERATORS: Final[tuple[type[Operator], ...]] = (
+    shape.Flatten,
+    linear.Dense,
+    pointwise.Relu,
+    pointwise.Gelu,
+    pointwise.Silu,
+    pointwise.Mul,
+    pointwise.Add,
+    pointwise.Multiply,
+    norm.LayerNorm,
+    norm.RmsNorm,
+    norm.Softmax,
+    product.MatMul,
+    reduce.Reduce,
+    shape.Reshape,
+    shape.Transpose,
+    conv.Conv2d,
+    embedding.Embedding,
+)
+"""In the order of the docs."""
+KINDS: Final = {kind.key: kind for kind in OPERATORS}
+"""By key of a file."""
+OP_CLASSES: Final[dict[str, Primitive]] = {
+    name: primitive for kind in OPERATORS for name, primitive in kind.primitives.items()
+}  # fmt: skip
+"""By the operator of an op class in the forward, what it is to MindSpore."""
+PRIMITIVES: Final = {
+    one.name: one for kind in OPERATORS for one in kind.primitives.values()
+} | {one.name: one for one in loss.OF_LOSSES}  # fmt: skip
+"""By MindSpore's name."""
+
+
+def priced(pricing: Pricing) -> frozenset[str]:
+    """The operators of op classes that something bounds."""
+    return frozenset(name for name, primitive in OP_CLASSES.items() if primitive.pricing == pricing)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import sqrt
 
 from simpar.errors import Infeasible
-from simpar.layers import (
+from simpar.model import (
     INPUT,
     Add,
-    AnyLayer,
     Dense,
     Gelu,
     LayerNorm,
@@ -18,6 +17,7 @@ from simpar.layers import (
     Mul,
     Multiply,
     Network,
+    Operator,
     Reshape,
     RmsNorm,
     Silu,
@@ -61,7 +61,7 @@ def llama_network(
 def _blocks(block: _Block, layers: int, weight_deviation: float) -> Network:
     if block.hidden % block.heads:
         raise Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
-    found: list[AnyLayer] = []
+    found: list[Operator] = []
     before = INPUT
     for layer in range(layers):
         found += block.layers(f'layer{layer}', before)
@@ -79,7 +79,7 @@ class _Block:
     ffn: int
     bias: bool
 
-    def layers(self, name: str, x: str) -> Iterator[AnyLayer]:
+    def layers(self, name: str, x: str) -> Iterator[Operator]:
         yield self.norm(of=x, name=f'{name}_norm1')
         yield from self.attention(name, f'{name}_norm1')
         yield Add(of=(x, f'{name}_o'), name=f'{name}_add1')
@@ -87,21 +87,21 @@ class _Block:
         yield from self.feed_forward(name)
         yield Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
 
-    def norm(self, of: str, name: str) -> AnyLayer:
+    def norm(self, of: str, name: str) -> Operator:
         return LayerNorm(of=of, name=name)
 
     def dense(self, inputs: int, outputs: int, name: str, of: str = '') -> Dense:
         return Dense(inputs=inputs, outputs=outputs, bias=self.bias, of=of, name=name)
 
-    def feed_forward(self, name: str) -> Iterator[AnyLayer]:
+    def feed_forward(self, name: str) -> Iterator[Operator]:
         yield self.dense(self.hidden, self.ffn, f'{name}_up')
         yield Gelu(name=f'{name}_gelu')
         yield self.dense(self.ffn, self.hidden, f'{name}_down')
 
-    def attention(self, name: str, x: str) -> Iterator[AnyLayer]:
+    def attention(self, name: str, x: str) -> Iterator[Operator]:
         width = self.hidden // self.heads
 
-        def projected(which: str) -> Iterator[AnyLayer]:
+        def projected(which: str) -> Iterator[Operator]:
             yield self.dense(self.hidden, self.hidden, f'{name}_{which}', x)
             yield Reshape(shape=(-1, self.sequence, self.heads, width), name=f'{name}_{which}_reshape')
             yield Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
@@ -123,10 +123,10 @@ class _Llama(_Block):
 
     __slots__ = ()
 
-    def norm(self, of: str, name: str) -> AnyLayer:
+    def norm(self, of: str, name: str) -> Operator:
         return RmsNorm(of=of, name=name)
 
-    def feed_forward(self, name: str) -> Iterator[AnyLayer]:
+    def feed_forward(self, name: str) -> Iterator[Operator]:
         yield self.dense(self.hidden, self.ffn, f'{name}_gate')
         yield Silu(name=f'{name}_silu')
         yield self.dense(self.hidden, self.ffn, f'{name}_up', f'{name}_norm2')

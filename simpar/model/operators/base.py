@@ -1,0 +1,203 @@
+"""What every operator has: keys in files, the shape of its result, its named dims, and MindSpore's primitives.
+
+An operator is one class in one file of this folder, and one row of the registry in its ``__init__``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
+
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
+from simpar.model.primitive import Call, Pricing, Primitive, Shape
+
+T = TypeVar('T', bound='Operator')
+PLAIN: Final = Call()
+"""No attributes."""
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Says to type checkers that a decorator makes dataclasses."""
+        return lambda decorator: decorator
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def keys(kind: type[T]) -> type[T]:
+    """Marks a base whose annotated attributes are keys of every operator made from it."""
+    return kind
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def operator(kind: type[T]) -> type[T]:
+    """Makes an operator a frozen dataclass: keys that it alone has first, as docs list them, then those of its bases.
+
+    A key of a base that it says again, in words of its own, stands where the base has it.
+    """
+    bases = [base for base in kind.__mro__[1:] if issubclass(base, Operator)]
+    shared = {name: hint for base in bases for name, hint in _hints(base).items()}
+    own = get_annotations(kind)
+    first = {name: hint for name, hint in own.items() if name not in shared}
+    kind.__annotations__ = {**first, **shared, **own}
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def _hints(base: type) -> dict[str, Any]:
+    """A base's own keys, as types: their names mean nothing in the module of an operator."""
+    every = get_type_hints(base, include_extras=True)
+    return {name: every[name] for name in get_annotations(base) if get_origin(every[name]) is not ClassVar}
+
+
+class MisfitError(Exception):
+    """What does not fit between an operator and what it reads.
+
+    Arguments: ``key`` of the operator to change, empty: the operator itself; ``what`` is wrong; ``remedy``.
+    """
+
+    def __init__(self, key: str, what: str, remedy: str) -> None:
+        super().__init__(key, what, remedy)
+        self.key, self.what, self.remedy = key, what, remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor that no operator writes.
+
+    Arguments: ``part``, its name behind the operator's; ``trained``, else a constant.
+    """
+
+    part: str
+    shape: Shape = ()
+    trained: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One of the primitives that MindSpore's compiler makes of an operator's forward, in order.
+
+    Arguments: ``reads``, parameters or names of values; empty names stand for what the step before gives; ``shape`` of
+    its result; ``part``, its name behind the operator's, empty: the operator's own.
+    """
+
+    primitive: Primitive
+    reads: tuple[str | Parameter, ...]
+    shape: Shape
+    part: str = ''
+    call: Call = PLAIN
+
+
+@keys
+class Operator(ABC):
+    """An operator of a network; the first line of its docstring is its line in the docs."""
+
+    key: ClassVar[str]
+    """Under which files have it."""
+    primitives: ClassVar[Mapping[str, Primitive]]
+    """By the operator of its op classes in the forward, the primitive that it is to MindSpore."""
+    inputs_told: ClassVar[str] = 'x'
+    """The inputs of its strategy, for the docs."""
+    unsharded: ClassVar[str] = ''
+    """What of them no strategy splits, for the docs."""
+    lead: ClassVar[int] = 0
+    """Which of the inputs in its strategy is the first value that it reads."""
+
+    pipeline_stage: Stage = None
+    recompute: Recomputed = False
+    name: Name = ''
+
+    def reads(self, before: str) -> tuple[str, ...]:
+        """The names of what it reads.
+
+        Arguments: ``before``, the name of the layer before it, or of the input.
+        """
+        return (before,)
+
+    @property
+    def strategy(self) -> Strategy:
+        """Slices of its inputs; empty: it lies as its input does, or by batch."""
+        return ()
+
+    @property
+    def layout(self) -> Layouts:
+        """The same by names of axes."""
+        return ()
+
+    @abstractmethod
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """The shape of its result; raises ``MisfitError``.
+
+        Arguments: ``samples``, in dim 0 of the network's input; shapes of what it ``reads``.
+        """
+
+    @abstractmethod
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """Its named dims, inputs in the order of its strategy; weights of a dense layer are [in, out].
+
+        Arguments: ``name``, for messages; shapes of what it ``reads``.
+        """
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """What MindSpore's compiler makes of its forward: one primitive, unless it says otherwise.
+
+        Arguments: ``reads``, names; shape of its ``result``.
+        """
+        (primitive,) = self.primitives.values()
+        yield Step(primitive=primitive, reads=reads, shape=result)
+
+    @classmethod
+    def pricing(cls) -> Pricing:
+        """What bounds its main op class."""
+        return next(iter(cls.primitives.values())).pricing
+
+
+@keys
+class Sharded(Operator):
+    """An operator that takes a strategy; without one it lies as its input does, as far as that can be."""
+
+    strategy: One = ()
+    layout: Layouts = ()
+
+
+@keys
+class Unary(Operator):
+    """An operator of one value."""
+
+    of: Of = ''
+
+    def reads(self, before: str) -> tuple[str, ...]:
+        """What ``of`` names, or the layer before it."""
+        return (self.of or before,)
+
+
+@keys
+class Binary(Operator):
+    """An operator of two values."""
+
+    of: Pair
+
+    def reads(self, before: str) -> tuple[str, ...]:
+        """What ``of`` names."""
+        return self.of
+
+
+@keys
+class Trained(Sharded):
+    """An operator that has parameters."""
+
+    comm_fusion: Fused = None
+
+
+@keys
+class Weighted(Trained):
+    """A product of a weight, split by batch unless it is told otherwise."""
+
+
+def shown(shape: Shape) -> str:
+    """The shape of a sample, in words."""
+    return 'shape ' + str(list(shape[1:]))

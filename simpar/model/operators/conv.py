@@ -1,0 +1,91 @@
+"""Convolutions of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Strategy, Width
+from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.linear import BIAS_ADD, bias_step
+from simpar.model.primitive import BOTH, Call, Primitive, Shape
+
+
+@dataclass(frozen=True)
+class Convolution(Primitive):
+    """Split by batch alone."""
+
+    weighs_work = True
+    main = BOTH
+    halved = 'batch'
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """n, c, h, w; o, c, kh, kw."""
+        x, weight = shapes
+        return operators.conv2d(name, x, weight, output)
+
+
+CONV_2D = Convolution('Conv2D', 'matrix')
+
+
+@operator
+class Conv2d(Weighted, Unary):
+    """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
+
+    key = 'conv2d'
+    primitives: ClassVar = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
+    inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
+    unsharded = 'all but the batch'
+
+    inputs: Annotated[Width, Field(alias='in', description='channels of an image')]
+    outputs: Annotated[Width, Field(alias='out', description='channels of its result')]
+    kernel: Annotated[int, Field(ge=1, le=2**10, description='height and width of the kernel')]
+    stride: Annotated[int, Field(ge=1, le=2**10, description='from one place of the kernel to the next')] = 1
+    padding: Annotated[int, Field(ge=0, le=2**10, description='zeros on every side of an image')] = 0
+    bias: Annotated[bool, Field(description='adds a bias to every channel')] = True
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='slices of x and weight, of which the batch alone is cut: [[8, 1, 1, 1], [1, 1, 1, 1]]',
+        ),
+    ] = ()
+
+    @property
+    def weight(self) -> Shape:
+        """Shape of its weight."""
+        return (self.outputs, self.inputs, self.kernel, self.kernel)
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Images of other channels, height and width."""
+        (x,) = reads
+        if len(x) != 4:
+            what = f'reads values of {shown(x)} a sample, but a convolution takes images [channels, height, width]'
+            raise MisfitError('', what, f'put - reshape: {{shape: [-1, {self.inputs}, height, width]}} before it')
+        if self.inputs != x[1]:
+            raise MisfitError('in', f'{self.inputs} channels, but what it reads has {x[1]}', f'write {x[1]}')
+        most = min(x[2:]) + 2 * self.padding
+        if self.kernel > most:
+            what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
+            raise MisfitError('kernel', what, f'write at most {most}')
+        return self._image(x)
+
+    def _image(self, x: Shape) -> Shape:
+        height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
+        return (x[0], self.outputs, height, width)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """n, c, h, w of x; o, c, kh, kw of the weight."""
+        (x,) = reads
+        return operators.conv2d(name, x, self.weight, self._image(x))
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """Conv2D and BiasAdd."""
+        yield Step(primitive=CONV_2D, reads=(*reads, Parameter('weight', self.weight)), shape=result)
+        if self.bias:
+            yield bias_step(self.outputs, result)

@@ -1,0 +1,60 @@
+"""Rows of a table by integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Strategy, Width
+from simpar.model.operators.base import Parameter, Step, Weighted, operator
+from simpar.model.primitive import Call, Primitive, Shape
+
+
+@dataclass(frozen=True)
+class Gathered(Primitive):
+    """Rows of its first input by its second: a split of the rows leaves zeros to be summed."""
+
+    weighs_work = True
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """v, h, i0, i1, ..."""
+        weight, indices = shapes
+        return operators.embedding(name, weight, indices)
+
+
+GATHER = Gathered('Gather', stops=True)
+
+
+@operator
+class Embedding(Weighted):
+    """Rows of a weight [vocab, width] by the tokens of a sample; the first layer."""
+
+    key = 'embedding'
+    primitives: ClassVar = {'embedding': GATHER}
+    inputs_told = 'weight [vocab, width], tokens'
+    lead = 1
+
+    vocab: Annotated[Width, Field(description='tokens in the vocabulary')]
+    width: Annotated[Width, Field(description='features of a token')]
+    strategy: Annotated[
+        Strategy,
+        Field(max_length=2, description='slices of the weight and of the tokens, e.g. [[4, 1], [1, 1]]; empty: none'),
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """A row for each token."""
+        return (*reads[0], self.width)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """v, h of the weight, which comes first; i0, i1, ... of the tokens."""
+        (tokens,) = reads
+        return operators.embedding(name, (self.vocab, self.width), tokens)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """Gather of the weight's rows."""
+        yield Step(primitive=GATHER, reads=(Parameter('weight', (self.vocab, self.width)), *reads), shape=result)

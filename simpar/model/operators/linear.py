@@ -1,0 +1,108 @@
+"""Products of a value with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Aliases, Cuts, Strategy, Width
+from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.pointwise import Arithmetic
+from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, dim_names
+from simpar.model.primitive import Strategy as Pieced
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Primitive):
+    """x [rows, inputs] · weight, either of them transposed."""
+
+    weighs_work = True
+    scatters = True
+    main = BOTH
+    halved = 'product'
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """m, k, n."""
+        x, weight = shapes
+        return operators.matmul(name, x, weight, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+
+    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """Its operands as they lie, the transposed one turned."""
+        first, second = main.first[2:], main.second[2:]
+        return (first[::-1] if call.transpose_a else first, second[::-1] if call.transpose_b else second)
+
+
+@dataclass(frozen=True)
+class BiasAddition(Arithmetic):
+    """A bias along dim 1."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ...; the bias has d1."""
+        names = dim_names(output)
+        return Axes(name, (names, names[1:2]), names, shapes, output, names, {})
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """The bias as dim 1."""
+        return pieces, pieces[1:2]
+
+
+MAT_MUL = MatrixProduct('MatMul', 'matrix')
+BIAS_ADD = BiasAddition('BiasAdd')
+
+
+def bias_step(channels: int, result: Shape) -> Step:
+    """A bias of the step before it, along dim 1."""
+    return Step(primitive=BIAS_ADD, reads=('', Parameter('bias', (channels,))), shape=result, part='bias_add')
+
+
+@operator
+class Dense(Weighted, Unary):
+    """y = x · weightᵀ + bias."""
+
+    key = 'dense'
+    primitives: ClassVar = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
+    inputs_told = 'x [rows, in], weight [in, out]'
+
+    inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
+    outputs: Annotated[Width, Field(alias='out', description='features of its result')]
+    bias: Annotated[bool, Field(description='adds a bias')] = True
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2, description='slices of x [batch, in] and weight [in, out], as [[2, 4], [4, 1]]; empty: none'
+        ),
+    ] = ()
+    out_strategy: Annotated[
+        Cuts,
+        Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
+    ] = ()
+    out_layout: Annotated[
+        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that cut each dim of its result')
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Rows of outputs."""
+        (x,) = reads
+        if len(x) != 2:
+            what = f'reads values of {shown(x)} a sample, but a dense layer takes rows of features'
+            raise MisfitError('', what, f'put - reshape: {{shape: [-1, {x[-1]}]}} before it')
+        if self.inputs != x[1]:
+            raise MisfitError('in', f'{self.inputs} features, but what it reads has {x[1]}', f'write {x[1]}')
+        return (x[0], self.outputs)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """m, k, n of x and the weight [in, out]."""
+        (x,) = reads
+        return operators.matmul(name, x, (self.inputs, self.outputs))
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """MatMul with a weight [out, in], which is transposed, and BiasAdd."""
+        weight = Parameter('weight', (self.outputs, self.inputs))
+        yield Step(primitive=MAT_MUL, reads=(*reads, weight), shape=result, call=Call(transpose_b=True))
+        if self.bias:
+            yield bias_step(self.outputs, result)

@@ -1,0 +1,156 @@
+"""Primitives of losses and of what feeds a graph, which are no operators of a file's ``network:``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simpar.layout import operators
+from simpar.layout.operator import ONE
+from simpar.layout.operator import Operator as Axes
+from simpar.model.operators.pointwise import Arithmetic, Elementwise
+from simpar.model.operators.reduce import Reduction, without
+from simpar.model.operators.shape import View, rows_over_all
+from simpar.model.primitive import BOTH, Call, Compat, Main, Pieces, Primitive, Shape, by_rows, dim_names
+from simpar.model.primitive import Strategy as Pieced
+
+WHOLE = 'must stay whole'
+DATASET: Final = '_VirtualDataset'
+
+
+@dataclass(frozen=True)
+class Division(Arithmetic):
+    """Double recursive search reads its output off its first input, as that of most primitives."""
+
+    output_pieces = Primitive.output_pieces
+
+
+@dataclass(frozen=True)
+class Sum(Reduction):
+    """SumExt, which 2.10's double recursive search does not know: it splits it itself, into one."""
+
+    main = BOTH
+    halved = 'nothing'
+    output_pieces = Primitive.output_pieces
+    input_pieces = Primitive.input_pieces
+
+
+@dataclass(frozen=True)
+class Expanded(View):
+    """ExpandDims."""
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """Without the dims that it adds."""
+        return without(wanted, call.axes)
+
+
+@dataclass(frozen=True)
+class Squeezed(View):
+    """Squeeze."""
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """Without the dims that it drops."""
+        return without(super().output_pieces(call, strategy, shapes, output, compat), call.axes)
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """With the dims that it drops, where all devices are used."""
+        spread = list(wanted)
+        for dim in call.axes:
+            spread.insert(dim, 1)
+        product = 1
+        for count in spread:
+            product *= count
+        return tuple(spread) if product == devices else ()
+
+
+@dataclass(frozen=True)
+class Picked(Primitive):
+    """GatherD: of each row the elements that an index names; split by rows over all devices."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..., classes."""
+        x, index = shapes
+        return operators.gather_elements(name, x, index)
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """Rows over all devices."""
+        return rows_over_all(shapes, devices)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Primitive):
+    """Mean over rows of logits [rows, classes] with labels [rows]."""
+
+    main = BOTH
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1; the classes stay whole, the output is a number."""
+        return operators.cross_entropy(name, shapes[0])
+
+    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """By rows over as many devices as there are rows."""
+        return by_rows(min(devices, shapes[0][0]), shapes)
+
+
+@dataclass(frozen=True)
+class BatchNormalised(Primitive):
+    """BatchNorm of images [batch, channels, height, width], split by batch alone."""
+
+    main = BOTH
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, d2, d3; its parameters have d1."""
+        names = dim_names(output)
+        inputs = (names, *(names[1:2] for _ in shapes[1:]))
+        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], WHOLE))
+
+
+@dataclass(frozen=True)
+class Sliced(Primitive):
+    """StridedSlice: dims that it shortens stay whole; in double recursive search it learns and tells nothing."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..."""
+        names, x = dim_names(output), shapes[0]
+        shorter = {names[dim]: WHOLE for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left}
+        return Axes(name, (names,), names, shapes, x, names, shorter)
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """Not known."""
+        return ()
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """Whole."""
+        return ((1,) * len(pieces),)
+
+
+@dataclass(frozen=True)
+class Dataset(Primitive):
+    """What feeds a graph: every tensor by the same split of dim 0, which a search fixes."""
+
+    main = BOTH
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """n."""
+        inputs = tuple(('n', *(ONE for _ in shape[1:])) if shape else () for shape in shapes)
+        return Axes(name, inputs, inputs[0], shapes, shapes[0], ('n',), {})
+
+
+OF_LOSSES: Final[tuple[Primitive, ...]] = (
+    *map(Elementwise, ('Square', 'Abs', 'Exp', 'Log', 'Neg', 'Equal', 'MaskedFill', 'Muls')),
+    Arithmetic('Sub'),
+    Division('Div'),
+    Reduction('ReduceMax'),
+    Sum('SumExt'),
+    Expanded('ExpandDims', stops=True),
+    Squeezed('Squeeze'),
+    Picked('GatherD'),
+    CrossEntropy('SparseSoftmaxCrossEntropyWithLogits'),
+    BatchNormalised('BatchNorm'),
+    Sliced('StridedSlice'),
+    Dataset(DATASET),
+)

@@ -1,0 +1,143 @@
+"""Operators that normalise the last dim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Strategy
+from simpar.model.operators.base import Operator, Parameter, Sharded, Step, Trained, Unary, operator
+from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, dim_names, divisible
+from simpar.model.primitive import Strategy as Pieced
+
+NORMALISED = 'is normalised over and must stay whole'
+
+
+@dataclass(frozen=True)
+class Normalised(Primitive):
+    """LayerNorm."""
+
+    main: ClassVar[frozenset[Compat]] = frozenset(('2.0',))
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..., the last whole."""
+        return operators.layer_norm(name, shapes[0])
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """The last dim whole."""
+        return (*pieces[:-1], 1), (1,), (1,)
+
+    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """The last dim whole."""
+        x, *others = super().main_strategy(call, main, shapes, devices)
+        return ((*x[:-1], 1), *others)
+
+
+@dataclass(frozen=True)
+class RmsNormalised(Primitive):
+    """RmsNorm."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..., the last whole."""
+        return operators.rms_norm(name, shapes[0])
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """Rows over all devices, whatever its neighbours do."""
+        return (min(devices, shapes[0][0]), *(1,) * (len(shapes[0]) - 1)), (1,)
+
+
+@dataclass(frozen=True)
+class SoftmaxOver(Primitive):
+    """Softmax over the axes of its call."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ...; those that it is over stay whole."""
+        names = dim_names(output)
+        return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """The dims that it is over stay whole."""
+        kept = tuple(1 if dim in call.axes else count for dim, count in enumerate(pieces))
+        return (divisible(kept, shapes[0]),)
+
+
+LAYER_NORM, RMS_NORM, SOFTMAX = Normalised('LayerNorm'), RmsNormalised('RmsNorm'), SoftmaxOver('Softmax')
+
+
+class SameShape(Operator):
+    """Gives what has the shape of what it reads."""
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """That of what it reads."""
+        return reads[0]
+
+
+@operator
+class LayerNorm(SameShape, Trained, Unary):
+    """LayerNorm over the last dim, with gain and bias."""
+
+    key = 'layer_norm'
+    primitives: ClassVar = {'norm': LAYER_NORM}
+    inputs_told = 'x, gain, bias'
+    unsharded = 'last dim'
+
+    strategy: Annotated[
+        Strategy,
+        Field(max_length=3, description='slices of x, gain and bias, e.g. [[4, 1], [1], [1]]; empty: as x lies'),
+    ] = ()
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ..., the last whole."""
+        (x,) = reads
+        return operators.layer_norm(name, x)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """LayerNorm of x, gain and bias."""
+        gain, bias = (Parameter(part, result[-1:]) for part in ('gain', 'bias'))
+        yield Step(primitive=LAYER_NORM, reads=(*reads, gain, bias), shape=result)
+
+
+@operator
+class RmsNorm(SameShape, Trained, Unary):
+    """Division by the root mean square over the last dim, with a gain (Zhang and Sennrich 2019)."""
+
+    key = 'rms_norm'
+    primitives: ClassVar = {'rms_norm': RMS_NORM}
+    inputs_told = 'x, gain'
+    unsharded = 'last dim'
+
+    strategy: Annotated[
+        Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
+    ] = ()
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ..., the last whole."""
+        (x,) = reads
+        return operators.rms_norm(name, x)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """RmsNorm of x and gain."""
+        yield Step(primitive=RMS_NORM, reads=(*reads, Parameter('gain', result[-1:])), shape=result)
+
+
+@operator
+class Softmax(SameShape, Sharded, Unary):
+    """Softmax over the last dim."""
+
+    key = 'softmax'
+    primitives: ClassVar = {'softmax': SOFTMAX}
+    unsharded = 'last dim'
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ..., the last whole."""
+        (x,) = reads
+        return operators.softmax(name, x)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """Softmax over the last dim."""
+        yield Step(primitive=SOFTMAX, reads=reads, shape=result, call=Call(axes=(len(result) - 1,)))

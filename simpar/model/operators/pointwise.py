@@ -1,0 +1,193 @@
+"""Elementwise operators: of each place of their inputs one number, so that any split of dims is theirs too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Of, Pair, Strategy
+from simpar.model.operators.base import (
+    Binary,
+    MisfitError,
+    Operator,
+    Parameter,
+    Sharded,
+    Step,
+    Unary,
+    operator,
+    shown,
+)
+from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape, divisible
+from simpar.model.primitive import Strategy as Pieced
+
+
+@dataclass(frozen=True)
+class Elementwise(Primitive):
+    """Inputs of one shape, or broadcast to it."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..."""
+        return operators.elementwise(name, *shapes)
+
+
+@dataclass(frozen=True)
+class Arithmetic(Elementwise):
+    """Double recursive search knows that its inputs may be broadcast."""
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """As the first input of the most dims."""
+        ranks = [len(shape) for shape in shapes]
+        return strategy[ranks.index(max(ranks))]
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """The same from the last dim on, 1 where it does not divide."""
+        alike = len(shapes[0]) == len(shapes[1])
+        spread = super().strategy(call, pieces, shapes, devices) if alike else broadcast(pieces, shapes)
+        return tuple(map(divisible, spread, shapes))
+
+
+def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
+    """Right-aligned pieces for inputs of different rank; all 1 where the pieces are the smaller input's."""
+    if len(pieces) != max(len(shape) for shape in shapes):
+        return tuple((1,) * len(shape) for shape in shapes)
+    return tuple(
+        tuple(1 if size == 1 else count for size, count in zip(shape, pieces[len(pieces) - len(shape) :], strict=True))
+        for shape in shapes
+    )
+
+
+RELU, GELU, SILU = Elementwise('ReLU'), Elementwise('GeLU'), Elementwise('SiLU')
+ADD, MUL = Arithmetic('Add'), Arithmetic('Mul', same_backward=True)
+
+
+class Pointwise(Operator):
+    """Gives what has the shape of all that it reads."""
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """That of what it reads."""
+        return reads[0]
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ..."""
+        return operators.elementwise(name, *reads)
+
+
+@operator
+class Relu(Pointwise, Sharded, Unary):
+    """y = max(x, 0)."""
+
+    key = 'relu'
+    primitives: ClassVar = {'relu': RELU}
+
+    strategy: Annotated[
+        Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
+    ] = ()
+
+
+@operator
+class Gelu(Pointwise, Sharded, Unary):
+    """y = x · Φ(x), the exact (erf) form."""
+
+    key = 'gelu'
+    primitives: ClassVar = {'gelu': GELU}
+
+
+@operator
+class Silu(Pointwise, Sharded, Unary):
+    """y = x · σ(x), also called swish."""
+
+    key = 'silu'
+    primitives: ClassVar = {'silu': SILU}
+
+
+class Alike(Pointwise, Sharded, Binary):
+    """Takes two results of one shape."""
+
+    verb: ClassVar[str]
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """That of both."""
+        one, other = reads
+        if one != other:
+            what = f'{self.verb} values of {shown(one)} and {shown(other)} a sample'
+            raise MisfitError('of', what, 'name two layers whose results have one shape')
+        return one
+
+
+OfBoth = Annotated[
+    Strategy, Field(max_length=2, description='slices of both, e.g. [[2, 4], [2, 4]]; empty: as the first lies')
+]
+
+
+@operator
+class Add(Alike):
+    """The sum of two results of one shape."""
+
+    key = 'add'
+    primitives: ClassVar = {'residual': ADD}
+    inputs_told = 'both'
+    verb = 'adds'
+
+    strategy: OfBoth = ()
+
+
+@operator
+class Multiply(Alike):
+    """The product, element by element, of two results of one shape; ``mul`` with two in ``of`` is the same."""
+
+    key = 'multiply'
+    primitives: ClassVar = {'multiply': MUL}
+    inputs_told = 'both'
+    verb = 'multiplies'
+
+    strategy: OfBoth = ()
+
+
+@operator
+class Mul(Pointwise, Sharded):
+    """y = factor · x; of two results in ``of``, without a factor, their product: ``multiply``."""
+
+    key = 'mul'
+    primitives: ClassVar = {'mul': MUL}
+
+    factor: Annotated[float | None, Field(ge=-1e12, le=1e12, description='a constant; none: of has two layers')] = None
+    strategy: Annotated[
+        Strategy, Field(max_length=2, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')
+    ] = ()
+    of: Annotated[
+        Of | Pair, Field(description='the layer that it scales, as of others, or the two that it multiplies')
+    ] = ''
+
+    def reads(self, before: str) -> tuple[str, ...]:
+        """What ``of`` names, or the layer before it."""
+        return self.of if isinstance(self.of, tuple) else (self.of or before,)
+
+    def meant(self) -> Operator:
+        """A product of two results where that is what it says."""
+        if self.factor is not None or isinstance(self.of, str):
+            return self
+        return Multiply(of=self.of, strategy=self.strategy, layout=self.layout, pipeline_stage=self.pipeline_stage,
+                        recompute=self.recompute, name=self.name)  # fmt: skip
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """That of what it reads."""
+        if self.factor is None:
+            what = 'has neither a factor nor two layers in of'
+            raise MisfitError('', what, 'write factor: 0.5, or of: [a, b] for a product of two')
+        if len(reads) > 1:
+            what = 'stands beside two layers in of: it scales one value, or multiplies two'
+            raise MisfitError('factor', what, 'leave it out, or write one layer in of')
+        if len(self.strategy) > 1:
+            raise MisfitError('strategy', f'has {len(self.strategy)} parts, but one value is scaled', 'write one')
+        return reads[0]
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """Mul by a constant."""
+        factor = Parameter('factor', trained=False)
+        yield Step(primitive=MUL, reads=(*reads, factor), shape=result)

@@ -1,0 +1,89 @@
+"""Products of two values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Strategy
+from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, operator, shown
+from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
+from simpar.model.primitive import Strategy as Pieced
+
+
+@dataclass(frozen=True)
+class BatchProduct(Primitive):
+    """A product for each index of the leading dims."""
+
+    weighs_work = True
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """b0, ..., m, k, n."""
+        a, b = shapes
+        return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """As the first operand; in 2.0 its columns as the second's."""
+        if compat == '2.10':
+            return super().output_pieces(call, strategy, shapes, output, compat)
+        first = next((dims for dims in strategy if dims), ())
+        return (*first[:-1], strategy[1][-2 if call.transpose_b else -1])
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """From the pieces of its output; the contracted axis stays whole."""
+        *lead, i, j = pieces
+        first = (*lead, 1, i) if call.transpose_a else (*lead, i, 1)
+        second = (*lead, j, 1) if call.transpose_b else (*lead, 1, j)
+        return first, second
+
+
+BATCH_MAT_MUL = BatchProduct('BatchMatMul', 'matrix', same_backward=True)
+
+
+@operator
+class MatMul(Sharded, Binary):
+    """The product of two results [batch..., m, k] and [batch..., k, n] for each index of the leading dims."""
+
+    key = 'matmul'
+    primitives: ClassVar = {'batch_matmul': BATCH_MAT_MUL}
+    inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
+
+    transpose_a: Annotated[bool, Field(description='the first is [batch..., k, m]')] = False
+    transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='slices of both, e.g. [[2, 4, 1, 1], [2, 4, 1, 1]]; empty: as the first lies',
+        ),
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """[batch..., m, n]."""
+        a, b = reads
+        if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
+            what = f'multiplies values of {shown(a)} and {shown(b)} a sample'
+            remedy = 'name two of [batch..., m, k] and [batch..., k, n] with the same leading dims'
+            raise MisfitError('of', what, remedy)
+        m, k = a[-2:][::-1] if self.transpose_a else a[-2:]
+        inner, n = b[-2:][::-1] if self.transpose_b else b[-2:]
+        if k != inner:
+            what = f'multiplies matrices [{m}, {k}] and [{inner}, {n}]'
+            raise MisfitError('of', what, 'name two that fit, or write transpose_a or transpose_b: true')
+        return (*a[:-2], m, n)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """b0, ..., m, k, n."""
+        a, b = reads
+        return operators.batch_matmul(name, a, b, transpose_a=self.transpose_a, transpose_b=self.transpose_b)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """BatchMatMul."""
+        call = Call(transpose_a=self.transpose_a, transpose_b=self.transpose_b)
+        yield Step(primitive=BATCH_MAT_MUL, reads=reads, shape=result, call=call)

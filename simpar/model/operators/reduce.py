@@ -1,0 +1,88 @@
+"""Sums and means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
+from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
+from simpar.model.primitive import Strategy as Pieced
+
+
+@dataclass(frozen=True)
+class Reduction(Primitive):
+    """A reduction over the axes of its call; where one of them is split, partial results are summed."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ..., its result without those that are reduced."""
+        return operators.reduction(name, shapes[0], call.axes, keep=call.keep_dims)
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """As its input, without the axes that are gone."""
+        first = super().output_pieces(call, strategy, shapes, output, compat)
+        return first if call.keep_dims else without(first, call.axes)
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """As its result is wanted; what is reduced stays whole."""
+        left = iter(wanted)
+        pieces = []
+        for dim in range(len(shape)):
+            reduced = dim in call.axes
+            count = next(left, 1) if not reduced or call.keep_dims else 1
+            pieces.append(1 if reduced else count)
+        return tuple(pieces)
+
+
+def without(pieces: Pieces, axes: tuple[int, ...]) -> Pieces:
+    """Pieces of the other dims."""
+    return tuple(count for dim, count in enumerate(pieces) if dim not in axes)
+
+
+REDUCE_MEAN, REDUCE_SUM = Reduction('ReduceMean'), Reduction('ReduceSum')
+
+
+@operator
+class Reduce(Sharded, Unary):
+    """The sum or the mean over dims behind dim 0, which counts samples."""
+
+    key = 'reduce'
+    primitives: ClassVar = {'sum': REDUCE_SUM, 'mean': REDUCE_MEAN}
+    inputs_told = 'x; where a dim that goes is split, what ranks have is summed'
+
+    dims: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=7)], ...],
+        Field(min_length=1, max_length=7, examples=[[2, 3]], description='over which dims, by number; dim 0 stays'),
+    ]
+    mean: Annotated[bool, Field(description='the mean, else the sum')] = True
+    keep: Annotated[bool, Field(description='these dims stay, with length 1')] = False
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """The dims that stay."""
+        (x,) = reads
+        gone, last = self.dims, len(x) - 1
+        if max(gone) > last:
+            what = f'{list(gone)} of a value of {shown(x)} a sample, whose dims are 1 to {last}'
+            raise MisfitError('dims', what, f'write numbers from 1 to {last}')
+        if len(set(gone)) < len(gone):
+            raise MisfitError('dims', f'{list(gone)} names a dim twice', f'write {sorted(set(gone))}')
+        if len(gone) == last and not self.keep:
+            raise MisfitError('dims', f'{list(gone)} leaves a sample no dim', 'write keep: true too, or fewer dims')
+        return tuple(1 if dim in gone else length for dim, length in enumerate(x) if self.keep or dim not in gone)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ..., its result without those that are reduced."""
+        (x,) = reads
+        return operators.reduction(name, x, self.dims, keep=self.keep)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """ReduceMean or ReduceSum."""
+        kind = REDUCE_MEAN if self.mean else REDUCE_SUM
+        yield Step(primitive=kind, reads=reads, shape=result, call=Call(axes=self.dims, keep_dims=self.keep))

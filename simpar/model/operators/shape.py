@@ -1,0 +1,218 @@
+"""What changes the shape or order of dims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from simpar.layout import operators
+from simpar.layout.operator import Operator as Axes
+from simpar.model.keys import Strategy
+from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator
+from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape
+from simpar.model.primitive import Strategy as Pieced
+
+
+@dataclass(frozen=True)
+class View(Primitive):
+    """The same elements in another shape; searches split the common factors of both shapes."""
+
+    pricing: Pricing = 'view'
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """One for each group of dims that become one another."""
+        return operators.reshape(name, shapes[0], output)
+
+
+@dataclass(frozen=True)
+class Reshaped(View):
+    """Reshape: pieces go to the dims that they divide."""
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """Those of its input, dealt to the dims of its result."""
+        first = super().output_pieces(call, strategy, shapes, output, compat)
+        return reshaped(shapes[0], output, first, compat)
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """Those that its result is wanted in, dealt to the dims of its input."""
+        return reshaped(output, shape, wanted, compat)
+
+
+@dataclass(frozen=True)
+class Flattened(View):
+    """Flatten: split by rows over all devices, whatever its neighbours do."""
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """The pieces of all dims behind the first in one."""
+        first = super().output_pieces(call, strategy, shapes, output, compat)
+        return (first[0], prod(first[1:]))
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """Not known."""
+        return ()
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+        """Rows over all devices."""
+        return rows_over_all(shapes, devices)
+
+
+@dataclass(frozen=True)
+class Transposed(Primitive):
+    """Transpose."""
+
+    follows_main_only = True
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """d0, d1, ... in another order."""
+        return operators.transpose(name, shapes[0], call.permutation)
+
+    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """In the order of its result."""
+        first = super().output_pieces(call, strategy, shapes, output, compat)
+        return tuple(first[dim] for dim in call.permutation)
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """2.10 permutes forward where it goes backward; 2.0 does not know."""
+        return () if compat == '2.0' else tuple(wanted[dim] for dim in call.permutation)
+
+
+def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    """Dim 0 of each tensor over all devices where they divide it."""
+    return tuple((devices if shape[0] % devices == 0 else 1, *(1,) * (len(shape) - 1)) for shape in shapes)
+
+
+def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pieces:
+    """Pieces of the output's dims from those of the input's.
+
+    2.10 first gives all pieces of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
+    goes to the outer dims as far as it divides them.
+    """
+    left, made = list(pieces), [1] * len(output)
+    if compat == '2.10':
+        _deal(shape, output, left, made, whole=True)
+    _deal(shape, output, left, made, whole=False)
+    return tuple(made)
+
+
+def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, whole: bool) -> None:
+    sizes, wanted, place, to = list(shape), list(output), 0, 0
+    while place < len(sizes) and to < len(wanted):
+        splits, merges = sizes[place] > wanted[to], sizes[place] < wanted[to]
+        if not whole:
+            taken = gcd(left[place], wanted[to]) if splits else left[place]
+            made[to], left[place] = made[to] * taken, left[place] // taken
+        elif not merges and wanted[to] % left[place] == 0:
+            made[to], left[place] = made[to] * left[place], 1
+        if splits:
+            sizes[place] //= wanted[to]
+        elif merges:
+            wanted[to] //= sizes[place]
+        place, to = place + (not splits), to + (not merges)
+
+
+RESHAPE, FLATTEN = Reshaped('Reshape', same_backward=True), Flattened('Flatten', same_backward=True)
+TRANSPOSE = Transposed('Transpose', same_backward=True)
+
+
+@operator
+class Flatten(Sharded, Unary):
+    """All dims of a sample into one; a change of shape, no work."""
+
+    key = 'flatten'
+    primitives: ClassVar = {'reshape': FLATTEN}
+    unsharded = 'dims behind the second, for all but dim 0 become one'
+
+    strategy: Annotated[
+        Strategy,
+        Field(max_length=1, description='slices of what it reads, e.g. [[8, 1, 1, 1]]; empty: as it lies'),
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Rows of all elements of a sample."""
+        (x,) = reads
+        return (x[0], prod(x[1:]))
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """Of the dims that become one the first can be split."""
+        (x,) = reads
+        return operators.flatten(name, x)
+
+
+@operator
+class Reshape(Unary):
+    """The same elements in another shape; lies as its input does, as far as that can be."""
+
+    key = 'reshape'
+    primitives: ClassVar = {'reshape': RESHAPE}
+    inputs_told = 'none: it lies as its input does; of dims that become one the first is split'
+    unsharded = 'the others of these'
+
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=-1, le=2**24)], ...],
+        Field(
+            min_length=2,
+            max_length=8,
+            examples=[[-1, 128, 8, 64]],
+            description='of its result; dim 0 is -1 and follows from the others',
+        ),
+    ]
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Its shape with a dim 0, so that a row is a part of a sample or of whole samples."""
+        (x,) = reads
+        first, *rest = self.shape
+        if first != -1 or any(length < 1 for length in rest):
+            what = f'dim 0 is -1, and the others are told (got {list(self.shape)})'
+            raise MisfitError('shape', what, f'write [-1, {", ".join(str(max(1, length)) for length in rest)}]')
+        size = prod(rest)
+        if prod(x) % size or ((prod(x) // size) % samples and samples % (prod(x) // size)):
+            what = f'{list(x)} for {samples} samples does not become rows of {size} elements that keep samples apart'
+            remedy = 'choose dims whose product divides a sample, or is so many samples that they divide a copy'
+            raise MisfitError('shape', what, remedy)
+        return (prod(x) // size, *rest)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """One for each group of dims that become one another."""
+        (x,) = reads
+        return operators.reshape(name, x, (prod(x) // prod(self.shape[1:]), *self.shape[1:]))
+
+
+@operator
+class Transpose(Sharded, Unary):
+    """Dims in another order, dim 0 as it was."""
+
+    key = 'transpose'
+    primitives: ClassVar = {'transpose': TRANSPOSE}
+
+    permutation: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=7)], ...],
+        Field(min_length=2, max_length=8, examples=[[0, 2, 1, 3]], description='which dim each dim of its result is'),
+    ]
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """In the order of its result."""
+        (x,) = reads
+        order = self.permutation
+        if sorted(order) != list(range(len(x))) or order[0]:
+            what = f'{list(order)} is no order of {len(x)} dims that begins with 0'
+            raise MisfitError('permutation', what, f'write e.g. {[0, *range(len(x) - 1, 0, -1)]}')
+        return tuple(x[dim] for dim in order)
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ... in another order."""
+        (x,) = reads
+        return operators.transpose(name, x, self.permutation)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """Transpose."""
+        yield Step(primitive=TRANSPOSE, reads=reads, shape=result, call=Call(permutation=self.permutation))

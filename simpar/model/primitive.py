@@ -1,0 +1,132 @@
+"""MindSpore's primitives: how each may be split, and what its searches of strategies do with it.
+
+What is the same for most stands here; what one primitive does otherwise stands in the file of its operator. The rules
+are those of MindSpore's C++ (``rec_partition.cc``, ``rec_generate_strategy.cc``, ``edge_costmodel.cc``), told apart by
+version.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from simpar.layout.operator import Operator as Axes
+
+Shape = tuple[int, ...]
+Pieces = tuple[int, ...]
+"""Into how many slices each dim of a tensor is split."""
+Strategy = tuple[Pieces, ...]
+"""The same for each tensor that a primitive reads."""
+Compat = Literal['2.0', '2.10']
+BOTH: Final[frozenset[Compat]] = frozenset(('2.0', '2.10'))
+NEITHER: Final[frozenset[Compat]] = frozenset()
+Pricing = Literal['matrix', 'attention', 'streaming', 'view']
+"""What bounds an operator: the matrix units, its own table, bytes moved, or nothing (it launches nothing)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The attributes that a primitive is called with.
+
+    Arguments:
+        transpose_a, transpose_b: the last two dims of an operand of a product are swapped.
+        permutation: of a Transpose.
+        axes: reduced (reductions, Softmax), added or dropped dims, counted from the left.
+        keep_dims: whether a reduction keeps its axes with size 1.
+    """
+
+    transpose_a: bool = False
+    transpose_b: bool = False
+    permutation: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    keep_dims: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Main:
+    """How double recursive search split an operator itself: pieces of four right-aligned dims of its first input, its
+    second input and its output."""
+
+    first: Pieces
+    second: Pieces
+    output: Pieces
+
+
+@dataclass(frozen=True)
+class Primitive(ABC):
+    """One of MindSpore's operators, by its name there.
+
+    Arguments: ``same_backward``: programs show its backward by the same name; ``stops``: in double recursive search a
+    neighbour learns nothing from it.
+    """
+
+    name: str
+    pricing: Pricing = 'streaming'
+    same_backward: bool = False
+    stops: bool = False
+
+    weighs_work: ClassVar[bool] = False
+    """Propagation compares its work and its sums, beside redistribution."""
+    scatters: ClassVar[bool] = False
+    """Its sum may be scattered over the rows of its output."""
+    main: ClassVar[frozenset[Compat]] = NEITHER
+    """Versions whose double recursive search splits it itself; in others it follows its neighbours."""
+    halved: ClassVar[Literal['even dim', 'batch', 'product', 'nothing']] = 'even dim'
+    """What a loop of double recursive search halves of it."""
+    follows_main_only: ClassVar[bool] = False
+    """In 2.10 it takes what comes in from a main operator alone."""
+
+    @abstractmethod
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """Its named dims.
+
+        Arguments: ``name``, for messages; ``shapes`` of what it reads; ``output``, shape of its result.
+        """
+
+    # double recursive search gives the operators that are not main the strategy of a neighbour
+
+    def output_pieces(self, call: Call, strategy: Strategy, shapes: tuple[Shape, ...], output: Shape,
+                      compat: Compat) -> Pieces:  # fmt: skip
+        """How its output is split by a strategy; () where that is not known."""
+        del call, shapes, output, compat
+        return next((dims for dims in strategy if dims), ())
+
+    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
+                     devices: int) -> Pieces:  # fmt: skip
+        """What a reader wants of its output, told backward through it; () where that is not known.
+
+        Arguments: ``shape`` of what it reads first.
+        """
+        del call, shape, compat, devices
+        return wanted[: len(output)]
+
+    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Strategy:
+        """A strategy for all that it reads, made of one tensor's pieces."""
+        del call, devices
+        return tuple(same(pieces, shape) for shape in shapes)
+
+    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Strategy:
+        """Its strategy as a main operator."""
+        del call, devices
+        return (main.first[4 - len(shapes[0]) :], *((1,) * len(shape) for shape in shapes[1:]))
+
+
+def by_rows(count: int, shapes: tuple[Shape, ...]) -> Strategy:
+    """Dim 0 of every tensor split so often, nothing else."""
+    return tuple((count, *(1,) * (len(shape) - 1)) for shape in shapes)
+
+
+def same(pieces: Pieces, shape: Shape) -> Pieces:
+    """The same pieces for another input: 1 on dims of size 1 and on those that the pieces do not reach."""
+    return tuple(1 if size == 1 or dim >= len(pieces) else pieces[dim] for dim, size in enumerate(shape))
+
+
+def divisible(pieces: Pieces, shape: Shape) -> Pieces:
+    """Pieces, 1 where they do not divide their dim."""
+    return tuple(count if size >= count and size % count == 0 else 1 for count, size in zip(pieces, shape, strict=True))
+
+
+def dim_names(shape: Shape) -> tuple[str, ...]:
+    """Names of dims by their place."""
+    return tuple(f'd{dim}' for dim in range(len(shape)))

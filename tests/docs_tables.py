@@ -1,0 +1,71 @@
+"""Tables of the docs that are made from the code; run as a program it writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from simpar.model.table import HEAD, operator_table
+from simpar.schedule import schedule_schema
+
+DOCS = Path(__file__).parent.parent / 'docs'
+SCHEDULE, STRATEGIES = DOCS / 'schedule.md', DOCS / 'strategies.md'
+
+KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
+         'object': 'mapping', 'null': ''}  # fmt: skip
+
+
+def in_words(schema: dict[str, Any]) -> str:
+    """The type of a key, and its bounds."""
+    if 'anyOf' in schema:
+        return ' or '.join(filter(None, (in_words(one) for one in schema['anyOf'])))
+    if 'enum' in schema:
+        return ', '.join(f'`{choice}`' for choice in schema['enum'])
+    bounds = (('minimum', '≥'), ('exclusiveMinimum', '>'), ('maximum', '≤'), ('exclusiveMaximum', '<'))
+    told = [f'{sign} {schema[bound]:.16g}' for bound, sign in bounds if bound in schema]
+    return ', '.join([KINDS[schema.get('type', 'object')], *told])
+
+
+def rows(schema: dict[str, Any], root: dict[str, Any], at: str = '') -> list[str]:
+    """A line of the table for each key, in the order of the schema."""
+    made = []
+    for name, one in schema.get('properties', {}).items():
+        key = f'{at}{name}'
+        full = {**root['$defs'][one['$ref'].split('/')[-1]], **one} if '$ref' in one else one
+        forms = [
+            root['$defs'][form['$ref'].split('/')[-1]] if '$ref' in form else form for form in full.get('anyOf', [])
+        ]
+        default = full.get('default')
+        shown = '' if default in (None, '') else f'`{json.dumps(default)}`'.replace('"', '')
+        shown = 'required' if name in schema.get('required', ()) else shown
+        words = in_words({'anyOf': forms} if forms else full)
+        description = full.get('description', '').replace('|', '\\|')
+        made.append(f'| `{key}` | {words} | {shown} | {description} |')
+        for form in [full, *forms]:
+            made += rows(form, root, f'{key}.')
+            made += [] if name == 'layers' else rows(form.get('items', {}), root, f'{key}.0.')
+    return made
+
+
+def schedule_table() -> list[str]:
+    """A line for each key of a schedule file."""
+    schema = schedule_schema()
+    return rows(schema, schema)
+
+
+def held(path: Path, first: str, more: str = '') -> tuple[int, list[str]]:
+    """The lines of a table and where it begins, by the start of its first line and of the others."""
+    lines = path.read_text(encoding='utf-8').split('\n')
+    start = next(place for place, line in enumerate(lines) if line.startswith(first))
+    end = next(place for place in range(start, len(lines)) if not lines[place].startswith(more or first))
+    return start, lines[start:end]
+
+
+TABLES = ((SCHEDULE, '| `', '', schedule_table), (STRATEGIES, HEAD[0], '|', operator_table))
+
+
+if __name__ == '__main__':
+    for path, first, more, made in TABLES:
+        lines = path.read_text(encoding='utf-8').split('\n')
+        start, old = held(path, first, more)
+        lines[start : start + len(old)] = made()
+        path.write_text('\n'.join(lines), encoding='utf-8')

@@ -1,0 +1,103 @@
+"""The registry of operators: what else knows operators by kind knows these, and no others."""
+
+import re
+from dataclasses import fields
+
+import pytest
+from docs_tables import TABLES, held
+
+from simpar.errors import ScheduleError
+from simpar.lower import lower
+from simpar.model import KINDS, OPERATORS, Multiply, Trained
+from simpar.model.operators import OP_CLASSES, PRIMITIVES
+from simpar.plan import Plan
+from simpar.schedule import load_schedule, written
+
+NETWORK = """\
+simpar: 1
+cluster: ascend910a-8
+workload:
+  network:
+    input: [8]
+    layers:
+      - relu: {{name: a}}
+      - gelu: {{name: b, of: x}}
+      - {layer}
+  batch: 8
+  loss: mse
+plan: {{data: 8}}
+"""
+
+
+def network(tmp_path, layer):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(NETWORK.format(layer=layer))
+    return load_schedule(path)
+
+
+@pytest.mark.torch
+def test_kernels_and_the_reference_know_the_registrys_operators_and_no_others():
+    from executor.kernels import KERNELS
+    from executor.reference_network import _RESULTS
+
+    assert set(_RESULTS) == set(KINDS.values())
+    forward = {operator for operator, phase in KERNELS if phase == 'F'}
+    assert set(OP_CLASSES) <= forward
+
+
+def test_every_operator_says_what_it_is():
+    for key, kind in KINDS.items():
+        assert re.fullmatch('[a-z][a-z0-9_]*', key)
+        assert key == kind.key
+        assert (kind.__doc__ or '').strip(), key
+        assert kind.primitives, key
+        assert all(PRIMITIVES[primitive.name] is primitive for primitive in kind.primitives.values()), key
+
+
+def test_operators_share_the_keys_that_are_for_all():
+    for kind in OPERATORS:
+        names = {part.name for part in fields(kind)}
+        assert {'name', 'recompute', 'pipeline_stage'} <= names, kind
+        assert ('comm_fusion' in names) == issubclass(kind, Trained), kind
+
+
+@pytest.mark.parametrize(('path', 'first', 'more', 'made'), TABLES, ids=[path.stem for path, *_ in TABLES])
+def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
+    """`python tests/docs_tables.py` writes them."""
+    assert held(path, first, more)[1] == made()
+
+
+def test_a_mul_of_two_values_is_their_product(tmp_path):
+    schedule = network(tmp_path, 'mul: {of: [a, b], strategy: [[8, 1], [8, 1]]}')
+    same = network(tmp_path, 'multiply: {of: [a, b], strategy: [[8, 1], [8, 1]]}')
+    layer = schedule.workload.model.layers[-1]
+    assert layer == Multiply(of=('a', 'b'), strategy=((8, 1), (8, 1)))
+    program = lower(schedule.workload, Plan(), 8)
+    assert program.hash == lower(same.workload, Plan(), 8).hash
+    assert 'multiply' in {op.operator for op in program.op_classes}
+    again = written(schedule)['workload']['network']['layers'][-1]
+    assert list(again) == ['multiply']
+
+
+def test_a_mul_with_a_factor_stays_a_scale(tmp_path):
+    schedule = network(tmp_path, 'add: {of: [a, b]}\n      - mul: {factor: 0.5}')
+    operators = [op.operator for op in lower(schedule.workload, Plan(), 8).op_classes]
+    assert 'mul' in operators
+    assert 'multiply' not in operators
+
+
+@pytest.mark.parametrize(
+    ('layer', 'said'),
+    [
+        ('mul: {name: y}', r'layers\.2\.mul: has neither a factor nor two layers in of; write factor: 0.5, or of: '),
+        ('mul: {of: a}', r'layers\.2\.mul: has neither a factor'),
+        ('mul: {of: [a, b], factor: 2}', r'layers\.2\.mul\.factor: stands beside two layers in of'),
+        ('mul: {of: a, factor: 2, strategy: [[8, 1], [8, 1]]}', r'layers\.2\.mul\.strategy: has 2 parts, but one'),
+        ('mul: {of: [a]}', r'layers\.2\.mul\.of: '),
+        ('mul: {of: [a, b, x]}', r'layers\.2\.mul\.of: '),
+        ('mul: {of: [a, z]}', r'layers\.2\.mul\.of: z is no layer before this one'),
+    ],
+)
+def test_a_mul_that_is_neither_is_told_at_its_line(layer, said, tmp_path):
+    with pytest.raises(ScheduleError, match=rf'(?m)schedule\.yaml:9: workload\.network\.{said}'):
+        network(tmp_path, layer)
