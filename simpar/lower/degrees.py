@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
 from simpar.layout.operator import Operator
-from simpar.lower.place import Placed, Placer
+from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.gpt import VOCABULARY
@@ -59,17 +60,16 @@ class Degrees:
     def _product(self, operator: Product | Dense, name: str, rule: Operator, x: Value) -> Placed:
         *rows, features = x.layout.dims
         if features == self.tensor and self.degree > 1:
-            dims = self._rows(rows)
+            dims = self._rows(x)
             local = TensorLayout(self.placer.world, (*dims, ()), self.tensor)
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
             return Placed(inputs, local, self._scattered(local.whole(), rule.output_shape))
         by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
-            dims = self._rows(rows)
-            return self._local(dims, (), self.tensor)
+            return self._local(self._rows(x), (), self.tensor)
         gathers = isinstance(operator, Product) and operator.gathers
-        return self._local(self._rows(rows) if gathers else rows, (), ())
+        return self._local(self._rows(x) if gathers else rows, (), ())
 
     def _local(self, rows: Sequence[Axes], inputs: Axes, outputs: Axes) -> Placed:
         world = self.placer.world
@@ -90,7 +90,11 @@ class Degrees:
 
     def _embedding(self, rule: Operator, tokens: Value) -> Placed:
         world, vocab = self.placer.world, rule.shapes[0][0]
-        rows = self._rows(tokens.layout.dims)
+        first, *others = tokens.layout.dims
+        rows = (
+            outermost(self.data, tokens.shape[0] // self.placer.copies) or first,
+            *map(self._without_tensor, others),
+        )
         split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
         weight = TensorLayout(world, (self.tensor if split else (), ()))
         y = TensorLayout(world, (*rows, ()), self.tensor if split else ())
@@ -98,12 +102,14 @@ class Degrees:
 
     # rows and sequence
 
-    def _rows(self, dims: Sequence[Axes]) -> list[Axes]:
-        """The dims of rows without what the tensor ranks split of them."""
-        return [self._without_tensor(axes) for axes in dims]
+    def _rows(self, x: Value) -> list[Axes]:
+        """How rows lie for a product: samples over the data ranks, nothing over the tensor ranks."""
+        rows = x.shape[0] // self.placer.copies
+        others = x.layout.dims[1 : max(1, len(x.shape) - 1)]
+        return [outermost(self.data, rows), *(self._without_tensor(axes) for axes in others)]
 
     def _without_tensor(self, axes: Axes) -> Axes:
-        return minus(axes, self.tensor) if self.tensor and axes else axes
+        return (_minus(axes, self.tensor) or ()) if self.tensor and axes else axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
         """A layout of the residual stream: with sequence parallelism split along the sequence, or along rows."""
@@ -123,7 +129,7 @@ class Degrees:
 
     def _splits(self, layout: TensorLayout) -> bool:
         """Whether the tensor ranks hold different slices."""
-        return any(minus(axes, self.tensor) != axes for axes in layout.dims if axes)
+        return any(_minus(axes, self.tensor) != axes for axes in layout.dims if axes)
 
     def _lead(self, operator: object, reads: Sequence[Value]) -> tuple[int, TensorLayout]:
         """Which of the values that an operator reads it lies as, and how."""
@@ -134,3 +140,11 @@ class Degrees:
         lies = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(lies)
         return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+
+
+def _minus(axes: Axes, others: Axes) -> Axes | None:
+    """What the others leave of axes; None where a strategy has parted the ranks otherwise (2 × 3, not 3 × 2)."""
+    try:
+        return minus(axes, others)
+    except Infeasible:
+        return None
