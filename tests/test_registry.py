@@ -8,10 +8,23 @@ from docs_tables import TABLES, held
 
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.model import KINDS, OPERATORS, Multiply, Trained
+from simpar.model import (
+    KINDS,
+    OPERATORS,
+    Dense,
+    Flatten,
+    Gelu,
+    Multiply,
+    Network,
+    Reshape,
+    Silu,
+    Trained,
+    Transpose,
+)
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.plan import Plan
 from simpar.schedule import load_schedule, written
+from simpar.workload import Workload
 
 NETWORK = """\
 simpar: 1
@@ -101,3 +114,26 @@ def test_a_mul_with_a_factor_stays_a_scale(tmp_path):
 def test_a_mul_that_is_neither_is_told_at_its_line(layer, said, tmp_path):
     with pytest.raises(ScheduleError, match=rf'(?m)schedule\.yaml:9: workload\.network\.{said}'):
         network(tmp_path, layer)
+
+
+@pytest.mark.torch
+def test_any_operator_begins_a_stage_and_is_recomputed():
+    from executor.numerics import check
+
+    layers = (
+        Dense(inputs=8, outputs=8),
+        Gelu(pipeline_stage=1),
+        Dense(inputs=8, outputs=8),
+        Reshape(shape=(-1, 2, 4), recompute=True),
+        Transpose(permutation=(0, 2, 1), recompute=True),
+        Flatten(recompute=True),
+        Silu(),
+    )
+    workload = Workload(model=Network(layers=layers, input=(8,)), batch=16, loss='mse')
+    plan = Plan(pipeline=2, micro_batches=2)
+    program = lower(workload, plan, 4)
+    check(program, workload, plan, steps=2)
+    stage = {op.name: op.stage for op in program.op_classes}
+    assert (stage['dense0.F'], stage['gelu0.F']) == (0, 1)
+    again = [op.name.partition('.')[0] for op in program.op_classes if op.name.endswith('.recompute')]
+    assert again == ['reshape0', 'transpose0', 'flatten0']

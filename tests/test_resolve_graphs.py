@@ -35,7 +35,7 @@ from simpar.model.library.blocks import block_network, llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.cuts import cut, in_graphs, strategy_of
+from simpar.resolve.cuts import cut, in_graphs
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.proposal import sent_bytes
 from simpar.resolve.strategies import spread_from
@@ -121,7 +121,7 @@ def given_layers():
 
 def test_a_strategy_goes_to_the_graph_and_back():
     layers = given_layers()
-    choices = in_graphs(layers, {name: strategy_of(layer) for name, layer in layers.items()})
+    choices = in_graphs(layers, {name: layer.strategy for name, layer in layers.items()})
     assert choices['dense'].strategy == ((2, 4), (1, 4))
     assert choices['mul'].strategy == ((2, 4), ())
     bare = {name: replace(layer, strategy=()) for name, layer in layers.items()}
@@ -135,7 +135,7 @@ def test_given_operators_of_a_graph_stay(search, compat):
     given = {'layer0_scores': (heads, heads), 'layer0_scale': ((8, 1, 1, 1),), 'layer0_norm2': ((8, 1), (1,), (1,))}
     workload = with_strategies(BLOCK, given)
     found = find_strategies(workload, Plan(search=search, compat=compat), EIGHT)
-    have = dict(zip(layer_names(BLOCK.model), map(strategy_of, found.workload.model.layers), strict=True))
+    have = dict(zip(layer_names(BLOCK.model), (layer.strategy for layer in found.workload.model.layers), strict=True))
     assert {name: have[name] for name in given} == given
     assert {name for name, origin in found.origins.items() if origin == 'given'} == set(given)
     assert all(have[name] for name in found.origins if name != 'loss')
@@ -209,7 +209,7 @@ def test_the_example_is_the_block_and_does_what_its_first_lines_say():
     assert sorted(operator.primitive for operator in ours.operators) == sorted(
         operator.primitive for operator in block.operators
     )
-    assert all(cuts[0] == 8 for layer in fastest.workload.model.layers for cuts in strategy_of(layer)[:1])
+    assert all(cuts[0] == 8 for layer in fastest.workload.model.layers for cuts in layer.strategy[:1])
     first, second = fastest.strategies.proposals[0], leanest.strategies.proposals[0]
     assert first.step < second.step
     assert 0.45 < second.sent / first.sent < 0.55

@@ -8,12 +8,15 @@ from functools import cached_property
 from typing import Any, Final
 
 from simpar.lower.loss_sum import TOTAL
+from simpar.model import OPERATORS
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.tensor import PER_RANK
 
 MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard', 'take'})
 """Operators by which tensors change their layout or their memory, none of the model's own."""
+WEIGHT_FIRST: Final = frozenset(name for kind in OPERATORS if kind.lead for name in kind.primitives)
+"""Operators whose strategy has the weight before the value; programs read the value first."""
 SUMS: Final = 'add'
 """Adds up the gradients of a value that several operators read."""
 ADDITIONS: Final = frozenset({'residual', 'subtract'})
@@ -97,7 +100,7 @@ class Listing:
     @staticmethod
     def inputs(op: OpClass) -> tuple[str, ...]:
         """What an op reads, in the order of its primitive: an embedding has its weight before the tokens."""
-        return op.reads[::-1] if (op.operator, op.phase) == ('embedding', 'F') else op.reads
+        return op.reads[::-1] if op.phase == 'F' and op.operator in WEIGHT_FIRST else op.reads
 
     def cuts(self, tensor: Tensor) -> list[int]:
         """Into how many slices each dim is cut over the ranks; copies do not count."""

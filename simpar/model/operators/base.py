@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, get_origin, get_type_hints
 
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
@@ -69,11 +69,13 @@ class MisfitError(Exception):
 class Parameter:
     """A tensor that no operator writes.
 
-    Arguments: ``part``, its name behind the operator's; ``trained``, else a constant.
+    Arguments: ``part``, its name behind the operator's; ``initial``, what it begins as, empty: normal numbers with the
+    network's deviation; ``trained``, else a constant.
     """
 
     part: str
     shape: Shape = ()
+    initial: Literal['', 'zeros', 'ones'] = ''
     trained: bool = True
 
 
@@ -135,12 +137,31 @@ class Operator(ABC):
         Arguments: ``samples``, in dim 0 of the network's input; shapes of what it ``reads``.
         """
 
-    @abstractmethod
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Its named dims, inputs in the order of its strategy; weights of a dense layer are [in, out].
 
         Arguments: ``name``, for messages; shapes of what it ``reads``.
         """
+        result = self.result_shape(reads[0][0], *reads)
+        step, left = next(iter(self.steps(('',) * len(reads), result))), iter(reads)
+        shapes = tuple(one.shape if isinstance(one, Parameter) else next(left) for one in step.reads)
+        return step.primitive.axes(name, step.call, shapes, result)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """What it trains.
+
+        Arguments: ``result``, shape of its result.
+        """
+        del result
+        return ()
+
+    def call(self, result: Shape) -> Call:
+        """What its primitive is called with.
+
+        Arguments: ``result``, shape of its result.
+        """
+        del result
+        return PLAIN
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """What MindSpore's compiler makes of its forward: one primitive, unless it says otherwise.
@@ -148,7 +169,9 @@ class Operator(ABC):
         Arguments: ``reads``, names; shape of its ``result``.
         """
         (primitive,) = self.primitives.values()
-        yield Step(primitive=primitive, reads=reads, shape=result)
+        own = self.parameters(result)
+        inputs: tuple[str | Parameter, ...] = (*own, *reads) if self.lead else (*reads, *own)
+        yield Step(primitive=primitive, reads=inputs, shape=result, call=self.call(result))
 
     @classmethod
     def pricing(cls) -> Pricing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,8 +10,8 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
-from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
-from simpar.model.operators.linear import BIAS_ADD, bias_step
+from simpar.model.operators.base import MisfitError, operator, shown
+from simpar.model.operators.linear import BIAS_ADD, Biased
 from simpar.model.primitive import BOTH, Call, Primitive, Shape
 
 
@@ -34,7 +33,7 @@ CONV_2D = Convolution('Conv2D', 'matrix')
 
 
 @operator
-class Conv2d(Weighted, Unary):
+class Conv2d(Biased):
     """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
 
     key = 'conv2d'
@@ -56,9 +55,8 @@ class Conv2d(Weighted, Unary):
         ),
     ] = ()
 
-    @property
     def weight(self) -> Shape:
-        """Shape of its weight."""
+        """One kernel for each pair of channels."""
         return (self.outputs, self.inputs, self.kernel, self.kernel)
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
@@ -73,19 +71,5 @@ class Conv2d(Weighted, Unary):
         if self.kernel > most:
             what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
             raise MisfitError('kernel', what, f'write at most {most}')
-        return self._image(x)
-
-    def _image(self, x: Shape) -> Shape:
         height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
         return (x[0], self.outputs, height, width)
-
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """n, c, h, w of x; o, c, kh, kw of the weight."""
-        (x,) = reads
-        return operators.conv2d(name, x, self.weight, self._image(x))
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """Conv2D and BiasAdd."""
-        yield Step(primitive=CONV_2D, reads=(*reads, Parameter('weight', self.weight)), shape=result)
-        if self.bias:
-            yield bias_step(self.outputs, result)

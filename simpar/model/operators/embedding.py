@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
-from simpar.model.operators.base import Parameter, Step, Weighted, operator
+from simpar.model.operators.base import Parameter, Weighted, operator
 from simpar.model.primitive import Call, Primitive, Shape
 
 
@@ -50,11 +49,6 @@ class Embedding(Weighted):
         """A row for each token."""
         return (*reads[0], self.width)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """v, h of the weight, which comes first; i0, i1, ... of the tokens."""
-        (tokens,) = reads
-        return operators.embedding(name, (self.vocab, self.width), tokens)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """Gather of the weight's rows."""
-        yield Step(primitive=GATHER, reads=(Parameter('weight', (self.vocab, self.width)), *reads), shape=result)
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """The weight, which its strategy has before the tokens."""
+        return (Parameter('weight', (self.vocab, self.width)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -55,13 +55,33 @@ MAT_MUL = MatrixProduct('MatMul', 'matrix')
 BIAS_ADD = BiasAddition('BiasAdd')
 
 
-def bias_step(channels: int, result: Shape) -> Step:
-    """A bias of the step before it, along dim 1."""
-    return Step(primitive=BIAS_ADD, reads=('', Parameter('bias', (channels,))), shape=result, part='bias_add')
+class Biased(Weighted, Unary):
+    """A product of a weight [outputs, ...], and a bias for each output if there is one."""
+
+    if TYPE_CHECKING:  # keys, in the words of each product
+        outputs: int
+        bias: bool
+
+    def weight(self) -> Shape:
+        """Shape of its weight."""
+        raise NotImplementedError
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Weight and bias."""
+        bias = Parameter('bias', (self.outputs,), 'zeros')
+        return (Parameter('weight', self.weight()), *((bias,) if self.bias else ()))
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """The product and BiasAdd."""
+        product, add = self.primitives.values()
+        weight, *biases = self.parameters(result)
+        yield Step(primitive=product, reads=(*reads, weight), shape=result, call=self.call(result))
+        for bias in biases:
+            yield Step(primitive=add, reads=('', bias), shape=result, part='bias_add')
 
 
 @operator
-class Dense(Weighted, Unary):
+class Dense(Biased):
     """y = x · weightᵀ + bias."""
 
     key = 'dense'
@@ -100,9 +120,10 @@ class Dense(Weighted, Unary):
         (x,) = reads
         return operators.matmul(name, x, (self.inputs, self.outputs))
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """MatMul with a weight [out, in], which is transposed, and BiasAdd."""
-        weight = Parameter('weight', (self.outputs, self.inputs))
-        yield Step(primitive=MAT_MUL, reads=(*reads, weight), shape=result, call=Call(transpose_b=True))
-        if self.bias:
-            yield bias_step(self.outputs, result)
+    def weight(self) -> Shape:
+        """As programs hold it."""
+        return (self.outputs, self.inputs)
+
+    def call(self, result: Shape) -> Call:
+        """The weight is transposed."""
+        return Call(transpose_b=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 from simpar.layout import operators
@@ -60,10 +61,7 @@ class Squeezed(View):
         spread = list(wanted)
         for dim in call.axes:
             spread.insert(dim, 1)
-        product = 1
-        for count in spread:
-            product *= count
-        return tuple(spread) if product == devices else ()
+        return tuple(spread) if prod(spread) == devices else ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,7 @@ OF_LOSSES: Final[tuple[Primitive, ...]] = (
     *map(Elementwise, ('Square', 'Abs', 'Exp', 'Log', 'Neg', 'Equal', 'MaskedFill', 'Muls')),
     Arithmetic('Sub'),
     Division('Div'),
+    # MindSpore also splits the dims that a maximum is over; programs refuse that (``layout.operators.maximum``).
     Reduction('ReduceMax'),
     Sum('SumExt'),
     Expanded('ExpandDims', stops=True),

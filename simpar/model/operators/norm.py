@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Operator, Parameter, Sharded, Step, Trained, Unary, operator
+from simpar.model.operators.base import Operator, Parameter, Sharded, Trained, Unary, operator
 from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, dim_names, divisible
 from simpar.model.primitive import Strategy as Pieced
 
@@ -91,15 +90,9 @@ class LayerNorm(SameShape, Trained, Unary):
         Field(max_length=3, description='slices of x, gain and bias, e.g. [[4, 1], [1], [1]]; empty: as x lies'),
     ] = ()
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
-        (x,) = reads
-        return operators.layer_norm(name, x)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """LayerNorm of x, gain and bias."""
-        gain, bias = (Parameter(part, result[-1:]) for part in ('gain', 'bias'))
-        yield Step(primitive=LAYER_NORM, reads=(*reads, gain, bias), shape=result)
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Gain and bias."""
+        return Parameter('gain', result[-1:], 'ones'), Parameter('bias', result[-1:], 'zeros')
 
 
 @operator
@@ -115,14 +108,9 @@ class RmsNorm(SameShape, Trained, Unary):
         Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
     ] = ()
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
-        (x,) = reads
-        return operators.rms_norm(name, x)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """RmsNorm of x and gain."""
-        yield Step(primitive=RMS_NORM, reads=(*reads, Parameter('gain', result[-1:])), shape=result)
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Gain."""
+        return (Parameter('gain', result[-1:], 'ones'),)
 
 
 @operator
@@ -133,11 +121,6 @@ class Softmax(SameShape, Sharded, Unary):
     primitives: ClassVar = {'softmax': SOFTMAX}
     unsharded = 'last dim'
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
-        (x,) = reads
-        return operators.softmax(name, x)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """Softmax over the last dim."""
-        yield Step(primitive=SOFTMAX, reads=reads, shape=result, call=Call(axes=(len(result) - 1,)))
+    def call(self, result: Shape) -> Call:
+        """Over the last dim."""
+        return Call(axes=(len(result) - 1,))

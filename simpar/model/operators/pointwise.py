@@ -73,10 +73,6 @@ class Pointwise(Operator):
         """That of what it reads."""
         return reads[0]
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ..."""
-        return operators.elementwise(name, *reads)
-
 
 @operator
 class Relu(Pointwise, Sharded, Unary):
@@ -187,7 +183,10 @@ class Mul(Pointwise, Sharded):
             raise MisfitError('strategy', f'has {len(self.strategy)} parts, but one value is scaled', 'write one')
         return reads[0]
 
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """d0, d1, ... of the value alone."""
+        return operators.elementwise(name, *reads)
+
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Mul by a constant."""
-        factor = Parameter('factor', trained=False)
-        yield Step(primitive=MUL, reads=(*reads, factor), shape=result)
+        yield Step(primitive=MUL, reads=(*reads, Parameter('factor', trained=False)), shape=result)

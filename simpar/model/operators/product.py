@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, operator, shown
+from simpar.model.operators.base import Binary, MisfitError, Sharded, operator, shown
 from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
 from simpar.model.primitive import Strategy as Pieced
 
@@ -78,12 +77,6 @@ class MatMul(Sharded, Binary):
             raise MisfitError('of', what, 'name two that fit, or write transpose_a or transpose_b: true')
         return (*a[:-2], m, n)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """b0, ..., m, k, n."""
-        a, b = reads
-        return operators.batch_matmul(name, a, b, transpose_a=self.transpose_a, transpose_b=self.transpose_b)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """BatchMatMul."""
-        call = Call(transpose_a=self.transpose_a, transpose_b=self.transpose_b)
-        yield Step(primitive=BATCH_MAT_MUL, reads=reads, shape=result, call=call)
+    def call(self, result: Shape) -> Call:
+        """Which operands are transposed."""
+        return Call(transpose_a=self.transpose_a, transpose_b=self.transpose_b)

@@ -77,11 +77,6 @@ class Reduce(Sharded, Unary):
             raise MisfitError('dims', f'{list(gone)} leaves a sample no dim', 'write keep: true too, or fewer dims')
         return tuple(1 if dim in gone else length for dim, length in enumerate(x) if self.keep or dim not in gone)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ..., its result without those that are reduced."""
-        (x,) = reads
-        return operators.reduction(name, x, self.dims, keep=self.keep)
-
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """ReduceMean or ReduceSum."""
         kind = REDUCE_MEAN if self.mean else REDUCE_SUM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Annotated, ClassVar
@@ -12,7 +11,7 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator
+from simpar.model.operators.base import MisfitError, Sharded, Unary, operator
 from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape
 from simpar.model.primitive import Strategy as Pieced
 
@@ -142,11 +141,6 @@ class Flatten(Sharded, Unary):
         (x,) = reads
         return (x[0], prod(x[1:]))
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """Of the dims that become one the first can be split."""
-        (x,) = reads
-        return operators.flatten(name, x)
-
 
 @operator
 class Reshape(Unary):
@@ -208,11 +202,6 @@ class Transpose(Sharded, Unary):
             raise MisfitError('permutation', what, f'write e.g. {[0, *range(len(x) - 1, 0, -1)]}')
         return tuple(x[dim] for dim in order)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
-        """d0, d1, ... in another order."""
-        (x,) = reads
-        return operators.transpose(name, x, self.permutation)
-
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
-        """Transpose."""
-        yield Step(primitive=TRANSPOSE, reads=reads, shape=result, call=Call(permutation=self.permutation))
+    def call(self, result: Shape) -> Call:
+        """Its permutation."""
+        return Call(permutation=self.permutation)
