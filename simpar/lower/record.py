@@ -12,6 +12,7 @@ from simpar.lower.mesh import Mesh, mesh_of
 from simpar.lower.model_graph import model_graph
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
+from simpar.lower.repeat import NotRepeated
 from simpar.lower.tape import Tape
 from simpar.model import Network
 from simpar.plan import Plan
@@ -26,10 +27,11 @@ def has_strategies(workload: Workload) -> bool:
     return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
 
 
-def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Tape:
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Tape:
     """The ops of one copy of a micro-batch, forward and backward.
 
-    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees
+    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank; ``repeats``: equal layers are
+    recorded once. Raises ``Infeasible`` where degrees
     or a strategy do not fit the operator, the batch or the ranks.
     """
     if plan.redistribution == 'predicted':
@@ -56,7 +58,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     degrees = None
     if mixed or not by_strategies:
         degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel)
-    Forward(
+    forward = Forward(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
         placer=placer,
@@ -70,7 +72,12 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         drawn_labels=graph.drawn_labels,
         full_batch=plan.dataset == 'full-batch' and by_strategies,
         summed=plan.copies_loss == 'sum',
-    ).run()
+        repeats=repeats,
+    )
+    try:
+        forward.run()
+    except NotRepeated:
+        return record(workload, plan, world, placement, repeats=False)
     return tape
 
 
