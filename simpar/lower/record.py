@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from simpar.errors import Infeasible
 from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
 from simpar.lower.mesh import Mesh, mesh_of
-from simpar.lower.model_graph import model_graph
+from simpar.lower.model_graph import ModelGraph, model_graph
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.repeat import NotRepeated
@@ -17,6 +18,13 @@ from simpar.lower.tape import Tape
 from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
+
+
+class Recorded(NamedTuple):
+    """A tape, and the graph that is on it."""
+
+    tape: Tape
+    graph: ModelGraph
 
 
 def has_strategies(workload: Workload) -> bool:
@@ -27,7 +35,7 @@ def has_strategies(workload: Workload) -> bool:
     return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
 
 
-def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Tape:
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
     """The ops of one copy of a micro-batch, forward and backward.
 
     Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank; ``repeats``: equal layers are
@@ -78,7 +86,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         forward.run()
     except NotRepeated:
         return record(workload, plan, world, placement, repeats=False)
-    return tape
+    return Recorded(tape, graph)
 
 
 def _by_strategies(workload: Workload, plan: Plan) -> bool:
@@ -91,6 +99,10 @@ def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: t
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
     ranks = world // plan.pipeline
+    if plan.data and plan.data * plan.tensor != ranks:
+        raise Infeasible(
+            f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
+        )
     if ranks % plan.tensor:
         raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
     slices = plan.micro_batches * plan.copies

@@ -212,7 +212,7 @@ class _Mark:
 
     def added(self, tape: Tape, results: set[str], number: int, values: Sequence[tuple[str, Value]] = ()) -> _Template:
         """What came to the tape since."""
-        mark, made = _Names(number), _behind(tape.tensors.values(), self.tensors)
+        mark = _Names(number)
         given = [(name, parts[self.given.get(name, 0) :]) for name, parts in tape.contributions.items()]
         return _Template(
             ops=tuple(mark.op(op) for op in tape.ops[self.ops :]),
