@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations, product
+from itertools import combinations, product
 
 import combined_cases
 import graph_cases
@@ -400,8 +400,3 @@ GENERATORS = {
     'recursive': partial(searched, search='double-recursive'),
     'exact': partial(searched, search='exact'),
 }
-
-
-def coverage(trees):
-    """How often each value of each key of the plans and workloads occurs."""
-    return Counter(chain.from_iterable(set(_values(tree, '')) for tree in trees))
