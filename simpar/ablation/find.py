@@ -1,0 +1,140 @@
+"""without_effect: the keys that a user wrote and without which the program would be the same.
+
+A key with its default value, or with the value that would be chosen anyway, is told only where no value has an effect.
+Keys that say the same as one another are not told: without all of them the program is another. With an exact search the
+strategies that it found are kept, and so are predicted choices: the question is what this program owes to a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from simpar.ablation.facts import Facts
+from simpar.ablation.keys import Key, left_out, written_keys
+from simpar.ablation.rules import INERT, effective, idle, words
+from simpar.ablation.same import same
+from simpar.ablation.spelled import spelled_out
+from simpar.errors import SimparError
+from simpar.hardware import Cluster
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.program import Program
+from simpar.resolve import Strategies, find_strategies
+from simpar.resolve.proposal import least_first
+from simpar.schedule import Schedule
+from simpar.schedule.without_effect import WithoutEffect
+from simpar.workload import Workload
+
+_CHEAP_SEARCHES = ('sharding-propagation', 'double-recursive')
+_BY_TIME = 'exact by time'
+"""How the proposals begin that only a search by time makes."""
+
+
+def without_effect(
+    schedule: Schedule, found: Strategies, plan: Plan, cluster: Cluster, program: Program
+) -> tuple[WithoutEffect, ...]:
+    """The keys of workload and plan that changed nothing, in the order of the plan's and the workload's keys.
+
+    Arguments: ``found`` and ``plan``, strategies and plan with every choice made; ``program``, what they were lowered to.
+    """
+    return tuple(_Ablation(schedule, found, plan, cluster, program).told())
+
+
+@dataclass(slots=True)
+class _Ablation:
+    """One schedule's keys; ``same_without``, programs that have been compared, by the names of the keys left out."""
+
+    schedule: Schedule
+    found: Strategies
+    plan: Plan
+    cluster: Cluster
+    program: Program
+    same_without: dict[frozenset[str], bool] = field(default_factory=dict)
+
+    def told(self) -> Iterator[WithoutEffect]:
+        facts = Facts(program=self.program, workload=self.found.workload, asked=self.schedule.plan, plan=self.plan)
+        keys = list(written_keys(self.schedule))
+        certain: dict[str, WithoutEffect] = {}
+        spelled: list[Key] = []
+        open_: list[Key] = []
+        for key in keys:
+            why = INERT[key.rule](facts) if key.rule in INERT else ''
+            if not why and key.is_set:
+                if spelled_out(key, self.found.workload, self.plan, self.cluster.world):
+                    spelled.append(key)
+                    continue
+                why = idle(key, facts)
+                if not why and not effective(key, facts):
+                    open_.append(key)
+            if why:
+                certain[key.name] = WithoutEffect(key.name, key.shown, why)
+        for key in self._idle(open_, spelled):
+            certain[key.name] = WithoutEffect(key.name, key.shown, words(key, facts))
+        for key in keys:
+            if key.name in certain:
+                yield certain[key.name]
+            elif key.is_set and key not in spelled and key.path[0] == 'plan':
+                yield from self._items(key, facts)
+
+    def _items(self, key: Key, facts: Facts) -> Iterator[WithoutEffect]:
+        """The items of a list that do nothing, where others do."""
+        if key.field not in ('unsharded', 'recompute', 'overlap'):
+            return
+        items = list(key.items())
+        certain = {item.name: idle(item, facts) for item in items}
+        rest = self._idle([item for item in items if not certain[item.name]], [])
+        for item in items:
+            if certain[item.name] or item in rest:
+                yield WithoutEffect(item.name, item.shown, certain[item.name] or words(item, facts))
+
+    def _idle(self, keys: Sequence[Key], spelled: Sequence[Key]) -> list[Key]:
+        """Those without which the program is the same, alone and with all others that say nothing new left out."""
+        alone = [key for key in keys if self._same([key])]
+        context = [*alone, *spelled]
+        if len(context) < 2 or not alone or self._same(context):
+            return alone
+        return [key for key in alone if self._equal(context, [other for other in context if other is not key])]
+
+    def _same(self, keys: Collection[Key]) -> bool:
+        """Whether the program is the same without keys; where nothing can be lowered, they have an effect."""
+        names = frozenset(key.name for key in keys)
+        if names not in self.same_without:
+            other = self._without(keys)
+            self.same_without[names] = other is not None and same(self.program, other)
+        return self.same_without[names]
+
+    def _equal(self, keys: Collection[Key], others: Collection[Key]) -> bool:
+        one, other = self._without(keys), self._without(others)
+        return one is None and other is None or one is not None and other is not None and same(one, other)
+
+    def _without(self, keys: Collection[Key]) -> Program | None:
+        """The program without keys; None where there is none."""
+        try:
+            return lower(*self._choices(keys), self.cluster.world)
+        except SimparError:
+            return None
+
+    def _choices(self, keys: Collection[Key]) -> tuple[Workload, Plan]:
+        rules = {key.rule for key in keys}
+        plan = self.plan
+        if 'plan.order' in rules and not self.schedule.plan.rows:
+            plan = replace(plan, rows=())
+        searched = self.schedule.plan.search
+        if 'plan.search' in rules:
+            return left_out(self.schedule.workload, plan, keys)
+        if searched in _CHEAP_SEARCHES:
+            workload, plan = left_out(self.schedule.workload, replace(plan, search=searched), keys)
+            found = find_strategies(workload, plan, self.cluster)
+            return found.workload, found.plan
+        workload = self._by_bytes() if 'plan.objective' in rules else self.found.workload
+        return left_out(workload, plan, keys)
+
+    def _by_bytes(self) -> Workload:
+        """What an exact search would take if it counted bytes, of what one by time has tried."""
+        known = [one for one in self.found.proposals if not all(map(_only_by_time, (one.name, *one.also)))]
+        return min(known, key=least_first('bytes')).workload
+
+
+def _only_by_time(name: str) -> bool:
+    return name.startswith(_BY_TIME)
