@@ -27,6 +27,13 @@ _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
 
 
+_PRESETS: Final = ('plan.zero', 'plan.hsdp')
+_TOLD_BY_PRESETS: Final = tuple(
+    f'plan.{key}' for key in ('shard', 'gather', 'shard_group', 'shard_threshold', 'accumulate')
+)
+"""Keys that a resolved file has beside the presets that they come from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
     """A schedule, its cluster and its program.
@@ -52,6 +59,8 @@ class Case:
         """What plan and baseline are called: what is different between them."""
         pairs = [(key, self.schedule.value(key), other) for key, other in self.schedule.differences.items()]
         differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
+        if any(key in _PRESETS for key, _, _ in differing):
+            differing = [pair for pair in differing if pair[0] not in _TOLD_BY_PRESETS]
         if self.baseline is None or not differing:
             return 'plan', 'baseline'
         mine = ', '.join(f'{_short(key)} {_shown(value)}' for key, value, _ in differing)

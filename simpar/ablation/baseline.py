@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from simpar.ablation.same import same
 from simpar.cost.price import price
@@ -14,6 +15,8 @@ from simpar.schedule import Schedule
 from simpar.schedule.without_effect import WithoutEffect
 
 Made = tuple[Program, Cluster]
+_SPELLED: Final = ('loss_strategy', 'loss_strategies', 'layers')
+"""What may say how operators are sharded anyway."""
 
 
 def unchanged_baseline(
@@ -30,6 +33,8 @@ def unchanged_baseline(
             yield WithoutEffect(f'against.{key}', value, 'the baseline is the same program, at the same prices')
         return
     for key, value in against.items():
+        if key.rpartition('.')[2] in _SPELLED:
+            continue
         rest = {name: one for name, one in against.items() if name != key}
         why = _unchanged(schedule, rest, other, baseline, make)
         if why:

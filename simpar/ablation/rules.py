@@ -32,7 +32,7 @@ def _shards(facts: Facts) -> str:
 def _no_shards(facts: Facts) -> str:
     if facts.plan.data == 1:
         return 'data is 1: there are no data ranks to shard over'
-    return 'no parameter is sharded: each is unsharded, below shard_threshold, or does not divide'
+    return 'no parameter is sharded: each is on one rank alone, unsharded, below shard_threshold, or does not divide'
 
 
 def _shards_asked(facts: Facts) -> str:
@@ -105,7 +105,9 @@ INERT: Final[Mapping[str, Rule]] = {
 
 IDLE: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(
-        ('plan.zero', 'plan.hsdp', 'plan.shard'), lambda facts: '' if facts.sharded else _no_shards(facts)
+        ('plan.zero', 'plan.hsdp', 'plan.shard'),
+        # MindSpore's search reads them, too.
+        lambda facts: '' if facts.sharded or facts.asked.search == 'double-recursive' else _no_shards(facts),
     ),
     'plan.tiles': _if(lambda facts: not facts.tiled, 'no product that divides stands next to its sum or gather'),
     'plan.sum_loss': _if(lambda facts: not facts.sums_loss, 'all ranks hold the same loss'),
@@ -133,7 +135,7 @@ def _always(facts: Facts) -> bool:
 
 
 _STAND_IN_THE_PROGRAM: Final = (
-    *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'sequence_parallel', 'chunks', 'rows'),
+    *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'weight_deviation', 'learning_rate', 'master_weights'),
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
@@ -147,6 +149,7 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
     'workload.weight_deviation': lambda facts: facts.draws_weights,
+    'plan.sequence_parallel': lambda facts: facts.plan.tensor > 1,
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
     'plan.sum_loss': lambda facts: facts.sums_loss,
     'plan.tiles': lambda facts: facts.tiled,
@@ -194,6 +197,7 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.device_matrix': 'no layout names its axes',
     'plan.redistribution': 'no value is redistributed another way',
     'plan.all_to_all': 'no redistribution uses an all-to-all',
+    'plan.sequence_parallel': 'tensor is 1: there is nothing to shard the sequence over',
     'plan.search': 'what it finds is how layers are cut without it',
     'plan.compat': 'both versions find the same',
     'plan.objective': 'bytes find the same strategies',
@@ -220,6 +224,8 @@ def words(key: Key, facts: Facts) -> str:
         return 'tensor is 1: it is about sums over tensor ranks (values with strategies are summed late)'
     if key.rule == 'plan.reduce':
         return "no activation's gradient is summed over tensor ranks another way"
+    if key.rule in ('plan.zero', 'plan.hsdp', 'plan.shard') and not facts.sharded:
+        return _no_shards(facts)
     if key.rule == 'plan.fusion':
         return f'predicted as fastest: {facts.plan.fusion}, as without it'
     return _WORDS.get(key.rule, _SAME)

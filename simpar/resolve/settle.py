@@ -58,7 +58,7 @@ def _sharded(plan: Plan) -> Plan:
         shard=tuple(part for part in _PARTS if part in choice.parts),
         gather=choice.gather,
         shard_group=plan.shard_group or plan.data,
-        shard_threshold=choice.threshold,
+        shard_threshold=float(choice.threshold),
         accumulate='sharded' if choice.sharded else 'full',
     )
 

@@ -10,10 +10,11 @@ from simpar.layers import INPUT, Conv2d, Dense, Network, layer_names, reads_of
 from simpar.lower.stages import layer_stages
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
-from simpar.pipeline.orders import named_order
+from simpar.pipeline.orders import ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.schedule.networks import NETWORK, layer_key
+from simpar.schedule.terms import value_term
 from simpar.workload import Workload
 
 MOST_ACTIONS = 2**20
@@ -33,6 +34,10 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         yield Complaint(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
         return
     key = ('plan', 'rows') if plan.rows else ('plan', 'order')
+    term = None if plan.rows or plan.order in (*ORDERS, *AUTOMATIC) else value_term(('plan', 'order'), plan.order)
+    if term:
+        yield Complaint(key, *term)
+        return
     try:
         order = _order(plan)
     except ScheduleError as wrong:
