@@ -61,6 +61,7 @@ class Case:
         differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
         if any(key in _PRESETS for key, _, _ in differing):
             differing = [pair for pair in differing if pair[0] not in _TOLD_BY_PRESETS]
+        differing = [pair for pair in differing if not pair[0].endswith('.layers')] or differing
         if self.baseline is None or not differing:
             return 'plan', 'baseline'
         mine = ', '.join(f'{_short(key)} {_shown(value)}' for key, value, _ in differing)
@@ -78,7 +79,7 @@ class Case:
         )
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:
-        """The keys that were written and changed nothing; of a key that no rule knows, the program is lowered without."""
+        """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
         own = without_effect(self.schedule, self.strategies, self.plan, self.cluster, self.program)
         links = unused_links(self.schedule, self.program, self.cluster)
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None

@@ -16,7 +16,9 @@ from simpar.schedule import Schedule, written
 _ALL: Final = ('', [], {}, None)
 _MEANT: Final = ('overlap', 'recompute')
 """Keys of a plan whose empty list is not their default."""
-_HARMLESS: Final = frozenset({'gather', 'shard_group', 'shard_threshold', 'accumulate'})
+_HARMLESS: Final = frozenset(
+    {'gather', 'shard_group', 'shard_threshold', 'accumulate', 'copies_loss', 'receive', 'exchange'}
+)
 """Keys of a plan that fit whatever the baseline has, where they have no effect on it."""
 
 
@@ -32,9 +34,7 @@ def written_out(schedule: Schedule) -> dict[str, Any]:
     del tree['sweep']
     unused = _inert(case)
     tree['plan'] = {
-        key: value
-        for key, value in tree['plan'].items()
-        if key not in unused and (value not in _ALL or key in _MEANT)
+        key: value for key, value in tree['plan'].items() if key not in unused and (value not in _ALL or key in _MEANT)
     }
     workload = {key: _without_empty(key, value) for key, value in tree['workload'].items()}
     tree['workload'] = {key: value for key, value in workload.items() if value not in _ALL}

@@ -68,5 +68,7 @@ def _alike(one: Made, other: Made) -> bool:
     if one[1] == other[1]:
         return True
     costs = [price(*made) for made in (one, other)]
-    arrays = all((getattr(costs[0], name) == getattr(costs[1], name)).all() for name in ('compute', 'host', 'rank_speed'))
+    arrays = all(
+        (getattr(costs[0], name) == getattr(costs[1], name)).all() for name in ('compute', 'host', 'rank_speed')
+    )
     return bool(arrays and costs[0].communication == costs[1].communication)

@@ -26,6 +26,8 @@ from simpar.schedule import Schedule
 from simpar.schedule.without_effect import WithoutEffect
 from simpar.workload import Workload
 
+_ITEMS = ('plan.unsharded', 'plan.recompute', 'plan.overlap')
+"""Lists of which every item is looked at."""
 _CHEAP_SEARCHES = ('sharding-propagation', 'double-recursive')
 _BY_TIME = 'exact by time'
 """How the proposals begin that only a search by time makes."""
@@ -36,7 +38,7 @@ def without_effect(
 ) -> tuple[WithoutEffect, ...]:
     """The keys of workload and plan that changed nothing, in the order of the plan's and the workload's keys.
 
-    Arguments: ``found`` and ``plan``, strategies and plan with every choice made; ``program``, what they were lowered to.
+    Arguments: ``found`` and ``plan``, strategies and plan with every choice made; ``program``, what came of them.
     """
     return tuple(_Ablation(schedule, found, plan, cluster, program).told())
 
@@ -55,46 +57,33 @@ class _Ablation:
     def told(self) -> Iterator[WithoutEffect]:
         facts = Facts(program=self.program, workload=self.found.workload, asked=self.schedule.plan, plan=self.plan)
         keys = list(written_keys(self.schedule))
-        certain: dict[str, WithoutEffect] = {}
-        spelled: list[Key] = []
-        open_: list[Key] = []
+        inert = {key.name: INERT[key.rule](facts) for key in keys if key.rule in INERT}
+        others = [key for key in keys if key.is_set and not inert.get(key.name)]
+        spelled = [key for key in others if spelled_out(key, self.found.workload, self.plan, self.cluster.world)]
+        others = [key for key in others if key not in spelled]
+        why = {**inert, **self._idle(others, spelled, facts)}
         for key in keys:
-            why = INERT[key.rule](facts) if key.rule in INERT else ''
-            if not why and key.is_set:
-                if spelled_out(key, self.found.workload, self.plan, self.cluster.world):
-                    spelled.append(key)
-                    continue
-                why = idle(key, facts)
-                if not why and not effective(key, facts):
-                    open_.append(key)
-            if why:
-                certain[key.name] = WithoutEffect(key.name, key.shown, why)
-        for key in self._idle(open_, spelled):
-            certain[key.name] = WithoutEffect(key.name, key.shown, words(key, facts))
-        for key in keys:
-            if key.name in certain:
-                yield certain[key.name]
-            elif key.is_set and key not in spelled and key.path[0] == 'plan':
-                yield from self._items(key, facts)
+            if why.get(key.name):
+                yield WithoutEffect(key.name, key.shown, why[key.name])
+            elif key in others and key.rule in _ITEMS:
+                items = list(key.items())
+                told = self._idle(items, [], facts)
+                yield from (
+                    WithoutEffect(item.name, item.shown, told[item.name]) for item in items if item.name in told
+                )
 
-    def _items(self, key: Key, facts: Facts) -> Iterator[WithoutEffect]:
-        """The items of a list that do nothing, where others do."""
-        if key.field not in ('unsharded', 'recompute', 'overlap'):
-            return
-        items = list(key.items())
-        certain = {item.name: idle(item, facts) for item in items}
-        rest = self._idle([item for item in items if not certain[item.name]], [])
-        for item in items:
-            if certain[item.name] or item in rest:
-                yield WithoutEffect(item.name, item.shown, certain[item.name] or words(item, facts))
+    def _idle(self, keys: Sequence[Key], spelled: Sequence[Key], facts: Facts) -> dict[str, str]:
+        """Why the program is the same without each of these keys, alone and when all others that are idle go with it.
 
-    def _idle(self, keys: Sequence[Key], spelled: Sequence[Key]) -> list[Key]:
-        """Those without which the program is the same, alone and with all others that say nothing new left out."""
-        alone = [key for key in keys if self._same([key])]
-        context = [*alone, *spelled]
-        if len(context) < 2 or not alone or self._same(context):
-            return alone
-        return [key for key in alone if self._equal(context, [other for other in context if other is not key])]
+        Arguments: ``spelled``, keys that say what is chosen anyway, which may be what holds the effect of another.
+        """
+        sure = {key.name: idle(key, facts) for key in keys}
+        alone = [key for key in keys if sure[key.name] or (not effective(key, facts) and self._same([key]))]
+        for context in ([*alone, *spelled], alone):
+            if len(context) > 1 and alone and not self._same(context):
+                # Without all of them the program is another: those that hold it say the same as one another.
+                alone = [key for key in alone if self._equal(context, [one for one in context if one is not key])]
+        return {key.name: sure[key.name] or words(key, facts) for key in alone}
 
     def _same(self, keys: Collection[Key]) -> bool:
         """Whether the program is the same without keys; where nothing can be lowered, they have an effect."""
@@ -106,7 +95,7 @@ class _Ablation:
 
     def _equal(self, keys: Collection[Key], others: Collection[Key]) -> bool:
         one, other = self._without(keys), self._without(others)
-        return one is None and other is None or one is not None and other is not None and same(one, other)
+        return one is other if one is None or other is None else same(one, other)
 
     def _without(self, keys: Collection[Key]) -> Program | None:
         """The program without keys; None where there is none."""

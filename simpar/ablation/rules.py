@@ -103,26 +103,25 @@ INERT: Final[Mapping[str, Rule]] = {
 }
 """Keys of which no value has any effect, with why; told of default values, too."""
 
+
+def _asks_alone(facts: Facts) -> bool:
+    """Whether no more than one key asks for optimizer parallelism."""
+    return sum((facts.asked.zero > 0, facts.asked.hsdp != 'off', bool(facts.asked.shard))) <= 1
+
+
+def _asked(facts: Facts) -> str:
+    """Of the key that asks for optimizer parallelism; MindSpore's search reads it, too."""
+    if facts.sharded or not _asks_alone(facts) or facts.asked.search == 'double-recursive':
+        return ''
+    return _no_shards(facts)
+
+
 IDLE: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(
-        ('plan.zero', 'plan.hsdp', 'plan.shard'),
-        # MindSpore's search reads them, too.
-        lambda facts: '' if facts.sharded or facts.asked.search == 'double-recursive' else _no_shards(facts),
-    ),
+    **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), _asked),
     'plan.tiles': _if(lambda facts: not facts.tiled, 'no product that divides stands next to its sum or gather'),
     'plan.sum_loss': _if(lambda facts: not facts.sums_loss, 'all ranks hold the same loss'),
 }
 """Keys whose value, another than the default, has no effect."""
-
-
-def _only(*others: str) -> Callable[[Facts], bool]:
-    """Shards, where no other preset asks for them."""
-
-    def alone(facts: Facts) -> bool:
-        off = {'zero': 0, 'hsdp': 'off', 'shard': ()}
-        return facts.sharded and all(getattr(facts.asked, name) == off[name] for name in others)
-
-    return alone
 
 
 def _marks(facts: Facts) -> bool:
@@ -154,9 +153,7 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     'plan.sum_loss': lambda facts: facts.sums_loss,
     'plan.tiles': lambda facts: facts.tiled,
     'plan.streams': lambda facts: facts.communicates,
-    'plan.zero': _only('hsdp', 'shard'),
-    'plan.hsdp': _only('zero', 'shard'),
-    'plan.shard': _only('zero', 'hsdp'),
+    **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), lambda facts: facts.sharded and _asks_alone(facts)),
     'plan.recompute': lambda facts: bool(facts.recomputed) and not _marks(facts),
     'plan.fusion': lambda facts: facts.plan.fusion != 'layer' and bool(facts.sums_gradients or facts.sharded),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -56,6 +55,8 @@ _BOUNDS: Final = (
     ('minItems', 'at least', ' items'),
     ('maxItems', 'at most', ' items'),
 )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Words of the field that a kind of file does not know: what to say of an unknown key, and of an unknown value.
@@ -160,8 +161,8 @@ def _guess(word: object, names: list[str], lead: str) -> str:
 def _begins(text: str, name: str) -> bool:
     """Whether two words begin alike: one as the whole other, or both for three quarters of the shorter."""
     short, long = sorted((text, name), key=len)
-    alike = len(os.path.commonprefix((short, long)))
-    return 3 * len(short) >= len(long) and alike >= 2 and 4 * alike >= 3 * len(short) and bool(alike)
+    alike = next((place for place, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    return 3 * len(short) >= len(long) and alike >= 2 and 4 * alike >= 3 * len(short)
 
 
 def _shown(value: Any) -> str:

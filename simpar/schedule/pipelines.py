@@ -23,6 +23,11 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
+    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC)
+    term = None if known else value_term(('plan', 'order'), plan.order)
+    if term:
+        yield Complaint(('plan', 'order'), *term)
+        return
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows:
         if len(plan.stages) > 1:
             yield Complaint(('plan', 'stages'), 'stages without a pipeline', 'set pipeline too')
@@ -34,10 +39,6 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         yield Complaint(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
         return
     key = ('plan', 'rows') if plan.rows else ('plan', 'order')
-    term = None if plan.rows or plan.order in (*ORDERS, *AUTOMATIC) else value_term(('plan', 'order'), plan.order)
-    if term:
-        yield Complaint(key, *term)
-        return
     try:
         order = _order(plan)
     except ScheduleError as wrong:
