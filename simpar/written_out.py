@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.rules import INERT
-from simpar.case import Case, case_of
+from simpar.case import Case
 from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
 from simpar.schedule import Schedule, written
@@ -22,13 +22,11 @@ _HARMLESS: Final = frozenset(
 """Keys of a plan that fit whatever the baseline has, where they have no effect on it."""
 
 
-def written_out(schedule: Schedule) -> dict[str, Any]:
-    """The plain tree of a schedule with every choice made: the same program, and the same baseline.
+def written_out(case: Case) -> dict[str, Any]:
+    """The plain tree of a case's schedule with every choice made: the same program, and the same baseline.
 
     A key that is not there is off, or can have no effect. The sweep is left out: every row makes choices of its own.
-    Raises what ``case_of`` raises.
     """
-    case = case_of(schedule)
     settled = _settled(case)
     tree = written(settled)
     del tree['sweep']
@@ -39,7 +37,7 @@ def written_out(schedule: Schedule) -> dict[str, Any]:
     workload = {key: _without_empty(key, value) for key, value in tree['workload'].items()}
     tree['workload'] = {key: value for key, value in workload.items() if value not in _ALL}
     tree['cluster'] = {key: value for key, value in tree['cluster'].items() if value not in _ALL}
-    tree['against'] = _against(schedule, case, settled)
+    tree['against'] = _against(case, settled)
     return tree
 
 
@@ -71,13 +69,13 @@ def _without_empty(key: str, value: Any) -> Any:
     ]
 
 
-def _against(schedule: Schedule, case: Case, settled: Schedule) -> dict[str, Any]:
+def _against(case: Case, settled: Schedule) -> dict[str, Any]:
     """The values of the baseline, all its choices made, that are not the plan's."""
     if case.baseline is None:
         return {}
     mine, other = written(settled), written(_settled(case.baseline))
     if set(mine['workload']) != set(other['workload']):
-        return dict(schedule.differences)
+        return dict(case.schedule.differences)
     found: dict[str, Any] = {}
     for part in ('workload', 'plan', 'cluster'):
         found |= dict(_differences(mine[part], other[part], part))

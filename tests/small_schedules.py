@@ -84,7 +84,8 @@ def _plan(draw, world):
     wanted |= {'shard_threshold'} if 'hsdp' in wanted else set()
     wanted |= {'all_to_all'} if draw.random() < 0.3 else set()
     values = {key: draw.choice(VALUES[key]) for key in sorted(wanted)}
-    values |= {'shard': ('weights', 'state')} if 'gather' in wanted and draw.random() < 0.7 else {}
+    if 'gather' in wanted and draw.random() < 0.7:
+        values |= {'shard': ('weights', 'state'), 'zero': 0, 'hsdp': 'off', 'gather': 'on-use-twice'}
     return replace(Plan(pipeline=pipeline, tensor=tensor), **values)
 
 

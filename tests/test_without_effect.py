@@ -22,6 +22,7 @@ from simpar.schedule import load_schedule
 SEEDS = 90
 MOST = 8
 """Schedules that each rule is held on."""
+MARKS = ('recompute', 'comm_fusion')
 SPELLED = ('strategy', 'pipeline_stage', 'name', 'of')
 
 
@@ -47,15 +48,18 @@ def test_a_key_is_told_if_and_only_if_the_program_is_the_same_without_it():
         case, world = case_of(replace(schedule, against={})), program.world
         told = {one.key for one in case.without_effect()}
         keys = [key for key in written_keys(schedule) if key.is_set and key.field not in SPELLED]
+        # What stands in the program itself needs fewer looks.
+        keys = [key for key in keys if seed % 5 == 0 or key.path[0] == 'plan' or key.field in MARKS]
         alone = [key for key in keys if is_same(program, *left_out(schedule.workload, plan, [key]), world)]
         differing = [key for key in keys if key not in alone]
         assert not [key.name for key in differing if key.name in told], seed
         together = [key for key in alone if key.name in told]
         assert is_same(program, *left_out(schedule.workload, plan, together), world), seed
         left = [key for key in alone if key.name not in told]
-        left = [key for key in left if not spelled_out(key, schedule.workload, plan, world)]
-        if left:
-            assert not is_same(program, *left_out(schedule.workload, plan, alone), world), (seed, left)
+        new = [key for key in alone if not spelled_out(key, schedule.workload, plan, world)]
+        if [key for key in left if key in new]:
+            groups = [left_out(schedule.workload, plan, group) for group in (alone, new)]
+            assert not all(is_same(program, *group, world) for group in groups), (seed, left)
         told_keys |= {key.field for key in together}
         untold |= {key.field for key in differing}
     # That both answers are there for the keys makes the law worth something.
@@ -122,11 +126,12 @@ SITUATIONS = [
     (GPT, '{fusion: ids, fusion_ids: [1, 1, 1, 1, 1, 1, 1, 1]}', 'plan.fusion_ids', 'say the same'),
     (CHAIN.replace('out: 64}', 'out: 64, comm_fusion: 2}', 1), '{}',
      'workload.network.0.dense.comm_fusion', 'not ids'),
-    (CHAIN.replace('relu: {}', 'relu: {recompute: true}'), '{}', 'workload.network.1.relu.recompute', 'backward'),
+    (CHAIN.replace('out: 64}}]', 'out: 64, recompute: true}}]'), '{}',
+     'workload.network.2.dense.recompute', 'backward'),
     (CHAIN.replace('out: 64}', 'out: 64, pipeline_stage: 0}', 1), '{}',
      'workload.network.0.dense.pipeline_stage', 'one stage'),
-    (CUT.replace('{relu: {}}, {dense: {in: 64, out: 64}}',
-                 '{dense: {in: 64, out: 64, strategy: [[2, 4], [4, 1]]}}'), 'search: exact', 'plan.search', 'without it'),
+    (CUT.replace('{relu: {}}, {dense: {in: 64, out: 64}}', '{dense: {in: 64, out: 64, strategy: [[2, 4], [4, 1]]}}'),
+     'search: exact', 'plan.search', 'without it'),
 ]  # fmt: skip
 
 

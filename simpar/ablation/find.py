@@ -109,6 +109,9 @@ class _Ablation:
         plan = self.plan
         if 'plan.order' in rules and not self.schedule.plan.rows:
             plan = replace(plan, rows=())
+        if 'plan.redistribution' in rules:
+            # Where it is predicted, all-to-all is chosen with it.
+            plan = replace(plan, all_to_all=self.schedule.plan.all_to_all)
         searched = self.schedule.plan.search
         if 'plan.search' in rules:
             return left_out(self.schedule.workload, plan, keys)

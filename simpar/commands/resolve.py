@@ -8,18 +8,18 @@ import sys
 
 import yaml
 
-from simpar.schedule import load_schedule
+from simpar.case import load_case
 from simpar.written_out import written_out
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the schedule; relative paths in it are from the current folder."""
-    schedule = load_schedule(options.file, options.set)
-    tree = written_out(schedule)
+    case = load_case(options.file, options.set)
+    tree = written_out(case)
     if options.json:
         print(json.dumps(tree, ensure_ascii=False))
     else:
         yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
-    if schedule.sweep is not None:
+    if case.schedule.sweep is not None:
         print('the sweep of the file is left out: every row has choices of its own', file=sys.stderr)
     return 0
