@@ -10,10 +10,11 @@ from simpar.lower.stages import layers_of
 from simpar.model import Conv2d, Dense, Network
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
-from simpar.pipeline.orders import named_order
+from simpar.pipeline.orders import ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.schedule.networks import NETWORK, layer_key
+from simpar.schedule.terms import value_term
 from simpar.workload import Workload
 
 MOST_ACTIONS = 2**20
@@ -22,6 +23,11 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
+    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC)
+    term = None if known else value_term(('plan', 'order'), plan.order)
+    if term:
+        yield Complaint(('plan', 'order'), *term)
+        return
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows:
         if len(plan.stages) > 1:
             yield Complaint(('plan', 'stages'), 'stages without a pipeline', 'set pipeline too')
