@@ -40,6 +40,7 @@ class Tape:
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
         self.notes: list[str] = []
+        self.replaced: set[str] = set()
         self._gradients: dict[str, list[Value]] = {}
         self._backward: list[tuple[int, Callable[[], None]]] = []
 
