@@ -115,13 +115,14 @@ class Gathers:
         shards = self._shards.each(members)
         gathered = {name for shard in shards for name in shard.gathered}
         packed = any(shard.packed for shard in shards)
+        full = {one.name for shard in shards for one in shard.wholes} if packed else set()
         spans: dict[Label | None, _Use] = {}
         for index, issue in enumerate(order):
             read = gathered.intersection(issue.op.reads)
-            if read:
+            if read or not full.isdisjoint(issue.op.accumulates):
                 label = _label(issue)
                 span = label if self._shards.choice.gather == 'on-use-twice' else None
-                # Systems whose shards are packed gather all of a message, also for a backward that reads less of it.
+                # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
                 names = frozenset(members if packed else (self._gathered[name] for name in read))
                 use = _Use(index, index, *key, names, label, label)
                 spans[span] = _joined(spans[span], use) if span in spans else use
