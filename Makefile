@@ -1,9 +1,10 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
+# make prove-zero   shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make lab    prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check lab clean
+.PHONY: demo test check lab prove-zero clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -20,6 +21,9 @@ check: .venv-test/installed
 lab: .venv-test/installed
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 4
+
+prove-zero: .venv-test/installed
+	.venv-test/bin/python tests/prove_zero.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
