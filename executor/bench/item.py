@@ -137,7 +137,8 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
         buffers.append(full if share.members else program.tensor[mine[0]])
     names = tuple(full.name for full in buffers)
     added = tuple(full for full in buffers if full.name not in program.tensor)
-    return program.replace(tensors=program.tensors + added), replace(op, **{'reads' if scatters else 'writes': names})
+    alone = replace(op, reads=names) if scatters else replace(op, writes=names)
+    return program.replace(tensors=program.tensors + added), alone
 
 
 def _operands(program: Program, op: OpClass) -> list[Tensor]:
