@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any, Final
 
-from simpar.layers import Network, kind_of
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.schedule import Schedule
 from simpar.workload import MODEL, Workload
@@ -78,7 +78,7 @@ def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Ite
     yield from _of(model, 'workload.network', ('workload', 'model'))
     listed = 'workload.network' + ('.layers' if ('workload', 'network', 'layers') in wanted else '')
     for place, layer in enumerate(model.layers):
-        yield from _of(layer, f'{listed}.{place}.{kind_of(layer)}', ('workload', 'model', 'layers', place))
+        yield from _of(layer, f'{listed}.{place}.{layer.key}', ('workload', 'model', 'layers', place))
 
 
 def _of(owner: Any, name: str, path: Path) -> Iterator[Key]:

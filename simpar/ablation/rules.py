@@ -12,7 +12,7 @@ from typing import Final
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key
-from simpar.layers import Network, layer_names
+from simpar.model import Network, layer_names
 
 Rule = Callable[[Facts], str]
 """Why a key can have no effect; empty where it may have one."""

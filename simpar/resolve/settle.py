@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simpar.layers import Network
 from simpar.lower.lower import order_of
 from simpar.lower.optimizer_parallel import Part, choice_of
 from simpar.lower.recompute import recompute_of
 from simpar.lower.stages import stage_of_layer
+from simpar.model import Network
 from simpar.plan import Plan
 from simpar.resolve.times import layers_of
 from simpar.workload import Transformer, Workload
