@@ -8,9 +8,10 @@ from simpar.document import Complaint
 from simpar.lower.record import has_strategies
 from simpar.model import Network
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
+from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
