@@ -1,10 +1,11 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
+# make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make lab    prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables lab clean
+.PHONY: demo test check prove-tables prove-pairs lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -20,6 +21,9 @@ check: .venv-test/installed
 
 prove-tables: .venv-test/installed
 	.venv-test/bin/python -m tests.op_tables compare
+
+prove-pairs: .venv-test/installed
+	.venv-test/bin/python -m tests.pairs
 
 lab: .venv-test/installed
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from simpar.ablation import unchanged_baseline, unused_links, without_effect
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower import lower
@@ -18,12 +19,19 @@ from simpar.predict import Prediction, predict
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
-from simpar.schedule import Schedule, check_against_cluster, load_schedule
+from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
 from simpar.workload import Workload
 
 _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
+
+
+_PRESETS: Final = ('plan.zero', 'plan.hsdp')
+_TOLD_BY_PRESETS: Final = tuple(
+    f'plan.{key}' for key in ('shard', 'gather', 'shard_group', 'shard_threshold', 'accumulate')
+)
+"""Keys that a resolved file has beside the presets that they come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +59,9 @@ class Case:
         """What plan and baseline are called: what is different between them."""
         pairs = [(key, self.schedule.value(key), other) for key, other in self.schedule.differences.items()]
         differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
+        if any(key in _PRESETS for key, _, _ in differing):
+            differing = [pair for pair in differing if pair[0] not in _TOLD_BY_PRESETS]
+        differing = [pair for pair in differing if not pair[0].endswith('.layers')] or differing
         if self.baseline is None or not differing:
             return 'plan', 'baseline'
         mine = ', '.join(f'{_short(key)} {_shown(value)}' for key, value, _ in differing)
@@ -67,10 +78,20 @@ class Case:
             *([swept] if self.schedule.sweep is not None else []),
         )
 
-    def predict(self, steps: int = 3) -> Prediction:
-        """The prediction, with gain and why where there is a baseline."""
+    def without_effect(self) -> tuple[WithoutEffect, ...]:
+        """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
+        own = without_effect(self.schedule, self.strategies, self.plan, self.cluster, self.program)
+        links = unused_links(self.schedule, self.program, self.cluster)
+        other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
+        return (*own, *links, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
+
+    def predict(self, steps: int = 3, *, tell: bool = True) -> Prediction:
+        """The prediction, with gain and why where there is a baseline.
+
+        Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect.
+        """
         other = self.baseline
-        return predict(
+        prediction = predict(
             self.program,
             other.program if other else None,
             self.cluster,
@@ -78,6 +99,7 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
         )
+        return replace(prediction, without_effect=self.without_effect()) if tell else prediction
 
 
 def check_memory(case: Case, prediction: Prediction) -> None:
@@ -108,6 +130,11 @@ def _one(schedule: Schedule) -> Case:
     found, plan = choices(schedule, hardware)
     program = lower(found.workload, plan, hardware.world)
     return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
+
+
+def _made(schedule: Schedule) -> tuple[Program, Cluster]:
+    case = _one(schedule)
+    return case.program, case.cluster
 
 
 def choices(schedule: Schedule, hardware: Cluster) -> tuple[Strategies, Plan]:

@@ -27,6 +27,8 @@ from simpar.trace import Trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from simpar.schedule.without_effect import WithoutEffect
+
 Pricing = Callable[[Program, Cluster, Effects], Costs]
 EFFECTS: Final = (
     ('ideal overlap', Effects(small_operator=False, launch=False, slow_down=False, link_sharing=False)),
@@ -56,7 +58,8 @@ class Prediction:
     """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
     Arguments: ``profile`` of the cluster; ``baseline``, a prediction without a baseline; ``explanation``, whose seconds
-    sum to (baseline step − step); both empty where nothing was asked against.
+    sum to (baseline step − step); both empty where nothing was asked against; ``without_effect``, the keys of the
+    schedule that changed nothing, where it was made of one.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Prediction:
     profile: Profile
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
+    without_effect: tuple[WithoutEffect, ...] = ()
 
     @property
     def program(self) -> Program:

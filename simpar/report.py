@@ -13,6 +13,7 @@ from simpar.memory import facts, peak_words
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.plot import headline
 from simpar.predict import Prediction
+from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     """
     baseline = prediction.baseline
     answer = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
-    parts: list[RenderableType] = [answer, '', _figures(prediction)]
+    parts: list[RenderableType] = [answer]
+    parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
+    parts += ['', _figures(prediction)]
     if baseline:
         parts += ['', _why(prediction, baseline)]
     staged = is_pipeline(prediction.program)
@@ -86,6 +89,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         'simpar': __version__,
         **_answer(prediction),
         'gain': prediction.gain,
+        'without_effect': without_effect_json(prediction.without_effect),
         'explanation': [
             {'effect': row.effect, 'seconds': row.seconds, 'baseline': row.baseline, 'step': row.step}
             for row in prediction.explanation

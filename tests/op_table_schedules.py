@@ -8,7 +8,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations, product
+from itertools import combinations, product
+from math import prod
 
 import combined_cases
 import graph_cases
@@ -257,8 +258,7 @@ def chained(draw):
         layers.append({'dense': dense})
         layers += [{'relu': {'recompute': draw.random() < 0.3}}] if draw.random() < 0.6 else []
     plan['recompute'] = draw.choice(['none', 'none', ['dense*'], ['*']])
-    loss = {'loss': draw.choice(['cross-entropy', 'mse', 'mae'])}
-    return _tree(draw, {'network': layers}, loss, plan, world)
+    return _tree(draw, {'network': layers}, {'loss': draw.choice(['cross-entropy', 'mse', 'mae'])}, plan, world)
 
 
 def mixed(draw):
@@ -286,8 +286,7 @@ def graph(draw):
 
 
 def _block_model(draw):
-    make = draw.choice([block_network, llama_network])
-    return make(4, 16, 4, draw.choice([24, 32]), draw.choice([1, 2]))
+    return draw.choice([block_network, llama_network])(4, 16, 4, draw.choice([24, 32]), draw.choice([1, 2]))
 
 
 def block(draw):
@@ -295,8 +294,7 @@ def block(draw):
     from simpar.resolve.degrees import degree_strategies
 
     model, (data, tensor) = _block_model(draw), draw.choice([(2, 1), (3, 1), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4)])
-    copies, micro_batches = draw.choice([1, 1, 2]), draw.choice([1, 2])
-    rows = 4 * 4 * data
+    copies, micro_batches, rows = draw.choice([1, 1, 2]), draw.choice([1, 2]), 4 * 4 * data
     workload = Workload(model=model, batch=rows * copies * micro_batches, loss='mse')
     if tensor > 1:
         found = degree_strategies(model, rows, data, tensor)
@@ -332,9 +330,6 @@ def layouts(draw):
         'zero': draw.choice([0, 0, 2, 3]),
         'micro_batches': draw.choice([1, 2]),
     }
-    world = 1
-    for size in matrix.values():
-        world *= size
     layers, width = [], 24
     for _ in range(draw.randint(2, 3)):
         rows, left = _some(draw, list(matrix))
@@ -348,9 +343,11 @@ def layouts(draw):
         if draw.random() < 0.7:
             rows, left = _some(draw, list(matrix))
             layers.append({draw.choice(['relu', 'gelu', 'silu']): {'layout': [[rows, _some(draw, left)[0]]]}})
-    workload = {'network': {'input': [24], 'layers': layers}, 'batch': 24 * plan['copies'] * plan['micro_batches'],
-                'loss': draw.choice(['cross-entropy', 'mse', 'mae'])}  # fmt: skip
-    return {'simpar': 1, 'cluster': cluster_tree(draw, world), 'workload': workload, 'plan': plan, 'against': {}}
+    batch = 24 * plan['copies'] * plan['micro_batches']
+    model, loss = {'input': [24], 'layers': layers}, draw.choice(['cross-entropy', 'mse', 'mae'])
+    cluster = cluster_tree(draw, prod(matrix.values()))
+    workload = {'network': model, 'batch': batch, 'loss': loss}
+    return {'simpar': 1, 'cluster': cluster, 'workload': workload, 'plan': plan, 'against': {}}
 
 
 def searched(draw, search):
@@ -400,8 +397,3 @@ GENERATORS = {
     'recursive': partial(searched, search='double-recursive'),
     'exact': partial(searched, search='exact'),
 }
-
-
-def coverage(trees):
-    """How often each value of each key of the plans and workloads occurs."""
-    return Counter(chain.from_iterable(set(_values(tree, '')) for tree in trees))

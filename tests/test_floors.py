@@ -15,7 +15,7 @@ FLOORS = [
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'recording', 'kineto', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'report'],
-    ['resolve', 'case', 'sweep', 'compare', 'calibrate'],
+    ['resolve', 'ablation', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

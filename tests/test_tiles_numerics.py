@@ -12,7 +12,7 @@ from tile_cases import PASSES, tiled_case
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
-from simpar.model import Dense, Network
+from simpar.model import Add, Dense, Network, RmsNorm
 from simpar.plan import Plan
 from simpar.workload import Sgd, Transformer, Workload
 
@@ -94,6 +94,24 @@ def test_a_tile_of_a_scatter_is_what_the_rank_has_of_the_whole():
         [0, 1, 4, 5, 8, 9, 12, 13],
         [2, 3, 6, 7, 10, 11, 14, 15],
     ]
+
+
+def test_tiles_of_what_two_collectives_gather_are_split_once():
+    """Two layers read one value in two layouts, each by a gather of its own."""
+    layers = (
+        RmsNorm(strategy=((4, 1), (1,)), name='norm'),
+        Dense(inputs=8, outputs=8, strategy=((1, 1), (1, 4)), of='norm', name='gate'),
+        Dense(inputs=8, outputs=8, strategy=((2, 1), (1, 2)), of='norm', name='up'),
+        Add(of=('gate', 'up')),
+    )
+    workload = Workload(model=Network(layers=layers, input=(8,), weight_deviation=0.3), batch=16, loss='mse')
+    program = lower(workload, Plan(tiles=2), 4)
+    gathers = [op for op in program.op_classes if op.operator == 'all_gather']
+    read = [op.reads[0] for op in gathers if op.reads[0].startswith('norm')]
+    assert sorted(read) == ['norm.tile0', 'norm.tile0', 'norm.tile1', 'norm.tile1']
+    assert sum(op.name == 'norm.split.F' for op in program.op_classes) == 1
+    check(program, workload, Plan(tiles=2))
+    assert left_over(program) <= STAYS
 
 
 # What is wrong is found wrong.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simpar.case import Case, load_case
 from simpar.commands.check_strategies import strategy_facts, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
+from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
 from simpar.units import format_size
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def facts_of(case: Case) -> dict[str, Any]:
         'strategies': strategy_facts(case),
         'messages': _most(communication(program, role, 'send') for role in program.roles),
         'parameters': parameter_bytes(program),
+        'without_effect': without_effect_json(case.without_effect()),
         'notes': list(program.notes),
         'features': features(case),
         'machines': {
@@ -201,6 +203,7 @@ def screen(facts: dict[str, Any]) -> str:
     """The facts for a person."""
     lines = [
         f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}',
+        *_without_effect_lines(facts),
         *(line for role in facts['roles'] for line in _role_lines(role)),
         *_partition_lines(facts['partitions']),
         *_grid_lines(facts['actions']),
@@ -215,6 +218,11 @@ def screen(facts: dict[str, Any]) -> str:
     lines += [f'{machine}: {answer}' for machine, answer in facts['machines'].items()]
     lines += [f'wrote {name}' for name in facts.get('written', ())]
     return '\n'.join(lines) + '\n'
+
+
+def _without_effect_lines(facts: dict[str, Any]) -> list[str]:
+    line = without_effect_line([WithoutEffect(**one) for one in facts['without_effect']])
+    return [line] if line else []
 
 
 def _role_lines(role: dict[str, Any]) -> list[str]:

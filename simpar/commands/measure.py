@@ -13,6 +13,7 @@ from simpar.commands.executor import need_torch, start
 from simpar.compare import compare, comparison_json, comparison_screen
 from simpar.predict import Prediction
 from simpar.recording import Recording, load_trace, traced
+from simpar.schedule.without_effect import without_effect_json, without_effect_line
 
 WARM_UP = 2
 LOW = 10.0
@@ -46,9 +47,12 @@ def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> Non
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     note = _note(options, case)
     if options.json:
-        print(json.dumps({**comparison_json(comparison), 'note': note}, ensure_ascii=False, allow_nan=False))
+        told = {'without_effect': without_effect_json(prediction.without_effect), 'note': note}
+        print(json.dumps({**comparison_json(comparison), **told}, ensure_ascii=False, allow_nan=False))
         return
     sys.stdout.write(comparison_screen(comparison))
+    if prediction.without_effect:
+        print(without_effect_line(prediction.without_effect))
     if note:
         print(f'Note: {note}')
     for path in written:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 
 import yaml
 
-from simpar.case import choices, cluster_of
-from simpar.schedule import load_schedule, written
+from simpar.case import load_case
+from simpar.written_out import written_out
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the schedule; relative paths in it are from the current folder."""
-    schedule = load_schedule(options.file, options.set)
-    found, plan = choices(schedule, cluster_of(schedule))
-    tree = written(replace(schedule, workload=found.workload, plan=plan))
+    case = load_case(options.file, options.set)
+    tree = written_out(case)
     if options.json:
         print(json.dumps(tree, ensure_ascii=False))
     else:
         yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    if case.schedule.sweep is not None:
+        print('the sweep of the file is left out: every row has choices of its own', file=sys.stderr)
     return 0

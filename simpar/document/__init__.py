@@ -1,5 +1,6 @@
 """The door: YAML text becomes frozen dataclasses, or all its problems, each with file:line and a remedy."""
 
+from simpar.document.complain import Terms
 from simpar.document.kinds import Bytes, Flops, OneOf, Quantity, Rate, Seconds, Short
 from simpar.document.load import Complaint, build, dump, json_schema, load, one_screen
 from simpar.document.tree import Key, Tree, dotted, override, put, read
@@ -14,6 +15,7 @@ __all__ = [
     'Rate',
     'Seconds',
     'Short',
+    'Terms',
     'Tree',
     'build',
     'dotted',

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal
 
@@ -13,6 +14,8 @@ from simpar.errors import Problem
 
 _UNKNOWN: Final = {'unexpected_keyword_argument', 'extra_forbidden'}
 _MISSING: Final = {'missing', 'missing_keyword_only_argument', 'missing_argument'}
+_CHOSEN: Final = {'literal_error', 'tuple_type', 'float_parsing', 'value_error', 'float_type'}
+"""Of values that may be one of a few words."""
 _WRONG: Final = (  # beginnings of pydantic's error types; the first that fits
     ('int', 'not an integer'),
     ('float', 'not a number'),
@@ -52,24 +55,50 @@ _BOUNDS: Final = (
     ('minItems', 'at least', ' items'),
     ('maxItems', 'at most', ' items'),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Words of the field that a kind of file does not know: what to say of an unknown key, and of an unknown value.
+
+    Arguments: functions of the user's key, and of the value there, to (what is wrong, what to write) or None.
+    """
+
+    key: Callable[[Key], tuple[str, str] | None]
+    value: Callable[[Key, str], tuple[str, str] | None]
+
+
+_NEAR: Final = 0.75
+"""Share of letters that a misspelt word has in common with the right one, as difflib counts: 3 of 4."""
 MOST_ERRORS: Final = 1000
 """More than these are not told one by one, so that a file full of nonsense is refused at once."""
 
 
-def problems_of(errors: Iterable[Any], tree: Tree, schema: Mapping[str, Any]) -> list[Problem]:
+def problems_of(
+    errors: Iterable[Any], tree: Tree, schema: Mapping[str, Any], terms: Terms | None = None
+) -> list[Problem]:
     """One problem for each key that pydantic complains of, except where the text itself was refused.
 
     Arguments: ``errors`` as of ``ValidationError.errors()``; ``tree``, what the user wrote; ``schema``, the JSON Schema
-    of what was expected.
+    of what was expected; ``terms`` of the field that are told before names that are near.
     """
     problems: dict[Key, Problem] = {}
     for error in islice(errors, MOST_ERRORS):
         key = user_key(tree.root, error['loc'], 'last' if error['type'] in _MISSING else 'none')
         if _needless(error) or any(key[:end] in tree.refused for end in range(len(key) + 1)):
             continue
-        what, instead = _tell(error, *_around(schema, error['loc']))
+        told = _term(terms, error, key) if terms else None
+        what, instead = told or _tell(error, *_around(schema, error['loc']))
         problems.setdefault(key, Problem(tree.where(key), f'{dotted(key)}: {what}' if key else what, instead))
     return list(problems.values())
+
+
+def _term(terms: Terms, error: Mapping[str, Any], key: Key) -> tuple[str, str] | None:
+    """What is said of a word of the field, in the place of a key or of a value."""
+    if error['type'] in _UNKNOWN:
+        return terms.key(key)
+    found = error['input']
+    return terms.value(key, found) if key and isinstance(found, str) and error['type'] in _CHOSEN else None
 
 
 def _needless(error: Mapping[str, Any]) -> bool:
@@ -128,10 +157,16 @@ def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str,
 
 def _guess(word: object, names: list[str], lead: str) -> str:
     text = str(word)[:60]
-    starts = [name for name in names if text and (name.startswith(text) or text.startswith(name))]
-    close = difflib.get_close_matches(text, names, 1) or starts
+    close = difflib.get_close_matches(text, names, 1, _NEAR) or [name for name in names if _begins(text, name)]
     known = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
     return f'did you mean {close[0]}? {known}' if close else known
+
+
+def _begins(text: str, name: str) -> bool:
+    """Whether two words begin alike: one as the whole other, or both for three quarters of the shorter."""
+    short, long = sorted((text, name), key=len)
+    alike = next((place for place, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    return 3 * len(short) >= len(long) and alike >= 2 and 4 * alike >= 3 * len(short)
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from simpar.document.complain import MOST_ERRORS, problems_of, user_key
+from simpar.document.complain import MOST_ERRORS, Terms, problems_of, user_key
 from simpar.document.tree import Key, Tree, dotted, override, read
 from simpar.errors import Problem, ScheduleError
 
@@ -58,8 +58,12 @@ def build(
     *,
     prepare: Callable[[Any], Any] | None = None,
     check: Callable[[T], Iterable[Complaint]] | None = None,
+    terms: Terms | None = None,
 ) -> T:
-    """`load` of a tree that has been read already; raises `ScheduleError` with every problem, however many."""
+    """`load` of a tree that has been read already; raises `ScheduleError` with every problem, however many.
+
+    Arguments: ``terms``, the field's words that the file has under other names, or not at all.
+    """
     from pydantic import ValidationError
 
     root = copy.deepcopy(tree.root)
@@ -69,7 +73,7 @@ def build(
         # JSON mode is strict about scalars and yet takes lists for tuples and mappings for dataclasses.
         value: T = _adapter(kind).validate_json(text, strict=True, extra='forbid')
     except ValidationError as wrong:
-        problems += problems_of(wrong.errors(include_url=False), tree, json_schema(kind))
+        problems += problems_of(wrong.errors(include_url=False), tree, json_schema(kind), terms)
     else:
         problems += [_located(tree, complaint) for complaint in (check(value) if check else ())]
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -41,6 +42,11 @@ def matrix_axes(matrix: Sequence[int], below: int = 1) -> tuple[Axis, ...]:
 
 def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     """The same positions by the fewest axes: those of size 1 left out, neighbours that count on made one."""
+    return _merged(tuple(axes))
+
+
+@lru_cache(maxsize=2**14)
+def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     found: list[Axis] = []
     for axis in axes:
         if found and found[-1].stride == axis.size * axis.stride:
@@ -62,7 +68,11 @@ def minus(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
 
     Raises ``Infeasible`` where axes cannot be parted alike (2 × 3 and 3 × 2 ranks).
     """
-    first, second = tuple(axes), tuple(others)
+    return _minus(tuple(axes), tuple(others))
+
+
+@lru_cache(maxsize=2**14)
+def _minus(first: tuple[Axis, ...], second: tuple[Axis, ...]) -> tuple[Axis, ...]:
     bounds = sorted({bound for axis in (*first, *second) for bound in (axis.stride, axis.size * axis.stride)})
     gone = {atom for axis in second for atom in _atoms(axis, bounds)}
     left = [atom for axis in first for atom in _atoms(axis, bounds) if atom not in gone]
@@ -88,6 +98,11 @@ def complement(world: int, axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
     Raises ``Infeasible`` where the given axes share ranks or do not count them evenly.
     """
+    return _complement(world, tuple(axes))
+
+
+@lru_cache(maxsize=2**14)
+def _complement(world: int, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     left, above = [], world
     for axis in sorted(axes, key=lambda axis: -axis.stride):
         top = axis.size * axis.stride

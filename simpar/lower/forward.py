@@ -5,8 +5,10 @@ Each operator lies as its strategy or its layout says; by degrees; or as what it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby, takewhile
 from math import gcd
 
 from simpar.errors import Infeasible
@@ -18,6 +20,7 @@ from simpar.lower.feed import gathered_input
 from simpar.lower.loss import add_loss
 from simpar.lower.move import Mover
 from simpar.lower.place import Placed, Placer
+from simpar.lower.repeat import Repeats, place_kinds, recorded_for_real
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Flatten, Operator, Reshape, Weighted
@@ -42,7 +45,7 @@ class Source:
     integer: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Forward:
     """Emits one copy of a micro-batch.
 
@@ -54,6 +57,7 @@ class Forward:
         drawn_labels: how labels are drawn, by their count.
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
+        repeats: equal layers are recorded once.
     """
 
     tape: Tape
@@ -69,13 +73,25 @@ class Forward:
     drawn_labels: str
     full_batch: bool
     summed: bool
+    repeats: bool = True
 
     def run(self) -> None:
         """Forward, loss and backward."""
         values = {source.name: self._source(source) for source in self.sources}
-        for place, node in enumerate(self.nodes):
-            self._go_to(self.stages[place], values, self.nodes[place:])
-            values[node.name] = self._node(node, place, values)
+        repeats, real = Repeats(self.tape, self.mover.results), self._real
+        for begin, end in self._layers():
+            self._go_to(self.stages[begin], values, self.nodes[begin:])
+            layer = self.nodes[begin].layer
+            if layer in real:
+                own = self.nodes[begin:end]
+                inside = {node.name for node in own}
+                read = dict.fromkeys(name for node in own for name in node.reads if name not in inside)
+                values.update(
+                    repeats.layer(layer, [values[name] for name in read], [node.operator for node in own],
+                                  partial(self._nodes, begin, end, values), real=real[layer])
+                )  # fmt: skip
+            else:
+                self._nodes(begin, end, values)
         last = self.nodes[-1].name
         self._go_to(self.tape.mesh.stages - 1, values, ())
         add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, values[last],
@@ -85,16 +101,56 @@ class Forward:
         if self.mover.as_compiler:
             self.mover.share()
 
+    def _nodes(self, begin: int, end: int, values: dict[str, Value]) -> list[tuple[str, Value]]:
+        """Record some nodes in order; their values by name."""
+        for place in range(begin, end):
+            node = self.nodes[place]
+            self._go_to(self.stages[place], values, self.nodes[place:])
+            values[node.name] = self._node(node, place, values)
+        return [(node.name, values[node.name]) for node in self.nodes[begin:end]]
+
+    def _layers(self) -> Iterator[tuple[int, int]]:
+        """The places of nodes that are one layer, and of each other node."""
+        begin = 0
+        for layer, own in groupby(self.nodes, key=lambda node: node.layer):
+            count = sum(1 for _ in own)
+            if layer in self._real:
+                yield begin, begin + count
+            else:
+                yield from ((place, place + 1) for place in range(begin, begin + count))
+            begin += count
+
+    @cached_property
+    def _real(self) -> dict[int, bool]:
+        """Layers whose names tell their number, and whether each must be recorded for real."""
+        stage_of: dict[int, set[int]] = {}
+        named = set()
+        for node, stage in zip(self.nodes, self.stages, strict=True):
+            stage_of.setdefault(node.layer, set()).add(stage)
+            named |= set() if node.name.startswith(f'layer{node.layer}.') else {node.layer}
+        layers = [layer for layer, stages in stage_of.items() if layer not in named and len(stages) == 1]
+        if not self.repeats or layers != list(range(len(layers))):
+            return {}
+        kinds = place_kinds([min(stage_of[layer]) for layer in layers])
+        real = recorded_for_real(kinds)
+        return {layer: layer in real for layer in layers}
+
     def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""
+        if self.tape.stage == stage:
+            return
         inputs = {source.name for source in self.sources}
         wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not (name in inputs and self._everywhere(name))]
-            read = {name for op in self.tape.ops for name in op.reads}
-            self.tape.saved |= {values[name].name for name in crossing} & read
+            self.tape.saved |= self._read_before({values[name].name for name in crossing})
             arrived = cross(self.tape, [values[name] for name in crossing])
             values.update(zip(crossing, arrived, strict=True))
+
+    def _read_before(self, names: set[str]) -> set[str]:
+        """Which of these values an operator of the current stage reads."""
+        stages = takewhile(lambda op: op.stage == self.tape.stage, reversed(self.tape.ops))
+        return {name for op in stages for name in op.reads if name in names}
 
     def _everywhere(self, name: str) -> bool:
         """Whether all stages have an input, as the keys of dropout."""

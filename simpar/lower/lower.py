@@ -14,6 +14,7 @@ from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue
 from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import PIPELINE, Mesh
+from simpar.lower.model_graph import ModelGraph
 from simpar.lower.optimizer_parallel import conflicts, shard
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
@@ -54,10 +55,10 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     order = order_of(plan) if order is None else _fitting(order, plan)
     if not order.communicates:
         order = with_communication(order, plan.receive)
-    tape = record(workload, plan, world, order.placement)
+    tape, graph = record(workload, plan, world, order.placement)
     if plan.sum_loss:
         sum_loss(tape)
-    return _Assembly(tape, plan, workload).program(order)
+    return _Assembly(tape, graph, plan, workload).program(order)
 
 
 def order_of(plan: Plan) -> Order:
@@ -86,13 +87,13 @@ def _fitting(order: Order, plan: Plan) -> Order:
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
-    def __init__(self, tape: Tape, plan: Plan, workload: Workload) -> None:
+    def __init__(self, tape: Tape, graph: ModelGraph, plan: Plan, workload: Workload) -> None:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
         self.shards = shard(tape, plan)
         self.exchange = exchange(tape, self.shards)
-        self.recompute = recompute_of(workload, plan)
+        self.recompute = recompute_of(plan, graph)
         own = pieces(tape, self.shards.pieces)
         self.updates = updates(tape, workload, own)
         self.ids = fusion_ids(workload, plan, [piece.parameter for piece in own])

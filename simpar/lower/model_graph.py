@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simpar.lower.forward import Shape, Source
-from simpar.lower.stages import layer_stages, stage_of_layer
+from simpar.lower.stages import layer_stages, layers_of, stage_of_layer
 from simpar.model import INPUT, Embedding, Network, layer_names, network_shapes, reads_of
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.library.gpt import TOKENS, gpt_nodes
@@ -20,7 +20,8 @@ class ModelGraph:
     """One micro-batch of a model.
 
     Arguments: ``shapes`` of all values by name; ``stages``, of each node; ``deviation`` of initial weights;
-    ``drawn_labels``, how labels are drawn, by their count.
+    ``drawn_labels``, how labels are drawn, by their count; ``layers``, how many there are; ``hands_on``: what a layer
+    hands on is kept whatever is recomputed.
     """
 
     nodes: tuple[Node, ...]
@@ -29,6 +30,12 @@ class ModelGraph:
     stages: tuple[int, ...]
     deviation: float
     drawn_labels: str
+    layers: int
+    hands_on: bool
+
+    def in_layer(self, node: Node) -> bool:
+        """Whether a node is in one of the layers, not before or behind them."""
+        return 0 <= node.layer < self.layers
 
 
 def model_graph(workload: Workload, batch: int, stages: int, given: Sequence[int]) -> ModelGraph:
@@ -48,13 +55,19 @@ def _network(workload: Workload, model: Network, batch: int, stages: tuple[int, 
     tokens = f'tokens:{first.vocab}' if isinstance(first, Embedding) else ''
     drawn = tokens or ('mnist' if workload.data == 'mnist' else 'normal:1')
     named = zip(layer_names(model), model.layers, reads_of(model), strict=True)
+    nodes = tuple(
+        Node(name, operator, reads, layer)
+        for (name, operator, reads), layer in zip(named, layers_of(model), strict=True)
+    )
     return ModelGraph(
-        nodes=tuple(Node(*node) for node in named),
+        nodes=nodes,
         sources=(Source(INPUT, shapes[INPUT], drawn, bool(tokens)),),
         shapes=shapes,
         stages=stages,
         deviation=model.weight_deviation,
         drawn_labels='classes',
+        layers=nodes[-1].layer + 1,
+        hands_on=False,
     )
 
 
@@ -74,4 +87,6 @@ def _transformer(model: Transformer, batch: int, stages: int, of_layer: tuple[in
         stages=tuple(place[node.layer] for node in nodes),
         deviation=model.weight_deviation,
         drawn_labels='tokens',
+        layers=model.layers,
+        hands_on=True,
     )

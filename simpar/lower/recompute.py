@@ -9,25 +9,22 @@ with the clone.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.lower.model_graph import ModelGraph
 from simpar.lower.pieces import layer_of
+from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
-from simpar.model import Network, layer_names
 from simpar.plan import Plan
 from simpar.program import OpClass
-from simpar.workload import Workload
 
 RECOMPUTE: Final = 'recompute'
 """The attribute of a clone, and the end of its name."""
 _LOSS: Final = 'loss'
-_LAYER: Final = re.compile(r'layer\d+')
-_CORE: Final = re.compile(r'layer\d+\.attention(?=\.)')
 _SHOWN: Final = 20
 
 
@@ -36,17 +33,18 @@ class Recompute:
     """Which forward ops are run again, and what of their results is kept all the same.
 
     Arguments:
-        regions: whose names begin with this, which is their region; what a region hands on is kept.
-        patterns: or whose names without the phase match one of these, e.g. ``layer*.gelu``.
-        marked: or of these layers of a network.
-        handed_on: regions whose results are kept with ``patterns``, too: the layers of a transformer.
+        regions: by the name of an op without its phase, the region that it belongs to; all of it is run again, and what
+            it hands on is kept. None: no regions.
+        patterns: or ops whose names without the phase match one of these, e.g. ``layer*.gelu``.
+        marked: or of these operators of a network.
+        handed_on: regions whose results are kept with ``patterns``, too: the layers of a model of the library.
         stages: of the pipeline, that do so; empty: all. communication: collectives run again, or their outputs stay.
     """
 
-    regions: re.Pattern[str] | None = None
+    regions: Callable[[str], str] | None = None
     patterns: tuple[str, ...] = ()
     marked: frozenset[str] = frozenset()
-    handed_on: re.Pattern[str] | None = None
+    handed_on: Callable[[str], str] | None = None
     stages: frozenset[int] = frozenset()
     communication: bool = True
 
@@ -65,11 +63,8 @@ class Recompute:
         return self._region(self.regions or self.handed_on, op)
 
     @staticmethod
-    def _region(regions: re.Pattern[str] | None, op: OpClass) -> str:
-        if regions is None or op.kind in ('send', 'recv'):
-            return ''
-        found = regions.match(f'{_bare(op)}.')
-        return found.group() if found else ''
+    def _region(regions: Callable[[str], str] | None, op: OpClass) -> str:
+        return '' if regions is None or op.kind in ('send', 'recv') else regions(_bare(op))
 
     def of_stage(self, stage: int) -> bool:
         """Whether a stage runs anything again."""
@@ -77,26 +72,23 @@ class Recompute:
         return chosen and (not self.stages or stage in self.stages)
 
 
-def recompute_of(workload: Workload, plan: Plan) -> Recompute:
-    """What a plan, and the marks of a network's layers, ask to be recomputed.
+def recompute_of(plan: Plan, graph: ModelGraph) -> Recompute:
+    """What a plan, and the marks of operators, ask to be recomputed.
 
-    Raises ``Infeasible`` where a network is to be recomputed as a transformer is.
+    Raises ``Infeasible`` where attention is to be recomputed and there is none.
     """
     common = Recompute(stages=frozenset(plan.recompute_stages), communication=plan.recompute_communication)
+    layers = regions_of(graph.nodes, {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)})
     if isinstance(plan.recompute, str) and plan.recompute != 'none':
-        if isinstance(workload.model, Network):
-            raise Infeasible(f'plan.recompute: a network has no layers for {plan.recompute}; list names of operators')
-        return replace(common, regions=_LAYER if plan.recompute == 'full' else _CORE)
+        if plan.recompute == 'full':
+            return replace(common, regions=layers)
+        cores = attention_cores(graph.nodes)
+        if not cores:
+            raise Infeasible('plan.recompute: selective runs attention again, and the model has none; write full')
+        return replace(common, regions=regions_of(graph.nodes, cores))
     patterns = () if isinstance(plan.recompute, str) else plan.recompute
-    if isinstance(workload.model, Network):
-        return replace(common, patterns=patterns, marked=frozenset(_marked(workload.model)))
-    return replace(common, patterns=patterns, handed_on=_LAYER)
-
-
-def _marked(model: Network) -> Iterable[str]:
-    """Names of the layers that carry ``recompute``."""
-    layers = zip(layer_names(model), model.layers, strict=True)
-    return (name for name, layer in layers if layer.recompute)
+    marked = frozenset(node.name for node in graph.nodes if getattr(node.operator, 'recompute', False))
+    return replace(common, patterns=patterns, marked=marked, handed_on=layers if graph.hands_on else None)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:

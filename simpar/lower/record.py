@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from simpar.errors import Infeasible
 from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
 from simpar.lower.mesh import Mesh, mesh_of
-from simpar.lower.model_graph import model_graph
+from simpar.lower.model_graph import ModelGraph, model_graph
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
+from simpar.lower.repeat import NotRepeated
 from simpar.lower.tape import Tape
 from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
+
+
+class Recorded(NamedTuple):
+    """A tape, and the graph that is on it."""
+
+    tape: Tape
+    graph: ModelGraph
 
 
 def has_strategies(workload: Workload) -> bool:
@@ -26,10 +35,11 @@ def has_strategies(workload: Workload) -> bool:
     return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
 
 
-def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Tape:
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
     """The ops of one copy of a micro-batch, forward and backward.
 
-    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees
+    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank; ``repeats``: equal layers are
+    recorded once. Raises ``Infeasible`` where degrees
     or a strategy do not fit the operator, the batch or the ranks.
     """
     if plan.redistribution == 'predicted':
@@ -56,7 +66,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     degrees = None
     if mixed or not by_strategies:
         degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel)
-    Forward(
+    forward = Forward(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
         placer=placer,
@@ -70,8 +80,13 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         drawn_labels=graph.drawn_labels,
         full_batch=plan.dataset == 'full-batch' and by_strategies,
         summed=plan.copies_loss == 'sum',
-    ).run()
-    return tape
+        repeats=repeats,
+    )
+    try:
+        forward.run()
+    except NotRepeated:
+        return record(workload, plan, world, placement, repeats=False)
+    return Recorded(tape, graph)
 
 
 def _by_strategies(workload: Workload, plan: Plan) -> bool:
@@ -84,6 +99,10 @@ def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: t
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
     ranks = world // plan.pipeline
+    if plan.data and plan.data * plan.tensor != ranks:
+        raise Infeasible(
+            f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
+        )
     if ranks % plan.tensor:
         raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
     slices = plan.micro_batches * plan.copies

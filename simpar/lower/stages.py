@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.model import Dense, Network
+from simpar.model import Dense, Network, Weighted, layer_names
+
+BLOCK: Final = re.compile(r'[A-Za-z]+\d+(?=_)')
+"""What the names of operators of one block begin with."""
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -41,15 +46,41 @@ def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
-    """For each layer of a network its stage: by marks, or by counts of dense layers, each with what follows it.
+def layers_of(model: Network) -> tuple[int, ...]:
+    """For each operator of a network the layer that it belongs to.
 
-    Arguments: ``given``, dense layers of each stage; empty: equal counts. Raises ``Infeasible`` where these do not fit.
+    Operators whose names begin alike, as ``layer3_up`` and ``layer3_gelu``, are one layer; else a layer is a product
+    with a weight and what follows it, as people count layers.
+    """
+    blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(model)]
+    named = len(set(blocks)) > 1
+    found, layer = [], -1
+    for place, operator in enumerate(model.layers):
+        begins = (
+            blocks[place] not in ('', blocks[place - 1] if place else '') if named else isinstance(operator, Weighted)
+        )
+        layer += begins or layer < 0
+        found.append(layer)
+    return tuple(found)
+
+
+def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
+    """For each operator of a network its stage: by marks, or by counts.
+
+    Arguments: ``given``, of each stage how many layers it holds, or operators, or dense layers, each with what follows
+    it; empty: equal counts of dense layers, or of operators where these are too few. Raises ``Infeasible`` where these
+    do not fit.
     """
     marked = marked_stages([layer.pipeline_stage for layer in model.layers], stages)
     if marked:
         return marked
-    of_dense = iter(stage_of_layer(len(model.dense), stages, given))
+    dense, layers = len(model.dense), layers_of(model)
+    if sum(given) == layers[-1] + 1:
+        of_layer = stage_of_layer(layers[-1] + 1, stages, given)
+        return tuple(of_layer[layer] for layer in layers)
+    if sum(given) == len(model.layers) or (not given and dense < stages):
+        return stage_of_layer(len(model.layers), stages, given)
+    of_dense = iter(stage_of_layer(dense, stages, given))
     found, stage = [], 0
     for layer in model.layers:
         stage = next(of_dense) if isinstance(layer, Dense) else stage

@@ -23,6 +23,9 @@ from simpar.program import Cut, OpClass, Partition, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
 
+Rule = tuple[int, Callable[[], None]]
+"""A stage, and what emits ops of the backward in it."""
+
 
 class Tape:
     """Collects the tensors and op classes of one copy of a micro-batch.
@@ -68,19 +71,20 @@ class Tape:
         self.once: list[OpClass] = []
         self.notes: list[str] = []
         self._shard_group = shard_group
-        self._axes: dict[str, tuple[Axis, ...]] = {}
-        self._layouts: dict[str, TensorLayout] = {}
-        self._pending: dict[str, tuple[Axis, ...]] = {}
-        self._contributions: dict[str, list[Value]] = {}
-        self._backward: list[tuple[int, Callable[[], None]]] = []
+        self._known: dict[tuple[Axis, ...], str] = {}
+        self.layouts: dict[str, TensorLayout] = {}
+        self.pending: dict[str, tuple[Axis, ...]] = {}
+        self.contributions: dict[str, list[Value]] = {}
+        self.rules: list[Rule] = []
 
     # partitions
 
     def partition(self, axes: Sequence[Axis]) -> str:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
-        name = self._registered(self._groups(merged(axes)))
-        self._axes[name] = merged(axes)
-        return name
+        wanted = merged(axes)
+        if wanted not in self._known:
+            self._known[wanted] = self._registered(self._groups(wanted))
+        return self._known[wanted]
 
     def _groups(self, axes: tuple[Axis, ...]) -> Partition:
         """The groups along axes in every stage."""
@@ -124,7 +128,7 @@ class Tape:
     ) -> Value:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
         shards = tuple(Cut(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes)
-        self._layouts[value.name] = value.layout
+        self.layouts[value.name] = value.layout
         partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
         tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
         if tensor.name in self.tensors:
@@ -134,7 +138,7 @@ class Tape:
 
     def place(self, name: str, layout: TensorLayout) -> None:
         """Remember how a tensor lies that is registered by hand."""
-        self._layouts[name] = layout
+        self.layouts[name] = layout
 
     def parameter(self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str) -> Value:
         """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced."""
@@ -156,14 +160,14 @@ class Tape:
 
     def cutting(self, name: str) -> str:
         """The partition of the ranks that hold different shards of a tensor; empty: all hold all of it."""
-        axes = [axis for dim in self._layouts[name].dims for axis in dim]
+        axes = [axis for dim in self.layouts[name].dims for axis in dim]
         return self.partition(axes) if axes else ''
 
     # ops
 
     def emit(self, op: OpClass) -> None:
         """Append an op class to the current stage."""
-        self.ops.append(replace(op, stage=self.stage) if self.stage else op)
+        self.ops.append(op if op.stage == self.stage else replace(op, stage=self.stage))
 
     def emit_compute(
         self,
@@ -196,6 +200,7 @@ class Tape:
                 writes=tuple(writes),
                 accumulates=tuple(accumulates),
                 attributes=attributes or {},
+                stage=self.stage,
             )
         )
 
@@ -225,6 +230,7 @@ class Tape:
                 reads=(source,),
                 writes=(target,),
                 attributes=attributes or {},
+                stage=self.stage,
             )
         )
 
@@ -232,7 +238,7 @@ class Tape:
 
     def on_backward(self, rule: Callable[[], None]) -> None:
         """Remember what to emit when the backward comes by here."""
-        self._backward.append((self.stage, rule))
+        self.rules.append((self.stage, rule))
 
     def backward_of(self, value: Value, rule: Callable[[Value], None]) -> None:
         """Emit what ``rule`` makes of the gradient of a value, once there is one."""
@@ -246,8 +252,8 @@ class Tape:
 
     def backpropagate(self) -> None:
         """Emit the backward ops, the last operator first, each in the stage of its forward."""
-        while self._backward:
-            self.stage, rule = self._backward.pop()
+        while self.rules:
+            self.stage, rule = self.rules.pop()
             rule()
 
     # gradients of values
@@ -273,18 +279,18 @@ class Tape:
     def accumulate(self, value: Value, gradient: Value | None) -> None:
         """Add a part of the gradient of a value, from one of the operators that read it."""
         if gradient is not None and value.needs_gradient:
-            self._contributions.setdefault(value.name, []).append(gradient)
+            self.contributions.setdefault(value.name, []).append(gradient)
 
     def parts(self, value: Value) -> list[Value]:
         """What the readers of a value gave, as sums of those that lie alike: pending sums first."""
-        given = self._contributions.pop(value.name, [])
+        given = self.contributions.pop(value.name, [])
         pending = [part for part in given if part.layout.partial]
         summed = [self._sum(value.name, pending), self._sum(value.name, [p for p in given if not p.layout.partial])]
         return [part for part in summed if part is not None]
 
     def pop(self, value: Value) -> Value | None:
         """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
-        given = self._contributions.pop(value.name, [])
+        given = self.contributions.pop(value.name, [])
         wanted = self.gradient_layout(value)
         pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
         others = [part for part in given if part.layout == wanted]
@@ -315,7 +321,7 @@ class Tape:
             sharded = union(sharded, union(value.layout.cutting, value.layout.partial))
         for parameter in parameters:
             pending = minus(sharded, parameter.layout.cutting) if self.early else parameter.layout.uncut
-            if self._pending.setdefault(parameter.name, pending) != pending:
+            if self.pending.setdefault(parameter.name, pending) != pending:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
 
@@ -324,11 +330,11 @@ class Tape:
         """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
         if not self.degrees or not self.tensor_axes:
             return set()
-        return {name for name, axes in self._pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
+        return {name for name, axes in self.pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
 
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
-        pending = self._pending[parameter]
+        pending = self.pending[parameter]
         return self.partition(pending) if size_of(pending) > 1 else ''
 
     def sharding(self, parameter: str) -> tuple[str, str]:
@@ -338,7 +344,7 @@ class Tape:
         """
         if self.degrees:
             return self.mesh.sharding
-        mirror = self._groups(self._layouts[parameter].uncut)
+        mirror = self._groups(self.layouts[parameter].uncut)
         size = min(self._shard_group or mirror.size, mirror.size)
         if mirror.size % size:
             raise Infeasible(

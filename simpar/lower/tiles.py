@@ -65,6 +65,7 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
         return list(ops)
     found: dict[int, list[OpClass]] = {}
     whole: list[OpClass] = []
+    splits: dict[str, OpClass] = {}
     for pair in _pairs(ops, elsewhere):
         product, collective = ops[pair.product], ops[pair.collective]
         cut = _cut(tape, product, collective, tiles)
@@ -74,7 +75,13 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
             found[pair.product] = []
             found[pair.collective] = _summed(tape, product, collective, cut)
         else:
-            found[pair.collective] = _gathers(tape, collective, cut)
+            split, *gathers = _gathers(tape, collective, cut)
+            # Where two collectives gather one tensor, they share its tiles: the first splits it.
+            first = splits.setdefault(split.name, split)
+            if first.attributes != split.attributes:
+                whole.append(product)
+                continue
+            found[pair.collective] = [split, *gathers] if first is split else gathers
             found[pair.product] = _of_gathered(tape, product, collective, cut, joins=pair.others)
     tape.notes += _notes(whole, tiles)
     return [made for place, op in enumerate(ops) for made in found.get(place, [op])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simpar.layout import TensorLayout
 
@@ -25,4 +25,4 @@ class Value:
 
     def like(self, name: str, layout: TensorLayout | None = None) -> Value:
         """Another value of the same shape, in this layout unless told otherwise."""
-        return replace(self, name=name, layout=layout or self.layout, needs_gradient=True, again=None)
+        return Value(name, self.shape, layout or self.layout)

@@ -53,6 +53,20 @@ class Main:
     output: Pieces
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A primitive at its place in a graph that is searched.
+
+    Arguments: ``shapes`` of what it reads; ``output``, shape of its result; ``compat``, whose search; ``devices``.
+    """
+
+    call: Call
+    shapes: tuple[Shape, ...]
+    output: Shape
+    compat: Compat
+    devices: int
+
+
 @dataclass(frozen=True)
 class Primitive(ABC):
     """One of MindSpore's operators, by its name there.
@@ -86,30 +100,23 @@ class Primitive(ABC):
 
     # double recursive search gives the operators that are not main the strategy of a neighbour
 
-    def output_pieces(self, call: Call, strategy: Strategy, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Strategy) -> Pieces:
         """How its output is split by a strategy; () where that is not known."""
-        del call, shapes, output, compat
+        del use
         return next((dims for dims in strategy if dims), ())
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
-        """What a reader wants of its output, told backward through it; () where that is not known.
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+        """What a reader wants of its output, told backward through it to its first input; () where not known."""
+        return wanted[: len(use.output)]
 
-        Arguments: ``shape`` of what it reads first.
-        """
-        del call, shape, compat, devices
-        return wanted[: len(output)]
-
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Strategy:
+    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
         """A strategy for all that it reads, made of one tensor's pieces."""
-        del call, devices
-        return tuple(same(pieces, shape) for shape in shapes)
+        return tuple(same(pieces, shape) for shape in use.shapes)
 
-    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Strategy:
+    def main_strategy(self, use: Use, main: Main) -> Strategy:
         """Its strategy as a main operator."""
-        del call, devices
-        return (main.first[4 - len(shapes[0]) :], *((1,) * len(shape) for shape in shapes[1:]))
+        first, *others = use.shapes
+        return (main.first[4 - len(first) :], *((1,) * len(shape) for shape in others))
 
 
 def by_rows(count: int, shapes: tuple[Shape, ...]) -> Strategy:

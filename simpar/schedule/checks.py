@@ -90,12 +90,9 @@ def _sequence_parallel(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     key = ('plan', 'sequence_parallel')
     if not plan.sequence_parallel:
         return
-    if isinstance(workload.model, Network):
-        graph = 'cuts a transformer; operators of a network take strategies'
-        yield Complaint(key, graph if workload.model.is_graph else 'a network has no sequence', 'write false')
-    elif plan.tensor == 1:
+    if plan.tensor == 1:
         yield Complaint(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
-    elif workload.model.sequence % plan.tensor:
+    elif isinstance(workload.model, Transformer) and workload.model.sequence % plan.tensor:
         what = f'sequence {workload.model.sequence} does not divide by tensor {plan.tensor}'
         multiple = _multiple(workload.model.sequence, plan.tensor).removeprefix('write ')
         yield Complaint(key, what, f'write false, or a sequence that is {multiple}')

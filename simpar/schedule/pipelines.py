@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
-from simpar.errors import Infeasible, ScheduleError
-from simpar.lower.stages import layer_stages
-from simpar.model import INPUT, Conv2d, Dense, Network, layer_names, reads_of
+from simpar.errors import ScheduleError
+from simpar.lower.stages import layers_of
+from simpar.model import Conv2d, Dense, Network
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
-from simpar.pipeline.orders import named_order
+from simpar.pipeline.orders import ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.schedule.networks import NETWORK, layer_key
+from simpar.schedule.terms import value_term
 from simpar.workload import Workload
 
 MOST_ACTIONS = 2**20
@@ -22,6 +23,11 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
+    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC)
+    term = None if known else value_term(('plan', 'order'), plan.order)
+    if term:
+        yield Complaint(('plan', 'order'), *term)
+        return
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows:
         if len(plan.stages) > 1:
             yield Complaint(('plan', 'stages'), 'stages without a pipeline', 'set pipeline too')
@@ -67,26 +73,27 @@ def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Complaint]:
 def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]:
     model = workload.model
     is_network = isinstance(model, Network)
-    layers = sum(isinstance(layer, Dense) for layer in model.layers) if isinstance(model, Network) else model.layers
-    what = 'dense layers' if is_network else 'layers'
+    counts = {'layers': model.layers} if not isinstance(model, Network) else {
+        'layers': layers_of(model)[-1] + 1, 'operators': len(model.layers), 'dense layers': len(model.dense)
+    }  # fmt: skip
+    most = max(counts.values())
     if isinstance(model, Network):
         yield from _marks(model, order.stages)
-        yield from crossings(model, plan, order.stages)
     if isinstance(plan.stages, str):
         return
+    told = ' or '.join(f'{count} {what}' for what, count in counts.items() if count)
     if plan.stages and len(plan.stages) != order.stages:
         lists = f'lists {len(plan.stages)} stages, but {plan.order} has {order.stages}'
-        yield Complaint(('plan', 'stages'), lists, f'list {order.stages} counts of {what}')
-    elif plan.stages and sum(plan.stages) != layers:
-        lists = f'lists {sum(plan.stages)} {what}, but the model has {layers}'
-        yield Complaint(('plan', 'stages'), lists, f'choose counts whose sum is {layers}')
-    elif not plan.stages and layers < order.stages:
-        few = f'{order.stages} stages for {layers} {what}'
-        yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {max(layers, 1)} stages')
+        yield Complaint(('plan', 'stages'), lists, f'list {order.stages} counts of {" or ".join(counts)}')
+    elif plan.stages and sum(plan.stages) not in counts.values():
+        lists = f'lists {sum(plan.stages)} in all, but the model has {told}'
+        sums = ' or '.join(map(str, sorted({*counts.values()} - {0})))
+        yield Complaint(('plan', 'stages'), lists, f'choose counts whose sum is {sums}')
+    elif not plan.stages and most < order.stages:
+        few = f'{order.stages} stages for {told}'
+        yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {max(most, 1)} stages')
     if is_network and 0 in plan.stages:
-        yield Complaint(
-            ('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {layers}'
-        )
+        yield Complaint(('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {most}')
 
 
 def _marks(model: Network, stages: int) -> Iterator[Complaint]:
@@ -105,38 +112,6 @@ def _marks(model: Network, stages: int) -> Iterator[Complaint]:
     if stage != stages - 1:
         what = f'marks end with stage {stage} of {stages}'
         yield Complaint(NETWORK, what, f'mark a layer with pipeline_stage: {stages - 1}')
-
-
-def crossings(model: Network, plan: Plan, stages: int) -> Iterator[Complaint]:
-    """One value goes from a stage to the next; what else a later stage reads is told at the layer that reads it.
-
-    A dense layer may begin a stage, and what follows it is in its stage, as in lowering.
-    """
-    stage_of = _stages_of_layers(model, plan, stages)
-    made = {INPUT: 0}
-    passed: dict[int, str] = {}
-    for place, (name, reads, stage) in enumerate(zip(layer_names(model), reads_of(model), stage_of, strict=False)):
-        for read in reads:
-            before = next(
-                (one for one in range(made.get(read, stage), stage) if passed.setdefault(one, read) != read), -1
-            )
-            if before >= 0:
-                what = f'reads {read} of stage {made[read]}, but what goes on from stage {before} is {passed[before]}'
-                key = layer_key(model, place, 'of' if hasattr(model.layers[place], 'of') else '')
-                yield Complaint(key, what, 'begin a stage where one value is all that it reads of those before')
-                break
-        made[name] = stage
-
-
-def _stages_of_layers(model: Network, plan: Plan, stages: int) -> tuple[int, ...]:
-    """The stage of each layer; empty where that is not known yet, or is complained of elsewhere."""
-    given = () if isinstance(plan.stages, str) else plan.stages
-    if isinstance(plan.stages, str) and not _marked(model):
-        return ()
-    try:
-        return layer_stages(model, stages, given)
-    except Infeasible:
-        return ()
 
 
 def _marked(model: Network) -> bool:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 
 
 def recompute_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change; names of operators are looked up when it is lowered."""
-    if isinstance(workload.model, Network) and plan.recompute in ('full', 'selective'):
-        what = f'{plan.recompute} is for the layers of a transformer, not for a network'
-        yield Complaint(('plan', 'recompute'), what, 'write none, or a list of names, e.g. [relu0]')
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows and any(plan.recompute_stages):
         what = f'lists {max(plan.recompute_stages)}, but there is one stage, 0, without a pipeline'
         yield Complaint(('plan', 'recompute_stages'), what, 'write [], or set pipeline too')

@@ -8,17 +8,32 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import Complaint, Key, Tree, build, dotted, dump, json_schema, one_screen, override, put, read
+from simpar.document import (
+    Complaint,
+    Key,
+    Terms,
+    Tree,
+    build,
+    dotted,
+    dump,
+    json_schema,
+    one_screen,
+    override,
+    put,
+    read,
+)
 from simpar.errors import Problem, ScheduleError
 from simpar.model import Network
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
+from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network')
+_TERMS: Final = Terms(key=key_term, value=value_term)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +119,7 @@ def load_rows(
     tree = swept_tree(path, overrides, sweeps, _SHORTS)
     known: list[Problem] = []
     try:
-        build(tree, Contents, prepare=_in_full)
+        build(tree, Contents, prepare=_in_full, terms=_TERMS)
     except ScheduleError as wrong:
         known += wrong.problems
     if not isinstance(tree.root, dict):
@@ -131,7 +146,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
     problems: list[Problem] = []
     try:
         tree = row_tree(tree, settings)
-        build(tree, Contents, prepare=_in_full, check=fits)
+        build(tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
         problems += wrong.problems
     if not formed or tree.problems:
@@ -193,7 +208,7 @@ def _in_full(root: Any) -> Any:
 def _attempt(tree: Tree, problems: list[Problem]) -> Contents | None:
     """The contents of a tree, or None and its problems added to the list."""
     try:
-        return build(tree, Contents, prepare=_in_full, check=check)
+        return build(tree, Contents, prepare=_in_full, check=check, terms=_TERMS)
     except ScheduleError as wrong:
         problems += wrong.problems
         return None

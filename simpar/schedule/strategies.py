@@ -8,7 +8,6 @@ from simpar.document import Complaint
 from simpar.lower.record import has_strategies
 from simpar.model import Network
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
-from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
 from simpar.workload import Workload
@@ -16,22 +15,9 @@ from simpar.workload import Workload
 
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
-    if workload.loss_strategy and isinstance(workload.model, Transformer):
-        yield Complaint(('workload', 'loss_strategy'), 'a transformer takes degrees', 'leave it out')
     yield from _loss_fits(workload)
     if isinstance(workload.model, Network):
         yield from layouts_fit(workload.model, plan)
-    if plan.tensor == 1 or plan.search != 'none':
-        return
-    if isinstance(workload.model, Network) and workload.model.is_graph:
-        what = 'is a degree, but operators of this network are cut by strategies, and by batch without'
-        yield Complaint(('plan', 'tensor'), what, 'write 1, and give layers strategies, or search: exact')
-    elif workload.loss_operators != 'one':
-        what = 'is a degree, but operators of the loss are cut by strategies, and by batch without'
-        yield Complaint(('plan', 'tensor'), what, 'write 1, or loss_operators: one')
-    elif has_strategies(workload):
-        what = 'is a degree, but layers of the network have strategies, which say how each is cut'
-        yield Complaint(('plan', 'tensor'), what, 'write 1, or no strategies')
 
 
 def _loss_fits(workload: Workload) -> Iterator[Complaint]:
@@ -41,9 +27,7 @@ def _loss_fits(workload: Workload) -> Iterator[Complaint]:
         if workload.loss_strategies:
             yield Complaint(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')
         return
-    if isinstance(workload.model, Transformer):
-        yield Complaint(operators, "a transformer's loss is one operator", 'write one')
-    elif workload.loss != 'cross-entropy':
+    if workload.loss != 'cross-entropy':
         yield Complaint(operators, f'{workload.loss} is one operator', 'write one, or loss: cross-entropy')
     if workload.loss_strategy:
         what = 'is that of a loss of one operator'

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import prod
 
 from simpar.model.operators.loss import DATASET
-from simpar.model.primitive import Compat, Main, Pieces, Strategy, divisible
+from simpar.model.primitive import Compat, Main, Pieces, Strategy, Use, divisible
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.strategies import Choice
 
@@ -112,21 +112,23 @@ class Spread:
 
     def output_of(self, source: Operator) -> Pieces:
         """How an operator's output is cut."""
-        shapes, output = self.graph.read_shapes(source), self.graph.output_shape(source)
-        return source.kind.output_pieces(source, self.found[source.name], shapes, output, self.compat)
+        return source.kind.output_pieces(self.use(source), self.found[source.name])
+
+    def use(self, operator: Operator) -> Use:
+        """An operator at its place."""
+        shapes, output = self.graph.read_shapes(operator), self.graph.output_shape(operator)
+        return Use(operator, shapes, output, self.compat, self.devices)
 
     def from_outgoing(self, operator: Operator, target: Operator | None) -> Pieces:
         """What a reader wants of the tensor, told backward through the operator; () where that is not known."""
         if target is None:
             return ()
         wanted = self.found[target.name][target.reads.index(operator.writes[0])]
-        shape, output = self.graph.read_shapes(operator)[0], self.graph.output_shape(operator)
-        return operator.kind.input_pieces(operator, wanted, shape, output, self.compat, self.devices)
+        return operator.kind.input_pieces(self.use(operator), wanted)
 
     def assign(self, operator: Operator, pieces: Pieces) -> None:
         """Makes strategies for all inputs out of one tensor's pieces."""
-        shapes = self.graph.read_shapes(operator)
-        self.found[operator.name] = operator.kind.strategy(operator, pieces, shapes, self.devices)
+        self.found[operator.name] = operator.kind.strategy(self.use(operator), pieces)
 
     def own(self, operator: Operator) -> Strategy:
         """A main operator's strategy from its own cuts."""
@@ -135,7 +137,7 @@ class Spread:
             whole = self.devices if self.graph.dataset == 'data_parallel' else 1
             count = min(whole, shapes[0][0])
             return tuple((count, *(1,) * (len(shape) - 1)) if shape else () for shape in shapes)
-        return operator.kind.main_strategy(operator, self.main[operator.name], shapes, self.devices)
+        return operator.kind.main_strategy(self.use(operator), self.main[operator.name])
 
     def scatter(self) -> None:
         """Products whose sum is not yet cut that often: scatter it over the rows."""

@@ -32,6 +32,13 @@ class Result:
         return self.outcome.figures.step if self.outcome.figures and self.outcome.feasible else None
 
     @property
+    def figures(self) -> tuple[object, ...]:
+        """All figures of the row."""
+        found, outcome = self.outcome.figures, self.outcome
+        own = (found.compute, found.exposed, found.idle, found.bubble, found.grades) if found else ()
+        return (self.step, outcome.peak, outcome.device, *own)
+
+    @property
     def sample(self) -> float:
         """Seconds that the step takes for each of its samples; infinite where the row is infeasible."""
         return float('inf') if self.step is None else self.step / self.batch
@@ -67,6 +74,20 @@ class SweepAnswer:
         """The keys that rows set to different values, or that some rows leave."""
         settings = [result.settings for result in self.results]
         return frozenset(key for key in self.keys if any(one.get(key) != settings[0].get(key) for one in settings))
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """The keys that change no figure: feasible rows that differ in one of them alone are alike."""
+        return tuple(key for key in self.keys if key in self.varying and self._changes_nothing(key))
+
+    def _changes_nothing(self, key: str) -> bool:
+        alike: dict[str, list[Result]] = {}
+        for result in self.results:
+            if result.step is not None and key in result.settings:
+                others = {other: value for other, value in result.settings.items() if other != key}
+                alike.setdefault(repr(others), []).append(result)
+        groups = [rows for rows in alike.values() if len(rows) > 1]
+        return bool(groups) and all(row.figures == rows[0].figures for rows in groups for row in rows)
 
     @property
     def batches_differ(self) -> bool:

@@ -61,7 +61,7 @@ def predicted(schedule: Schedule) -> Outcome:
     outcome = Outcome()
     try:
         case = case_of(replace(schedule, against={}))
-        prediction = case.predict()
+        prediction = case.predict(tell=False)
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
         check_memory(case, prediction)
     except SimparError as error:

@@ -207,6 +207,8 @@ def _notes(answer: SweepAnswer) -> Iterator[str]:
         yield '- as a setting: as in the file.'
     if answer.batches_differ:
         yield 'Gain and fastest: by samples a second, for the batches differ.'
+    for key in answer.without_effect:
+        yield f'Note: {key} is without effect here: rows that differ in it alone have the same figures.'
     without = {result.why_no_gain for result in answer.results if result.why_no_gain}
     for reason in sorted(without)[:3]:
         yield f'Note: no gain (?) where the baseline cannot be: {reason}'
@@ -225,6 +227,7 @@ def as_json(answer: SweepAnswer) -> dict[str, Any]:
         'against': dict(answer.against) or None,
         'best': answer.best,
         'rows': [_row(result) for result in answer.results],
+        'without_effect': list(answer.without_effect),
         'notes': list(_notes(answer)),
     }
 

@@ -15,7 +15,7 @@ from simpar.model.keys import Aliases, Cuts, Strategy, Width
 from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
 from simpar.model.ops import Local, Ops, Parameter
-from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, dim_names
+from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, dim_names
 from simpar.model.primitive import Strategy as Pieced
 from simpar.model.products import product_axes, product_ops
 
@@ -34,10 +34,10 @@ class MatrixProduct(Primitive):
         x, weight = shapes
         return operators.matmul(name, x, weight, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
-    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> Pieced:
         """Its operands as they lie, the transposed one turned."""
         first, second = main.first[2:], main.second[2:]
-        return (first[::-1] if call.transpose_a else first, second[::-1] if call.transpose_b else second)
+        return (first[::-1] if use.call.transpose_a else first, second[::-1] if use.call.transpose_b else second)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BiasAddition(Arithmetic):
         names = dim_names(output)
         return Axes(name, (names, names[1:2]), names, shapes, output, names, {})
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """The bias as dim 1."""
         return pieces, pieces[1:2]
 

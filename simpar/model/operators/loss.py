@@ -12,7 +12,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
 from simpar.model.operators.reduce import Reduction, without
 from simpar.model.operators.shape import View, rows_over_all
-from simpar.model.primitive import BOTH, Call, Compat, Main, Pieces, Primitive, Shape, by_rows, dim_names
+from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, by_rows, dim_names
 from simpar.model.primitive import Strategy as Pieced
 
 WHOLE = 'must stay whole'
@@ -40,28 +40,25 @@ class Sum(Reduction):
 class Expanded(View):
     """ExpandDims."""
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """Without the dims that it adds."""
-        return without(wanted, call.axes)
+        return without(wanted, use.call.axes)
 
 
 @dataclass(frozen=True)
 class Squeezed(View):
     """Squeeze."""
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """Without the dims that it drops."""
-        return without(super().output_pieces(call, strategy, shapes, output, compat), call.axes)
+        return without(super().output_pieces(use, strategy), use.call.axes)
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """With the dims that it drops, where all devices are used."""
         spread = list(wanted)
-        for dim in call.axes:
+        for dim in use.call.axes:
             spread.insert(dim, 1)
-        return tuple(spread) if prod(spread) == devices else ()
+        return tuple(spread) if prod(spread) == use.devices else ()
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,9 @@ class Picked(Primitive):
         x, index = shapes
         return operators.gather_elements(name, x, index)
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """Rows over all devices."""
-        return rows_over_all(shapes, devices)
+        return rows_over_all(use.shapes, use.devices)
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,9 @@ class CrossEntropy(Primitive):
         """d0, d1; the classes stay whole, the output is a number."""
         return operators.cross_entropy(name, shapes[0])
 
-    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> Pieced:
         """By rows over as many devices as there are rows."""
-        return by_rows(min(devices, shapes[0][0]), shapes)
+        return by_rows(min(use.devices, use.shapes[0][0]), use.shapes)
 
 
 @dataclass(frozen=True)
@@ -116,12 +113,11 @@ class Sliced(Primitive):
         shorter = {names[dim]: WHOLE for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left}
         return Axes(name, (names,), names, shapes, x, names, shorter)
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """Not known."""
         return ()
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """Whole."""
         return ((1,) * len(pieces),)
 

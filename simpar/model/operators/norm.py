@@ -12,7 +12,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
-from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, dim_names, divisible
+from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, Use, dim_names, divisible
 from simpar.model.primitive import Strategy as Pieced
 
 NORMALISED = 'is normalised over and must stay whole'
@@ -30,13 +30,13 @@ class Normalised(Primitive):
         """d0, d1, ..., the last whole."""
         return operators.layer_norm(name, shapes[0])
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """The last dim whole."""
         return (*pieces[:-1], 1), (1,), (1,)
 
-    def main_strategy(self, call: Call, main: Main, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> Pieced:
         """The last dim whole."""
-        x, *others = super().main_strategy(call, main, shapes, devices)
+        x, *others = super().main_strategy(use, main)
         return ((*x[:-1], 1), *others)
 
 
@@ -48,9 +48,9 @@ class RmsNormalised(Primitive):
         """d0, d1, ..., the last whole."""
         return operators.rms_norm(name, shapes[0])
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """Rows over all devices, whatever its neighbours do."""
-        return (min(devices, shapes[0][0]), *(1,) * (len(shapes[0]) - 1)), (1,)
+        return (min(use.devices, use.shapes[0][0]), *(1,) * (len(use.shapes[0]) - 1)), (1,)
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class SoftmaxOver(Primitive):
         names = dim_names(output)
         return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """The dims that it is over stay whole."""
-        kept = tuple(1 if dim in call.axes else count for dim, count in enumerate(pieces))
-        return (divisible(kept, shapes[0]),)
+        kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(pieces))
+        return (divisible(kept, use.shapes[0]),)
 
 
 LAYER_NORM, RMS_NORM, SOFTMAX = Normalised('LayerNorm'), RmsNormalised('RmsNorm'), SoftmaxOver('Softmax')

@@ -22,7 +22,7 @@ from simpar.model.operators.base import (
     shown,
 )
 from simpar.model.ops import Local, Ops, Parameter, Work, unary
-from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape, divisible
+from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use, divisible
 from simpar.model.primitive import Strategy as Pieced
 
 
@@ -39,17 +39,16 @@ class Elementwise(Primitive):
 class Arithmetic(Elementwise):
     """Double recursive search knows that its inputs may be broadcast."""
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """As the first input of the most dims."""
-        ranks = [len(shape) for shape in shapes]
+        ranks = [len(shape) for shape in use.shapes]
         return strategy[ranks.index(max(ranks))]
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """The same from the last dim on, 1 where it does not divide."""
-        alike = len(shapes[0]) == len(shapes[1])
-        spread = super().strategy(call, pieces, shapes, devices) if alike else broadcast(pieces, shapes)
-        return tuple(map(divisible, spread, shapes))
+        alike = len(use.shapes[0]) == len(use.shapes[1])
+        spread = super().strategy(use, pieces) if alike else broadcast(pieces, use.shapes)
+        return tuple(map(divisible, spread, use.shapes))
 
 
 def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:

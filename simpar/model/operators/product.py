@@ -12,7 +12,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Binary, MisfitError, Sharded, operator, shown
 from simpar.model.ops import Local, Ops, Work
-from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
+from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 
 
@@ -27,19 +27,17 @@ class BatchProduct(Primitive):
         a, b = shapes
         return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """As the first operand; in 2.0 its columns as the second's."""
-        if compat == '2.10':
-            return super().output_pieces(call, strategy, shapes, output, compat)
-        first = next((dims for dims in strategy if dims), ())
-        return (*first[:-1], strategy[1][-2 if call.transpose_b else -1])
+        first = super().output_pieces(use, strategy)
+        columns = -2 if use.call.transpose_b else -1
+        return first if use.compat == '2.10' else (*first[:-1], strategy[1][columns])
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """From the pieces of its output; the contracted axis stays whole."""
         *lead, i, j = pieces
-        first = (*lead, 1, i) if call.transpose_a else (*lead, i, 1)
-        second = (*lead, j, 1) if call.transpose_b else (*lead, 1, j)
+        first = (*lead, 1, i) if use.call.transpose_a else (*lead, i, 1)
+        second = (*lead, j, 1) if use.call.transpose_b else (*lead, 1, j)
         return first, second
 
 

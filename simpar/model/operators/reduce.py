@@ -13,7 +13,7 @@ from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text
-from simpar.model.primitive import Call, Compat, Pieces, Primitive, Shape
+from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 from simpar.program.op import Attribute
 
@@ -26,20 +26,18 @@ class Reduction(Primitive):
         """d0, d1, ..., its result without those that are reduced."""
         return operators.reduction(name, shapes[0], call.axes, keep=call.keep_dims)
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """As its input, without the axes that are gone."""
-        first = super().output_pieces(call, strategy, shapes, output, compat)
-        return first if call.keep_dims else without(first, call.axes)
+        first = super().output_pieces(use, strategy)
+        return first if use.call.keep_dims else without(first, use.call.axes)
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """As its result is wanted; what is reduced stays whole."""
         left = iter(wanted)
         pieces = []
-        for dim in range(len(shape)):
-            reduced = dim in call.axes
-            count = next(left, 1) if not reduced or call.keep_dims else 1
+        for dim in range(len(use.shapes[0])):
+            reduced = dim in use.call.axes
+            count = next(left, 1) if not reduced or use.call.keep_dims else 1
             pieces.append(1 if reduced else count)
         return tuple(pieces)
 

@@ -13,7 +13,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import MisfitError, Sharded, Unary, operator
 from simpar.model.ops import Local, Ops, slice_text, text, unary
-from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape
+from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 
 
@@ -32,36 +32,32 @@ class View(Primitive):
 class Reshaped(View):
     """Reshape: pieces go to the dims that they divide."""
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """Those of its input, dealt to the dims of its result."""
-        first = super().output_pieces(call, strategy, shapes, output, compat)
-        return reshaped(shapes[0], output, first, compat)
+        first = super().output_pieces(use, strategy)
+        return reshaped(use.shapes[0], use.output, first, use.compat)
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """Those that its result is wanted in, dealt to the dims of its input."""
-        return reshaped(output, shape, wanted, compat)
+        return reshaped(use.output, use.shapes[0], wanted, use.compat)
 
 
 @dataclass(frozen=True)
 class Flattened(View):
     """Flatten: split by rows over all devices, whatever its neighbours do."""
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """The pieces of all dims behind the first in one."""
-        first = super().output_pieces(call, strategy, shapes, output, compat)
+        first = super().output_pieces(use, strategy)
         return (first[0], prod(first[1:]))
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """Not known."""
         return ()
 
-    def strategy(self, call: Call, pieces: Pieces, shapes: tuple[Shape, ...], devices: int) -> Pieced:
+    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """Rows over all devices."""
-        return rows_over_all(shapes, devices)
+        return rows_over_all(use.shapes, use.devices)
 
 
 @dataclass(frozen=True)
@@ -74,16 +70,14 @@ class Transposed(Primitive):
         """d0, d1, ... in another order."""
         return operators.transpose(name, shapes[0], call.permutation)
 
-    def output_pieces(self, call: Call, strategy: Pieced, shapes: tuple[Shape, ...], output: Shape,
-                      compat: Compat) -> Pieces:  # fmt: skip
+    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """In the order of its result."""
-        first = super().output_pieces(call, strategy, shapes, output, compat)
-        return tuple(first[dim] for dim in call.permutation)
+        first = super().output_pieces(use, strategy)
+        return tuple(first[dim] for dim in use.call.permutation)
 
-    def input_pieces(self, call: Call, wanted: Pieces, shape: Shape, output: Shape, compat: Compat,
-                     devices: int) -> Pieces:  # fmt: skip
+    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """2.10 permutes forward where it goes backward; 2.0 does not know."""
-        return () if compat == '2.0' else tuple(wanted[dim] for dim in call.permutation)
+        return () if use.compat == '2.0' else tuple(wanted[dim] for dim in use.call.permutation)
 
 
 def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> Pieced:

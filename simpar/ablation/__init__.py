@@ -1,0 +1,7 @@
+"""Ablation: which of the keys that a user wrote change nothing, found by leaving them out."""
+
+from simpar.ablation.baseline import unchanged_baseline as unchanged_baseline
+from simpar.ablation.find import without_effect as without_effect
+from simpar.ablation.links import unused_links as unused_links
+
+__all__ = ['unchanged_baseline', 'unused_links', 'without_effect']

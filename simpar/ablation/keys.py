@@ -1,0 +1,120 @@
+"""Keys: what a user wrote into a schedule, each with its value and where the dataclasses have it; leaving them out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from typing import Any, Final
+
+from simpar.model import Network
+from simpar.plan import Plan
+from simpar.schedule import Schedule
+from simpar.workload import MODEL, Workload
+
+Path = tuple[str | int, ...]
+_OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'AdamW': 'adamw'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key with a default.
+
+    Arguments: ``name``, dotted, as a user writes it; ``path``, names of fields and places in tuples, from the workload
+    or the plan on; ``default``; ``item``, the place of one item of its list, where that alone is meant.
+    """
+
+    name: str
+    path: Path
+    value: Any
+    default: Any
+    item: int | None = None
+
+    @property
+    def field(self) -> str:
+        """Its last part, under which rules have it."""
+        return str(self.path[-1])
+
+    @property
+    def rule(self) -> str:
+        """``plan.zero``, ``workload.loss``, ``layer.recompute``: what rules call it."""
+        owner = 'layer' if 'layers' in self.path[:-1] else str(self.path[0])
+        return f'{owner}.{self.field}'
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has another value than its default."""
+        return self.item is not None or self.value != self.default
+
+    @property
+    def shown(self) -> Any:
+        """Its value, or that of its item, as a file holds it."""
+        found = self.value if self.item is None else self.value[self.item]
+        return list(found) if isinstance(found, tuple) else dict(found) if isinstance(found, Mapping) else found
+
+    def items(self) -> Iterator[Key]:
+        """The items of a list of several as keys of their own."""
+        if isinstance(self.value, tuple) and len(self.value) > 1:
+            for place in range(len(self.value)):
+                yield replace(self, name=f'{self.name}.{place}', item=place)
+
+
+def written_keys(schedule: Schedule) -> Iterator[Key]:
+    """Every key with a default that the file has, or whose value is another; strategies and names are not asked for."""
+    wanted = {tuple(str(part) for part in key) for key in schedule.origins}
+    for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
+        if key.is_set or tuple(key.name.split('.')) in wanted:
+            yield key
+
+
+def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Iterator[Key]:
+    workload = schedule.workload
+    yield from _of(workload, 'workload', ('workload',))
+    name = _OPTIMIZERS[type(workload.optimizer).__name__]
+    yield from _of(workload.optimizer, f'workload.optimizer.{name}', ('workload', 'optimizer'))
+    model = workload.model
+    if not isinstance(model, Network):
+        yield from _of(model, 'workload.transformer', ('workload', 'model'))
+        return
+    yield from _of(model, 'workload.network', ('workload', 'model'))
+    listed = 'workload.network' + ('.layers' if ('workload', 'network', 'layers') in wanted else '')
+    for place, layer in enumerate(model.layers):
+        yield from _of(layer, f'{listed}.{place}.{layer.key}', ('workload', 'model', 'layers', place))
+
+
+def _of(owner: Any, name: str, path: Path) -> Iterator[Key]:
+    for field in fields(owner):
+        default = _default(field)
+        if default is not MISSING and field.name not in ('model', 'optimizer', MODEL):
+            value = getattr(owner, field.name)
+            yield Key(name=f'{name}.{field.name}', path=(*path, field.name), value=value, default=default)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def left_out(workload: Workload, plan: Plan, keys: Collection[Key]) -> tuple[Workload, Plan]:
+    """The workload and the plan without some keys."""
+    items: dict[Path, set[int]] = {}
+    for key in keys:
+        if key.item is None:
+            value = key.default
+        else:
+            gone = items.setdefault(key.path, set())
+            gone.add(key.item)
+            value = tuple(one for place, one in enumerate(key.value) if place not in gone)
+        if key.path[0] == 'plan':
+            plan = replace(plan, **{key.field: value})
+        else:
+            workload = _put(workload, key.path[1:], value)
+    return workload, plan
+
+
+def _put(node: Any, path: Path, value: Any) -> Any:
+    """A frozen value, or a tuple of them, with another one at a path."""
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(first, int):
+        return (*node[:first], _put(node[first], tuple(rest), value), *node[first + 1 :])
+    return replace(node, **{first: _put(getattr(node, first), tuple(rest), value)})

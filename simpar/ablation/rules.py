@@ -1,0 +1,228 @@
+"""Rules: when a key can have no effect, when it surely has one, and what to say of one that was found to have none.
+
+They only spare lowering: a key of which no rule says anything is left out, and the programs are compared.
+``tests/test_without_effect.py`` holds every rule by lowering random schedules without the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Final
+
+from simpar.ablation.facts import Facts
+from simpar.ablation.keys import Key
+from simpar.model import Network, layer_names
+
+Rule = Callable[[Facts], str]
+"""Why a key can have no effect; empty where it may have one."""
+
+
+def _if(condition: Callable[[Facts], bool], why: str) -> Rule:
+    return lambda facts: why if condition(facts) else ''
+
+
+def _shards(facts: Facts) -> str:
+    """Of keys that say how optimizer parallelism shards."""
+    if not facts.asks_shards:
+        return 'nothing is sharded: there is no zero, hsdp or shard'
+    return '' if facts.sharded else _no_shards(facts)
+
+
+def _no_shards(facts: Facts) -> str:
+    if facts.plan.data == 1:
+        return 'data is 1: there are no data ranks to shard over'
+    return 'no parameter is sharded: each is on one rank alone, unsharded, below shard_threshold, or does not divide'
+
+
+def _shards_asked(facts: Facts) -> str:
+    """Of keys that say what stays unsharded, and so may be why nothing is sharded."""
+    if facts.asks_shards and facts.plan.data > 1:
+        return ''
+    return _shards(facts)
+
+
+def _order(facts: Facts) -> str:
+    if facts.asked.rows:
+        return 'rows stand in its place'
+    return 'there is one stage, no pipeline' if facts.one_stage else ''
+
+
+def _chunks(facts: Facts) -> str:
+    return 'rows say which stages there are' if facts.asked.rows else ''
+
+
+def _recompute(facts: Facts) -> str:
+    return '' if facts.asks_recompute else 'nothing is recomputed'
+
+
+def _communication(facts: Facts) -> str:
+    return _recompute(facts) or ('' if facts.communicates else 'no rank communicates')
+
+
+def _fusion(facts: Facts) -> str:
+    return '' if facts.sums_gradients or facts.sharded else 'no gradient and no weight travels between ranks'
+
+
+def _gathers(facts: Facts) -> str:
+    return _shards(facts) or ('' if facts.gathered else 'no weight is gathered where it is used')
+
+
+def _fused_ids(facts: Facts) -> str:
+    if facts.plan.fusion != 'ids':
+        return f'fusion is {facts.plan.fusion}, not ids'
+    return 'plan.fusion_ids says it' if facts.plan.fusion_ids else _fusion(facts)
+
+
+INERT: Final[Mapping[str, Rule]] = {
+    'plan.order': _order,
+    'plan.chunks': _chunks,
+    'plan.stages': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
+    'plan.receive': _if(lambda facts: not facts.sends, 'no stage sends to another'),
+    'plan.exchange': _if(lambda facts: not facts.sends, 'no stage sends to another'),
+    'plan.copies_loss': _if(lambda facts: facts.plan.copies == 1, 'there is one copy'),
+    'plan.streams': _if(lambda facts: not facts.communicates, 'no rank communicates'),
+    'plan.overlap': _if(lambda facts: not facts.communicates, 'no rank communicates'),
+    'plan.compat': _if(
+        lambda facts: facts.asked.search not in ('sharding-propagation', 'double-recursive'),
+        'it is the version of sharding-propagation and double-recursive search',
+    ),
+    'plan.objective': _if(lambda facts: facts.asked.search != 'exact', 'it is what an exact search minimises'),
+    'plan.recompute_stages': _recompute,
+    'plan.recompute_communication': _communication,
+    'plan.gather': _shards,
+    'plan.shard_group': _shards,
+    'plan.shard_threshold': _shards_asked,
+    'plan.unsharded': _shards_asked,
+    'plan.accumulate': _shards,
+    'plan.prefetch': _gathers,
+    'plan.reduce_gradients': _if(lambda facts: not facts.sums_gradients, 'no gradient is summed over ranks'),
+    'plan.fusion': _fusion,
+    'layer.comm_fusion': _fused_ids,
+    'layer.pipeline_stage': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
+}
+"""Keys of which no value has any effect, with why; told of default values, too."""
+
+
+def _asks_alone(facts: Facts) -> bool:
+    """Whether no more than one key asks for optimizer parallelism."""
+    return sum((facts.asked.zero > 0, facts.asked.hsdp != 'off', bool(facts.asked.shard))) <= 1
+
+
+def _asked(facts: Facts) -> str:
+    """Of the key that asks for optimizer parallelism; MindSpore's search reads it, too."""
+    if facts.sharded or not _asks_alone(facts) or facts.asked.search == 'double-recursive':
+        return ''
+    return _no_shards(facts)
+
+
+IDLE: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), _asked),
+    'plan.tiles': _if(lambda facts: not facts.tiled, 'no product that divides stands next to its sum or gather'),
+    'plan.sum_loss': _if(lambda facts: not facts.sums_loss, 'all ranks hold the same loss'),
+}
+"""Keys whose value, another than the default, has no effect."""
+
+
+def _marks(facts: Facts) -> bool:
+    layers = facts.workload.model.layers if isinstance(facts.workload.model, Network) else ()
+    return any(getattr(layer, 'recompute', False) for layer in layers)
+
+
+def _always(facts: Facts) -> bool:
+    return True
+
+
+_STAND_IN_THE_PROGRAM: Final = (
+    *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
+    *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
+    *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'weight_deviation', 'learning_rate', 'master_weights'),
+    *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
+    *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
+)
+_SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'name', 'pipeline_stage')
+"""Layers: what says the same as leaving it out is spelled out, not without effect."""
+
+EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
+    **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
+    **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
+    **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
+    'workload.weight_deviation': lambda facts: facts.draws_weights,
+    'plan.sequence_parallel': lambda facts: facts.plan.tensor > 1,
+    'plan.copies_loss': lambda facts: facts.plan.copies > 1,
+    'plan.sum_loss': lambda facts: facts.sums_loss,
+    'plan.tiles': lambda facts: facts.tiled,
+    'plan.streams': lambda facts: facts.communicates,
+    **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), lambda facts: facts.sharded and _asks_alone(facts)),
+    'plan.recompute': lambda facts: bool(facts.recomputed) and not _marks(facts),
+    'plan.fusion': lambda facts: facts.plan.fusion != 'layer' and bool(facts.sums_gradients or facts.sharded),
+}
+"""Keys whose value, another than the default, surely has an effect: it stands in the program, or what it makes does."""
+
+
+def effective(key: Key, facts: Facts) -> bool:
+    """Whether a key, or an item of its list, surely has an effect."""
+    if key.item is not None:
+        return False
+    if key.rule == 'layer.recompute':
+        return facts.plan.recompute in ('none', ()) and _layer(key, facts) in facts.recomputed
+    return key.rule in EFFECTIVE and EFFECTIVE[key.rule](facts)
+
+
+def idle(key: Key, facts: Facts) -> str:
+    """Why a key, or an item of its list, has no effect; empty where it may have one."""
+    if key.rule == 'plan.unsharded' and key.item is not None:
+        matched = any(fnmatchcase(name, key.value[key.item]) for name in facts.parameters)
+        return '' if matched else 'it is the name of no parameter'
+    if key.rule == 'layer.recompute' and _layer(key, facts) not in facts.recomputed:
+        return 'the backward needs nothing of it, or its stage recomputes nothing'
+    return IDLE[key.rule](facts) if key.rule in IDLE and key.item is None else ''
+
+
+def _layer(key: Key, facts: Facts) -> str:
+    """The name of the layer that a key is of."""
+    model, place = facts.workload.model, key.path[-2]
+    return layer_names(model)[place] if isinstance(model, Network) and isinstance(place, int) else ''
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    'plan.order': 'it comes to the same actions',
+    'plan.stages': 'these are the stages without it, too',
+    'plan.receive': 'every receive waits for that computation anyway',
+    'plan.exchange': 'what is sent and received waits alike without it',
+    'plan.dataset': 'every rank reads the same samples without it',
+    'plan.device_matrix': 'no layout names its axes',
+    'plan.redistribution': 'no value is redistributed another way',
+    'plan.all_to_all': 'no redistribution uses an all-to-all',
+    'plan.sequence_parallel': 'tensor is 1: there is nothing to shard the sequence over',
+    'plan.search': 'what it finds is how layers are cut without it',
+    'plan.compat': 'both versions find the same',
+    'plan.objective': 'bytes find the same strategies',
+    'plan.recompute': 'the backward needs nothing of what it names',
+    'plan.recompute_stages': 'no other stage has anything to recompute',
+    'plan.recompute_communication': 'no collective is among what is recomputed',
+    'plan.shard_threshold': 'the same parameters are sharded without it',
+    'plan.unsharded': 'the parameters that it names are not sharded anyway, or there are none',
+    'plan.prefetch': 'weights are gathered at the same places without it',
+    'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
+    'workload.weight_deviation': 'no initial weight is drawn from a normal distribution',
+}
+_SAME: Final = 'the program is the same without it'
+_NOT_LISTED: Final = {'reduce_gradients': 'enable_grad_comm_opt', 'prefetch': 'enable_opt_shard_comm_opt'}
+
+
+def words(key: Key, facts: Facts) -> str:
+    """Why the program is the same without a key, or an item of its list."""
+    if key.field in _NOT_LISTED and not isinstance(facts.plan.overlap, str):
+        if _NOT_LISTED[key.field] not in facts.plan.overlap:
+            return f'plan.overlap does not list {_NOT_LISTED[key.field]}'
+        return 'plan.overlap says it'
+    if key.rule == 'plan.reduce' and facts.plan.tensor == 1:
+        return 'tensor is 1: it is about sums over tensor ranks (values with strategies are summed late)'
+    if key.rule == 'plan.reduce':
+        return "no activation's gradient is summed over tensor ranks another way"
+    if key.rule in ('plan.zero', 'plan.hsdp', 'plan.shard') and not facts.sharded:
+        return _no_shards(facts)
+    if key.rule == 'plan.fusion':
+        return f'predicted as fastest: {facts.plan.fusion}, as without it'
+    return _WORDS.get(key.rule, _SAME)

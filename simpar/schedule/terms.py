@@ -1,0 +1,116 @@
+"""Terms: what to say of an unknown key or value that is a word of the field, or one of ours in the wrong place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final, NamedTuple
+
+from simpar.document import Key
+from simpar.plan import Plan
+from simpar.schedule.vocabulary import (
+    ABSENT,
+    ABSENT_LAYERS,
+    ABSENT_ORDERS,
+    AROUND,
+    FAMILIES,
+    KEYS,
+    LAYERS,
+    TRANSFORMER,
+    VALUES,
+)
+from simpar.workload import Transformer, Workload
+
+NOT_MODELLED: Final = 'docs/costs.md#what-is-not-modelled'
+
+
+class Told(NamedTuple):
+    """What is said of a word, and what to write instead."""
+
+    what: str
+    instead: str
+
+
+def _by_word(table: Mapping[str, str]) -> dict[str, str]:
+    return {word: name for name, words in table.items() for word in words.split()}
+
+
+_WRITE: Final = _by_word(KEYS)
+_IS_ABSENT: Final = _by_word(ABSENT)
+_LAYER_WORDS: Final = _by_word(LAYERS)
+_HOMES: Final = {
+    field.name: f'{owner}{field.name}'
+    for kind, owner in ((Transformer, TRANSFORMER), (Workload, 'workload.'), (Plan, 'plan.'))
+    for field in fields(kind)
+    if field.name != 'model'
+}
+"""Our own keys, for those in the wrong place."""
+_CHOSEN: Final = ('attention', 'precision', 'gradients', 'order', 'optimizer', 'zero', 'recompute', 'search')
+_OTHER_VALUES: Final = {
+    (name.split()[0], word.replace('_', '')): name.split()[1]
+    for name, words in VALUES.items()
+    for word in words.split()
+}
+
+
+def plain(word: str) -> str:
+    """A word in lower case, its parts joined by ``_``: ``numLayers``, ``--num-layers`` are ``num_layers``."""
+    parted = re.sub(r'(?<=[a-z0-9])(?=[A-Z][a-z])', '_', word[:60])
+    return re.sub(r'[^a-z0-9]+', '_', parted.lower()).strip('_')
+
+
+def key_term(key: Key) -> Told | None:
+    """What to say of an unknown key that is a word of the field; None of others."""
+    *above, word = map(str, key)
+    if above[:2] == ['workload', 'network'] and len(above) > 2:
+        return _layer_term(plain(word))
+    known = _known(plain(word))
+    if absent := _absent_of(known):
+        return absent
+    if known not in _WRITE:
+        home = _HOMES.get(word, '')
+        return Told('unknown key', f'write {home}') if home else None
+    place, colon, value = _WRITE[known].partition(': ')
+    owner, _, name = place.rpartition('.')
+    if owner.startswith('workload.optimizer') and above[:2] == ['workload', 'optimizer']:
+        owner = '.'.join(above)
+    short = name if owner == '.'.join(above) else place
+    return Told('unknown key', f'write {short}{colon}{value}')
+
+
+def _known(word: str) -> str:
+    """The word, or what is left of it without what many words have around them, if that is in a table."""
+    shorter = AROUND.sub('', word, count=1)
+    tries = (word, shorter, AROUND.sub('', shorter))
+    return next((one for one in tries if one in _WRITE or one in _IS_ABSENT), word)
+
+
+def _absent_of(word: str) -> Told | None:
+    """Of a word for what is not modelled."""
+    family = next((what for pattern, what in FAMILIES.items() if re.search(pattern, word)), '')
+    found = _IS_ABSENT.get(word, '' if word in _WRITE else family)
+    return _absent(found) if found else None
+
+
+def _layer_term(word: str) -> Told | None:
+    """Of a kind or key of a network's layers."""
+    if word in ABSENT_LAYERS.split():
+        return _absent(f'{word} as a layer of a network')
+    return Told('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
+
+
+def value_term(key: Key, value: str) -> Told | None:
+    """What to say of an unknown value that is a word of the field; None of others."""
+    name, known = str(key[-1]), plain(value)
+    # Classes of torch are written together: ScheduleInterleaved1F1B.
+    found = _OTHER_VALUES.get((name, known.replace('_', '')))
+    if found:
+        return Told(f'unknown value (got "{value[:38]}")', f'write {found}')
+    if name == 'order' and known in ABSENT_ORDERS.split():
+        return _absent(f'the order {value[:38]}')
+    return _absent_of(known) if name in _CHOSEN else None
+
+
+def _absent(what: str) -> Told:
+    return Told(f'not modelled: {what}', f'see {NOT_MODELLED}')

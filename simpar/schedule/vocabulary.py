@@ -1,0 +1,230 @@
+"""Vocabulary: the field's words for what a schedule has under another name, and for what is not modelled.
+
+The words are those of Megatron-LM, torch, DeepSpeed, MindSpore, MaxText and Hugging Face, in lower case with ``_``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+TRANSFORMER: Final = 'workload.transformer.'
+KEYS: Final[Mapping[str, str]] = {
+    'plan.tensor': 'tp tp_size tensor_parallel tensor_parallelism tensor_parallel_size tensor_parallel_degree mp '
+    'tensor_model_parallel tensor_model_parallel_size model_parallel model_parallel_size ici_tensor_parallelism',
+    'plan.data': 'dp dp_size data_parallel data_parallelism data_parallel_size data_parallel_degree num_replicas '
+    'replicas ici_data_parallelism dcn_data_parallelism data_parallel_replicate_degree',
+    'plan.pipeline': 'pp pp_size pipeline_parallel pipeline_parallelism pipeline_parallel_size pipeline_stages '
+    'pipeline_parallel_degree pipeline_model_parallel pipeline_model_parallel_size num_stages '
+    'ici_pipeline_parallelism dcn_pipeline_parallelism',
+    'plan.chunks': 'virtual_pipeline virtual_pipeline_parallel vpp vpp_size virtual_pp virtual_stages interleave '
+    'virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size num_virtual_stages model_chunks '
+    'pp_interleave_num num_virtual_stages_per_pipeline_rank num_model_chunks',
+    'plan.sequence_parallel': 'sp sequence_parallelism use_sequence_parallel enable_sequence_parallel use_seq_parallel '
+    'megatron_sp sequence_parallel_enabled',
+    'plan.micro_batches': 'gradient_accumulation_steps gradient_accumulation accumulate_grad_batches grad_accum '
+    'accumulation_steps accumulate_steps grad_accumulation_steps num_microbatches num_micro_batches micro_batch_num '
+    'microbatches n_microbatches num_pipeline_microbatches micro_batches_num pipeline_parallel_microbatches',
+    'plan.copies': 'micro_batch_interleaved micro_batch_interleave_num multi_copy num_copies multi_copies',
+    'plan.order': 'pipeline_schedule pipeline_parallel_schedule pp_schedule pipeline_scheduler pipeline_order schedule',
+    'plan.stages': 'pipeline_split pipeline_split_points pipeline_layers decoder_first_pipeline_num_layers '
+    'decoder_last_pipeline_num_layers pipeline_model_parallel_layout offset',
+    'plan.recompute: full, or selective': 'activation_checkpointing activation_checkpoint gradient_checkpointing remat '
+    'recompute_granularity recompute_activations checkpoint_activations remat_policy full_recompute select_recompute '
+    'selective_recompute activation_recomputation recomputation recompute_modules selective_ac_option',
+    'plan.zero: 3': 'fsdp fsdp2 fully_shard fully_sharded full_shard zero3 zero_3 ici_fsdp_parallelism fsdp_size '
+    'use_fsdp data_parallel_shard_degree torch_fsdp2 use_torch_fsdp2 use_megatron_fsdp',
+    'plan.zero: 2': 'zero2 zero_2 shard_grad_op',
+    'plan.zero: 1': 'distributed_optimizer use_distributed_optimizer zero1 zero_1 shard_optimizer_state '
+    'zero_redundancy_optimizer optimizer_state_sharding',
+    'plan.zero': 'zero_stage zero_optimization zero_optimization_stage zero_level deepspeed_stage',
+    'plan.hsdp': 'enable_parallel_optimizer parallel_optimizer optimizer_parallel optimizer_level '
+    'optimizer_weight_shard parallel_optimizer_config',
+    'plan.shard_group': 'optimizer_weight_shard_size hybrid_shard_size hpz_partition_size zero_hpz_partition_size '
+    'mics_shard_size num_distributed_optimizer_instances',
+    'plan.shard_threshold': 'parallel_optimizer_threshold param_persistence_threshold min_num_params '
+    'stage3_param_persistence_threshold',
+    'plan.reduce_gradients': 'overlap_grad_reduce overlap_comm overlap_reduce delay_grad_reduce ddp_overlap',
+    'plan.prefetch': 'overlap_param_gather forward_prefetch backward_prefetch prefetch_factor prefetch_distance '
+    'stage3_prefetch_bucket_size limit_all_gathers',
+    'plan.fusion': 'bucket_size bucket_cap_mb ddp_bucket_size reduce_bucket_size allgather_bucket_size '
+    'all_reduce_fusion_config comm_fusion allreduce_bucket_size bucket_size_mb gradient_fusion',
+    'plan.tiles': 'tp_comm_overlap async_tp coc mc2 interleaved_matmul_comm async_tensor_parallel use_ascend_coc',
+    'plan.all_to_all': 'enable_alltoall enable_all2all alltoall all2all',
+    'plan.dataset': 'dataset_strategy full_batch',
+    'plan.device_matrix': 'device_mesh mesh mesh_shape device_arrangement',
+    'plan.search': 'search_mode auto_parallel_search_mode strategy_search_mode parallel_mode auto_parallel',
+    'workload.batch': 'global_batch_size batch_size train_batch_size gbs global_batch',
+    'workload.batch, that times data, micro_batches and copies': 'micro_batch_size microbatch_size mbs '
+    'local_batch_size train_micro_batch_size_per_gpu per_device_batch_size per_device_train_batch_size '
+    'batch_size_per_gpu '
+    'micro_batch_size_per_gpu',
+    f'{TRANSFORMER}layers': 'num_layers n_layer n_layers num_hidden_layers base_num_decoder_layers depth num_blocks '
+    'number_of_layers',
+    f'{TRANSFORMER}hidden': 'hidden_size d_model n_embd embed_dim embedding_dim base_emb_dim model_dim emb_dim '
+    'hidden_dim',
+    f'{TRANSFORMER}heads': 'num_attention_heads num_heads n_head n_heads attention_heads base_num_query_heads '
+    'num_query_heads',
+    f'{TRANSFORMER}sequence': 'seq_length seq_len sequence_length max_position_embeddings max_seq_len n_ctx '
+    'max_sequence_length max_target_length context_length encoder_seq_length max_seq_length',
+    f'{TRANSFORMER}vocab': 'vocab_size padded_vocab_size vocabulary vocabulary_size n_vocab',
+    f'{TRANSFORMER}ffn': 'ffn_hidden_size intermediate_size d_ff mlp_dim base_mlp_dim ffn_dim n_inner mlp_hidden_size '
+    'feed_forward feedforward ffn_size',
+    f'{TRANSFORMER}kv_heads': 'num_query_groups num_key_value_heads n_kv_heads num_kv_heads base_num_kv_heads gqa '
+    'group_query_attention n_kv_head kv_groups',
+    f'{TRANSFORMER}tied': 'tie_word_embeddings tie_embeddings share_embeddings_and_output_weights tie_weights '
+    'share_embeddings logits_via_embedding untie_embeddings_and_output_weights',
+    f'{TRANSFORMER}attention: flash': 'flash_attention use_flash_attn use_flash_attention flash_attn sdpa '
+    'attn_implementation attention_backend attention_implementation',
+    f'{TRANSFORMER}dropout': 'hidden_dropout attention_dropout dropout_rate dropout_prob resid_pdrop attn_pdrop '
+    'embd_pdrop',
+    f'{TRANSFORMER}weight_deviation': 'init_method_std initializer_range init_std initial_deviation',
+    'workload.optimizer.adam.learning_rate': 'lr step_size',
+    'workload.optimizer.adam.beta1': 'adam_beta1 betas b1',
+    'workload.optimizer.adam.beta2': 'adam_beta2 b2',
+    'workload.optimizer.adam.epsilon': 'eps adam_eps adam_epsilon',
+    'workload.optimizer.adamw.weight_decay': 'wd decay',
+    'workload.optimizer.adamw': 'adam_w fused_adam',
+    'workload.optimizer.adam.master_weights': 'main_params master_params fp32_master_weights main_weights',
+    'workload.clip_norm': 'clip_grad gradient_clipping max_grad_norm grad_clip clip_grad_norm gradient_clip_val '
+    'grad_clip_norm',
+    'workload.loss_scale': 'initial_loss_scale static_loss_scale loss_scaling loss_scale_value',
+    'workload.precision': 'bf16 fp16 fp32 dtype params_dtype torch_dtype compute_dtype mixed_precision amp '
+    'param_dtype data_type half bfloat16 float16',
+    'workload.gradients': 'grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 reduce_dtype grad_dtype main_grads '
+    'main_grads_dtype gradient_dtype data_types_grad_accum_dtype',
+    'cluster.nodes': 'nnodes num_nodes n_nodes servers',
+    'cluster.devices': 'gpus_per_node devices_per_node nproc_per_node gpus num_gpus n_gpus world_size num_devices '
+    'device_num ranks',
+    'cluster': 'hardware machine system topology accelerator',
+}
+"""What to write, and the words that mean it."""
+ABSENT: Final[Mapping[str, str]] = {
+    'context parallelism': 'cp cp_size context_parallel context_parallelism context_parallel_size cp_comm_type '
+    'context_parallel_degree ici_context_parallelism ring_attention ring ring_degree ulysses ulysses_sp ulysses_degree '
+    'sequence_parallel_size sequence_parallel_degree ds_sequence_parallel_size ici_sequence_parallelism '
+    'context_parallel_algo usp striped_attention',
+    'expert parallelism': 'ep ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree '
+    'expert_model_parallel_size ici_expert_parallelism expert_tensor_parallel_size etp expert',
+    'a mixture of experts': 'moe mixture_of_experts num_experts expert_num n_experts n_routed_experts '
+    'num_local_experts moe_router_topk router_topk num_experts_per_tok experts_per_token '
+    'num_shared_experts n_shared_experts '
+    'moe_ffn_hidden_size moe_intermediate_size capacity_factor moe_capacity_factor moe_expert_capacity_factor '
+    'moe_grouped_gemm moe_token_dispatcher_type moe_layer_freq moe_aux_loss_coeff experts router',
+    'rotary position embedding': 'rotary rope rope_theta rope_scaling rotary_base rotary_percent use_rope '
+    'rotary_position_embeddings use_rotary_position_embeddings position_embedding_type rotary_dim',
+    'a position bias (ALiBi)': 'alibi use_alibi relative_position_bias',
+    'attention over a sliding window': 'sliding_window sliding_window_size window_size window_attn attention_window '
+    'local_attention sliding_window_attention',
+    'sparse or linear attention': 'sparse_attention linear_attention block_sparse mamba ssm state_space',
+    'latent attention (MLA)': 'mla multi_latent_attention q_lora_rank kv_lora_rank qk_rope_head_dim',
+    'multi-token prediction': 'mtp mtp_num_layers multi_token_prediction num_nextn_predict_layers',
+    'a gated feed-forward of a transformer': 'swiglu gated_linear_unit gated_mlp geglu activation hidden_act '
+    'activation_function mlp_activations',
+    'another norm of a transformer': 'normalization rmsnorm norm_type use_rmsnorm norm_epsilon layernorm_epsilon '
+    'qk_layernorm qk_norm post_norm',
+    'a transformer without biases': 'add_bias_linear disable_bias_linear add_qkv_bias use_bias attention_bias',
+    '8-bit and smaller numbers': 'fp8 fp8_format fp8_hybrid fp8_recipe float8 mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
+    'quantization quant load_in_8bit load_in_4bit e4m3 e5m2 hif8',
+    'TF32 as a precision': 'tf32 allow_tf32',
+    'offloading to host memory or disk': 'offload cpu_offload offload_optimizer offload_param optimizer_cpu_offload '
+    'optimizer_offload activation_offload activation_offloading offload_activations zero_offload zero_infinity '
+    'nvme_offload swap_optimizer parameter_offload gradient_offload cpu_offloading',
+    'quantised communication': 'zero_quantized_weights zero_quantized_gradients zeropp zero_plus_plus qwz qgz '
+    'gradient_compression powersgd onebit_adam compressed_allreduce',
+    'low-rank adapters': 'lora lora_rank lora_alpha peft qlora adapter',
+    'a schedule of the learning rate': 'lr_scheduler lr_schedule warmup warmup_steps lr_warmup lr_decay_style lr_decay '
+    'lr_decay_iters cosine_decay min_lr lr_warmup_iters',
+    'a dynamic loss scale': 'dynamic_loss_scale loss_scale_window hysteresis min_loss_scale loss_scaler',
+    'this optimizer': 'muon lion lamb lars adafactor shampoo soap sophia adagrad rmsprop galore adam8bit ema',
+    'loading of data and checkpoints': 'num_workers dataloader data_loader save_interval checkpoint_interval '
+    'async_save checkpointing save_steps',
+    'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
+    'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
+    'tensor_parallel_2d ndtp',
+    'packed or variable sequences': 'packing sequence_packing packed_sequence variable_seq_lengths thd '
+    'variable_length reset_attention_mask',
+    'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
+    'encoder_num_layers decoder_num_layers',
+    'inference': 'kv_cache prefill decode speculative_decoding max_new_tokens inference',
+    'faults and noise of machines': 'fault_tolerance elastic mtbf jitter noise stragglers',
+    'compilers and captured graphs as a choice of the schedule': 'cuda_graph cuda_graphs enable_cuda_graph '
+    'torch_compile compile xla jit jit_level',
+    'in-network reduction as a choice of the schedule': 'sharp use_sharp nccl_algo nccl_nvls nccl_proto',
+}
+"""What is not modelled, and the words that mean it."""
+LAYERS: Final[Mapping[str, str]] = {
+    'dense': 'linear fc fully_connected column_parallel_linear row_parallel_linear projection ffn mlp',
+    'rms_norm': 'rmsnorm rms',
+    'layer_norm': 'layernorm ln norm',
+    'silu': 'swish',
+    'conv2d': 'conv convolution conv_2d',
+    'matmul': 'bmm batch_matmul batchmatmul',
+    'transpose': 'permute',
+    'reshape': 'view',
+    'add': 'residual bias_add plus',
+    'multiply': 'product hadamard times',
+    'mul: {factor: ...}, or multiply': 'scale',
+    'reduce': 'mean reduce_mean reduce_sum',
+    'in': 'in_features in_channels input_size fan_in in_dim',
+    'out': 'out_features out_channels output_size units fan_out out_dim',
+    'vocab': 'num_embeddings vocab_size',
+    'width': 'embedding_dim embedding_size',
+    'strategy': 'in_strategy sharding shard_strategy',
+    'pipeline_stage': 'stage pp_stage',
+    'kernel': 'kernel_size',
+    'bias': 'use_bias has_bias',
+}
+"""Kinds of layers of a network and their keys, and other words for them."""
+ABSENT_LAYERS: Final = (
+    'attention self_attention multi_head_attention flash_attention dropout batch_norm batchnorm group_norm pool '
+    'max_pool avg_pool max_pool2d lstm gru rnn concat split slice tanh sigmoid leaky_relu rope rotary moe router topk'
+)
+VALUES: Final[Mapping[str, str]] = {
+    'attention flash': 'flash_attention flash_attention_2 flash_attention_3 flash2 flash_attn fa2 fa3 sdpa fused '
+    'flash_attn_2 cudnn',
+    'attention unfused': 'eager math core standard naive',
+    'precision bf16': 'bfloat16 bf16_mixed b16',
+    'precision fp16': 'float16 half fp16_mixed f16',
+    'precision fp32': 'float32 float single f32 full',
+    'precision fp64': 'float64 double f64',
+    'order gpipe': 'fthenb f_then_b schedulegpipe fill_drain all_forward_all_backward afab',
+    'order 1f1b': 'pipedream_flush schedule1f1b dapple onef1b 1f1b_non_interleaved',
+    'order interleaved-1f1b': 'interleaved interleaved1f1b scheduleinterleaved1f1b vpp virtual_pipeline '
+    'interleaved_pipeline megatron_interleaved',
+    'order looped-bfs': 'loopedbfs scheduleloopedbfs breadth_first',
+    'order interleaved-zero-bubble': 'interleavedzerobubble scheduleinterleavedzerobubble',
+    'order zb-h1': 'zbh1 zero_bubble zerobubble zb',
+    'order zb-h2': 'zbh2',
+    'order zb-v': 'zbv zbvzerobubble schedulezbvzerobubble zero_bubble_v',
+    'order zb-1p': 'zb1p',
+    'order zb-2p': 'zb2p',
+    'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
+    'recompute full': 'all block uniform layers full_recompute',
+    'recompute selective': 'select core_attn attention',
+    'loss cross-entropy': 'ce nll softmax_cross_entropy crossentropy',
+    'loss mse': 'l2 mean_squared_error',
+    'loss mae': 'l1 mean_absolute_error',
+    'search double-recursive': 'recursive_programming dynamic_programming recursive double_recursive',
+    'search sharding-propagation': 'propagation',
+    'dataset data-parallel': 'data_parallel dp',
+    'dataset full-batch': 'full_batch',
+    'gather on-use-twice': 'reshard_after_forward',
+}
+"""Key and value to write, and other spellings of that value."""
+ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe bitpipe controllable_memory'
+
+
+FAMILIES: Final[Mapping[str, str]] = {
+    r'context_parallel|ring_att|ulysses': 'context parallelism',
+    r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
+    r'rotary|(^|_)rope(_|$)': 'rotary position embedding',
+    r'sliding_window': 'attention over a sliding window',
+    r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
+    r'offload': 'offloading to host memory or disk',
+    r'^lora_': 'low-rank adapters',
+}
+"""Parts of words that are enough to tell what they mean."""
+AROUND: Final = re.compile(r'^(use|enable|num|n|base|ici|dcn|target)_|_(size|degree|num|count|world_size|factor|dim)$')
+"""What words have around them without meaning something else."""

@@ -1,0 +1,101 @@
+"""Resolving writes every choice: the same program and baseline, nothing automatic left, nothing new the next time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from small_schedules import small_schedule
+
+from simpar import cli
+from simpar.case import case_of, load_case
+from simpar.written_out import written_out
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
+SMALL = ['workload.transformer.layers=4']
+SMALLER = {
+    'pipeline_h100': ['workload.transformer.layers=8', 'plan.micro_batches=8'],
+    **dict.fromkeys(('transformer_h100_7b', 'transformer_910b_7b', 'when_sharding_pays', 'tiles', 'overlap'), SMALL),
+}
+SEEDS = 40
+
+
+def saved(tree, folder):
+    path = folder / 'resolved.yaml'
+    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding='utf-8')
+    return path
+
+
+def hashes(case):
+    return case.program.hash, case.baseline.program.hash if case.baseline else None
+
+
+@pytest.mark.parametrize('example', EXAMPLES, ids=lambda path: path.stem)
+def test_a_resolved_example_is_the_same_program_and_resolves_to_itself(example, tmp_path):
+    case = load_case(example, SMALLER.get(example.stem, []))
+    tree = written_out(case)
+    again = load_case(saved(tree, tmp_path))
+    assert hashes(again) == hashes(case)
+    assert written_out(again) == tree
+    assert {one.key for one in again.without_effect()} <= {one.key for one in case.without_effect()}
+
+
+def test_resolved_random_schedules_are_the_same_programs_and_resolve_to_themselves(tmp_path):
+    for seed in range(SEEDS):
+        schedule, _, program = small_schedule(seed)
+        tree = written_out(case_of(replace(schedule, against={})))
+        again = load_case(saved(tree, tmp_path))
+        assert again.program.hash == program.hash, seed
+        assert written_out(again) == tree, seed
+
+
+CHOICES = {
+    '{zero: 3}': {'shard': ['state', 'gradients', 'weights'], 'gather': 'on-use-twice', 'accumulate': 'sharded',
+                  'shard_group': 8, 'shard_threshold': '0.0 B', 'data': 8, 'prefetch': 1, 'zero': 3},
+    '{hsdp: level1, pipeline: 2, micro_batches: 4}': {
+        'shard': ['state', 'weights'], 'gather': 'on-use', 'accumulate': 'full', 'shard_group': 4, 'data': 4,
+        'shard_threshold': '65536.0 B', 'stages': [3, 2], 'chunks': 1},
+    '{pipeline: 2, tensor: 2, order: zb-v, micro_batches: 4, recompute: full}': {
+        'chunks': 2, 'stages': [2, 1, 1, 1], 'data': 2, 'recompute_stages': [0, 1, 2, 3]},
+    '{pipeline: 2, stages: balanced, order: zb-2p, micro_batches: 4}': {'data': 4},
+}  # fmt: skip
+
+
+def test_every_choice_is_written(tmp_path, capsys):
+    for plan, expected in CHOICES.items():
+        path = tmp_path / 'schedule.yaml'
+        path.write_text(
+            'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  transformer: {layers: 5, hidden: 64, heads: 8, vocab: 64, '
+            f'sequence: 32}}\n  batch: 64\nplan: {plan}\n'
+        )
+        assert cli.main(['resolve', str(path), '--json']) == 0
+        tree = json.loads(capsys.readouterr().out)
+        assert {key: tree['plan'].get(key) for key in expected} == expected
+        model = tree['workload']['transformer']
+        assert (model['ffn'], model['kv_heads'], tree['workload']['gradients']) == (256, 8, 'fp32')
+        assert tree['workload']['optimizer'] == {'sgd': {'learning_rate': 0.01, 'master_weights': False}}
+        assert (tree['cluster']['devices'], tree['against']) == (8, {})
+        empty = [key for key, value in tree['plan'].items() if value in ('', [], {}, None, 'balanced', 'predicted')]
+        assert empty == []
+
+
+def test_a_baseline_of_other_presets_has_choices_of_its_own(tmp_path):
+    path = saved(written_out(load_case(ROOT / 'examples' / 'transformer_h100_7b.yaml', SMALL)), tmp_path)
+    case = load_case(path)
+    against = case.schedule.against
+    assert against == {
+        'plan.zero': 1,
+        'plan.shard': ['state'],
+        'plan.gather': 'after-update',
+        'plan.accumulate': 'full',
+    }
+    assert case.names == ('zero 3', 'zero 1')
+
+
+def test_a_sweep_is_left_out_and_told(capsys):
+    assert cli.main(['resolve', str(ROOT / 'examples' / 'tiles.yaml')]) == 0
+    shown = capsys.readouterr()
+    assert 'sweep' not in yaml.safe_load(shown.out)
+    assert shown.err == 'the sweep of the file is left out: every row has choices of its own\n'
