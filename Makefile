@@ -2,10 +2,11 @@
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
+# make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make lab    prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-zero lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -28,6 +29,9 @@ prove-pairs: .venv-test/installed
 lab: .venv-test/installed
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2
 	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 4
+
+prove-zero: .venv-test/installed
+	.venv-test/bin/python tests/prove_zero.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from executor.packing import as_named
 from executor.rank import Compute, Outcome
 from executor.result import Result
 from executor.tensors import assemble
@@ -107,7 +108,8 @@ def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
 
 def _whole(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     names = dict.fromkeys(name for pieces in held for name in pieces)
-    return {name: assemble(program, program.tensor[name], _pieces(held, name)) for name in names}
+    named = as_named(program, {name: _pieces(held, name) for name in names})
+    return {name: assemble(program, tensor, pieces) for name, (tensor, pieces) in named.items()}
 
 
 def _pieces(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:

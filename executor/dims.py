@@ -6,16 +6,20 @@ from simpar.program import OpClass
 
 
 def dims_of(op: OpClass) -> tuple[int, ...]:
-    """One dim for each tensor that the op reads: ``attributes['dim']`` is a number, or a text with one for each.
+    """One dim for each tensor that the op works on: ``attributes['dim']`` is a number, or a text with one for each.
+
+    What packs its tensors works on those that it makes.
 
     Raises ``ValueError`` where a text holds something else, or too few or too many.
     """
     dim = op.attributes.get('dim', 0)
+    packs = op.operator in ('reduce_scatter', 'piece')
+    count = len(op.writes + op.accumulates) if packs else len(op.reads)
     if not isinstance(dim, str):
-        return (int(dim),) * len(op.reads)
+        return (int(dim),) * count
     found = tuple(int(part) for part in dim.split())
-    if len(found) != len(op.reads):
-        raise ValueError(f'{op.name}: {len(found)} dims for {len(op.reads)} tensors')
+    if len(found) != count:
+        raise ValueError(f'{op.name}: {len(found)} dims for {count} tensors')
     return found
 
 

@@ -113,10 +113,12 @@ def _touch(
 
 
 def _made_of(program: Program, written: set[str], buffers: dict[Instance, _Buffer]) -> Iterator[_Buffer]:
-    """What there is of gathered parameters and views of the written."""
+    """What there is of gathered parameters and views of the written, or of what is packed in them."""
+    packed = {member for name in written for member in program.tensor[name].members}
     for key, buffer in buffers.items():
         tensor = program.tensor[key[0]]
-        if tensor.kind in MADE and tensor.like in written and buffer.exists:
+        made = tensor.like in written or tensor.name in packed or not written.isdisjoint(tensor.members)
+        if tensor.kind in MADE and made and buffer.exists:
             yield buffer
 
 

@@ -17,6 +17,7 @@ from executor.kernels import LOSSES, Context, context, kernel
 from executor.kernels.bound import Bound, bind
 from executor.meeting import Place, communicate, seat
 from executor.memory import Memory
+from executor.packing import Packing, as_named
 from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import assemble
@@ -87,6 +88,7 @@ class InProcess:
         self._bound: dict[str, Bound] = {
             op.name: bind(program, op, kernel(op), dtype) for op in program.op_classes if op.kind == 'compute'
         }
+        self._packing = {op.name: Packing.of(program, op) for op in program.op_classes if op.kind == 'collective'}
         self._seats: dict[tuple[str, str, int], tuple[Place, int, int]] = {}
         self._waiting: dict[Place, dict[int, _Lane]] = {}
         self._trace = trace
@@ -108,13 +110,13 @@ class InProcess:
             else:
                 self._follow(self._trace, steps)
         parameters = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
+        gradients = dict.fromkeys(name for of in self._gradients for name in of)
         return Result(
             losses=tuple(self._loss(step) for step in range(first, self._steps)),
-            parameters={name: self._whole(name, self._held(name)) for name in parameters},
-            gradients={
-                name: self._whole(name, {rank: of[name] for rank, of in enumerate(self._gradients) if name in of})
-                for name in dict.fromkeys(name for of in self._gradients for name in of)
-            },
+            parameters=self._named({name: self._held(name) for name in parameters}),
+            gradients=self._named(
+                {name: {rank: of[name] for rank, of in enumerate(self._gradients) if name in of} for name in gradients}
+            ),
         )
 
     # order
@@ -174,9 +176,11 @@ class InProcess:
         if len(present) == seats:
             del self._waiting[place]
             lanes = [present[seat] for seat in range(seats)]
-            results = communicate([lane.head.op for lane in lanes], [self._read(lane) for lane in lanes])
+            read = [self._packed(lane) for lane in lanes]
+            results = communicate([lane.head.op for lane in lanes], read)
             for participant, result in zip(lanes, results, strict=True):
-                self._finish(participant, result)
+                packing = self._packing.get(participant.head.op.name)
+                self._finish(participant, packing.unpacked(result) if packing else result)
 
     def _seat(self, lane: _Lane) -> tuple[Place, int, int]:
         op = lane.head.op
@@ -187,6 +191,10 @@ class InProcess:
 
     def _read(self, lane: _Lane) -> list[torch.Tensor]:
         return self._memory[lane.rank].read(lane.head.op, *lane.head.part, lane.step)
+
+    def _packed(self, lane: _Lane) -> list[torch.Tensor]:
+        packing = self._packing.get(lane.head.op.name)
+        return packing.packed(self._read(lane)) if packing else self._read(lane)
 
     def _finish(self, lane: _Lane, results: list[torch.Tensor]) -> None:
         memory, head = self._memory[lane.rank], lane.head
@@ -223,6 +231,10 @@ class InProcess:
         return {
             rank: memory[name, -1, -1] for rank, memory in enumerate(self._memory) if self._program.holds(rank, name)
         }
+
+    def _named(self, shares: dict[str, dict[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        named = as_named(self._program, shares)
+        return {name: assemble(self._program, tensor, held) for name, (tensor, held) in named.items()}
 
     def _whole(self, name: str, pieces: dict[int, torch.Tensor]) -> torch.Tensor:
         return assemble(self._program, self._program.tensor[name], pieces)

@@ -17,6 +17,7 @@ from executor.kernels.bound import Bound, bind
 from executor.machine import Work
 from executor.memory import Memory
 from executor.net import Link
+from executor.packing import Packing
 from executor.tensors import inputs, joined, slices_of, torch_dtype
 from simpar.program import OpClass, Program, Tensor
 
@@ -87,6 +88,11 @@ class RealMachine:
             for index, op in enumerate(program.op_classes)
             if op.kind == 'compute' and index in used
         }
+        self._packing = {
+            index: Packing.of(program, op)
+            for index, op in enumerate(program.op_classes)
+            if op.kind == 'collective' and index in used
+        }
         self.losses: list[dict[Part, torch.Tensor]] = [{} for _ in range(steps)]
         self.gradients: dict[str, torch.Tensor] = {}
 
@@ -114,7 +120,8 @@ class RealMachine:
         if work.channel is None:
             return arrived
         reads = self._memory.read(work.op, work.micro_batch, work.copy, work.step)
-        return self._keep(work, self._transfer(work, work.channel, reads))
+        packing = self._packing.get(work.index, Packing())
+        return self._keep(work, packing.unpacked(self._transfer(work, work.channel, packing.packed(reads))))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The rank's pieces of the parameters."""

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from executor import data
+from executor.packing import pack
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import Program, Tensor
 
@@ -87,8 +88,14 @@ def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
 def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A rank's piece of a parameter or state before the first step, in memory of its own.
 
-    A state is drawn as the parameter that it belongs to, so that a master weight is that weight.
+    A state is drawn as the parameter that it belongs to, so that a master weight is that weight; a packed tensor as its
+    members are.
     """
+    if tensor.initial == 'members':
+        members = (program.tensor[name] for name in tensor.members)
+        packed = pack([initial(program, replace(one, dtype=tensor.dtype), rank, seed, dtype) for one in members],
+                      tensor.shape[0])  # fmt: skip
+        return packed[bounds(program, tensor, rank)].clone()
     whole = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
     return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
 

@@ -78,6 +78,11 @@ def _shapes(program: Program) -> Iterator[str]:
 def _shape(program: Program, op: OpClass) -> Iterator[str]:
     """Every tensor that a collective gives must have the shape that comes of the one it takes."""
     given = op.writes + op.accumulates
+    scatters = op.operator == 'reduce_scatter'
+    shares, fulls = (given, op.reads) if scatters else (op.reads, given)
+    if op.operator in ('all_gather', 'reduce_scatter') and any(program.tensor[name].members for name in shares):
+        yield from _packed(program, op, shares, fulls)
+        return
     if len(given) != len(op.reads):
         yield f'{op.name}: takes {len(op.reads)} tensors, but gives {len(given)}'
         return
@@ -98,6 +103,40 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
             piece = [*piece[:dim], piece[dim] * size, *piece[dim + 1 :]]
         if whole != piece:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
+
+
+def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple[str, ...]) -> Iterator[str]:
+    """A packed share is an equal part of its members, which are what is full, one behind the other, and padding."""
+    try:
+        dims = dims_of(op)
+    except ValueError as wrong:
+        yield str(wrong)
+        return
+    size, rest = program.partitions[op.partition].size, list(fulls)
+    for name, dim in zip(shares, dims, strict=True):
+        share = program.tensor[name]
+        mine = [rest.pop(0) for _ in range(min(len(share.members) or 1, len(rest)))]
+        local = list(program.local_shape(share))
+        if not share.members:
+            whole = [*local[:dim], local[dim] * size, *local[dim + 1 :]] if dim < len(local) else local
+            if [list(program.local_shape(program.tensor[full])) for full in mine] != [whole]:
+                yield f'{op.name}: {name} of {tuple(local)} is no equal part of {", ".join(mine)} along dim {dim}'
+            continue
+        if tuple(mine) != share.members:
+            yield f'{op.name}: {name} packs {", ".join(share.members)}, not {", ".join(mine) or "nothing"}'
+            continue
+        elements = sum(prod(program.local_shape(program.tensor[full])) for full in mine)
+        if (
+            dim
+            or len(local) != 1
+            or local[0] * size < elements
+            or [cut.partition for cut in share.cuts] != [op.partition]
+        ):
+            yield f'{op.name}: {name} of {tuple(local)} over {size} ranks does not hold {elements} elements'
+        if {program.tensor[full].dtype for full in mine} != {share.dtype}:
+            yield f'{op.name}: {name} of {share.dtype} packs tensors of another type'
+    if rest:
+        yield f'{op.name}: {", ".join(rest)} in none of the tensors that it shares out'
 
 
 def _exchange(

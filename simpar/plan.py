@@ -58,6 +58,10 @@ class Plan:
         hsdp: MindSpore's levels: 1 cuts states and weights, gathered on use; 2 gradients too; 3 gathers twice.
         zero: ZeRO's stages: 1 cuts states, 2 gradients too, both gathered after the update; 3 weights too, gathered
             twice.
+        shard_form: how a parameter is sharded: ``dim``, equal slices of a dim, or full where none divides (MindSpore);
+            ``padded``, its rows as torch.chunk deals them out, messages padded to equal shares (FSDP2); ``flat``, the
+            parameters of a message in one buffer, of which each rank has an equal range (Megatron-LM, DeepSpeed);
+            empty: ``dim``, but with ``zero`` for messages that do not divide ``flat`` (1, 2) and ``padded`` (3).
         shard_group: data ranks that share one set of pieces, neighbours; sums go on over the groups; 0: all.
         shard_threshold: parameters of fewer bytes (on a tensor rank) stay whole; none: 64 KiB with ``hsdp``, else 0.
         unsharded: patterns of names of parameters that stay whole.
@@ -191,6 +195,13 @@ class Plan:
     zero: Annotated[
         int, Field(ge=0, le=3, description='stage of ZeRO: 1 cuts states, 2 gradients too, 3 weights too')
     ] = 0
+    shard_form: Annotated[
+        Literal['', 'dim', 'padded', 'flat'],
+        Field(
+            description='how a parameter is sharded: dim (what does not divide stays full), padded (rows, as FSDP2), '
+            'flat (a range of its message, as Megatron-LM); empty: dim; with zero, another where that does not divide'
+        ),
+    ] = ''
     shard_group: Annotated[
         int, Field(ge=0, le=2**20, description='neighbouring data ranks that share one set of pieces; 0: all')
     ] = 0

@@ -54,12 +54,14 @@ CASES = {
     'zero 2, momentum': Case(plan=Plan(data=4, zero=2), n=4, states=1, optimizer=Momentum()),
     'zero 3, plain descent': Case(plan=Plan(data=4, zero=3), n=4, weights=True, states=0, optimizer=Sgd()),
     'zero 3 in groups': Case(plan=Plan(data=4, zero=3, shard_group=2), n=2, weights=True),
-    'zero 1 in groups': Case(plan=Plan(data=6, zero=1, shard_group=3), n=3),
+    'zero 1 in groups': Case(plan=Plan(data=6, zero=1, shard_group=3, shard_form='dim'), n=3),
     'level 1 of parameters from 4 KiB': Case(
         plan=Plan(data=4, hsdp='level1', shard_threshold=4096.0), n=4, weights=True, small=4096
     ),
-    'zero 3 where little divides': Case(plan=Plan(data=5, zero=3), n=5, weights=True, sequence=35),
-    'zero 2 where little divides': Case(plan=Plan(data=5, zero=2), n=5, sequence=35),
+    'zero 3 where little divides': Case(
+        plan=Plan(data=5, zero=3, shard_form='dim'), n=5, weights=True, sequence=35
+    ),
+    'zero 2 where little divides': Case(plan=Plan(data=5, zero=2, shard_form='dim'), n=5, sequence=35),
     'zero 3, tensor': Case(plan=Plan(data=4, tensor=2, zero=3), n=4, weights=True),
     'zero 1, tensor, sequence parallel': Case(plan=Plan(data=4, tensor=2, zero=1, sequence_parallel=True), n=4),
     'zero 3, pipeline': Case(plan=Plan(data=2, pipeline=2, micro_batches=2, zero=3), n=2, weights=True),

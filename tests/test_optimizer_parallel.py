@@ -223,9 +223,10 @@ def test_a_partial_gradient_is_summed_over_tensor_ranks_first():
 # what stays whole
 
 
-def test_what_does_not_divide_stays_whole_with_a_note():
+def test_what_does_not_divide_by_a_dim_stays_full_with_a_note():
     layers = (Dense(inputs=8, outputs=8), Dense(inputs=8, outputs=6, bias=False))
-    program = lower(Workload(model=Network(layers=layers), batch=8, loss='mse'), Plan(data=4, zero=3), 4)
+    plan = Plan(data=4, zero=3, shard_form='dim')
+    program = lower(Workload(model=Network(layers=layers), batch=8, loss='mse'), plan, 4)
     assert program.notes == (
         'dense1.weight stays whole on every data rank: 6 rows are not divisible by a shard group of 4',
     )
@@ -235,7 +236,8 @@ def test_what_does_not_divide_stays_whole_with_a_note():
 
 def test_layers_that_are_alike_have_one_note():
     model = Transformer(layers=3, hidden=9, heads=3, vocab=32, sequence=8, ffn=16)
-    program = lower(Workload(model=model, batch=8), Plan(data=4, zero=3, unsharded=('*weight',)), 4)
+    plan = Plan(data=4, zero=3, shard_form='dim', unsharded=('*weight',))
+    program = lower(Workload(model=model, batch=8), plan, 4)
     assert sum('layer*.qkv.bias (3 of them) stay whole on every data rank' in note for note in program.notes) == 1
 
 

@@ -19,6 +19,11 @@ WORKLOAD = Workload(
     model=Network(layers=(Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu())), batch=8, loss='mse'
 )
 
+ODD = Workload(
+    model=Network(layers=(Dense(inputs=5, outputs=7), Relu(), Dense(inputs=7, outputs=3))), batch=8, loss='mse',
+    clip_norm=1.0,
+)  # fmt: skip
+
 
 def lowered(**choices) -> Program:
     return lower(WORKLOAD, Plan(data=2, **choices), 2)
@@ -128,3 +133,13 @@ def test_a_message_whose_tensors_do_not_fit_is_refused(named, changes, what):
     program = lowered(zero=3, micro_batches=2)
     op_classes = tuple(dataclasses.replace(op, **changes) if op.name == named else op for op in program.op_classes)
     assert what in refused(program.replace(op_classes=op_classes))
+
+
+@pytest.mark.parametrize('choices', [{'zero': 1, 'shard_form': 'flat'}, {'zero': 3, 'shard_form': 'padded'}], ids=str)
+def test_messages_of_packed_shards_can_be_measured_alone(choices):
+    """As whole buffers, with their padding."""
+    program = lower(ODD, Plan(data=2, **choices), 2)
+    messages = [op for op in program.op_classes if op.operator in ('all_gather', 'reduce_scatter', 'square_sum')]
+    measured = [Item('operator', {}, (made[0],), made[1]) for op in messages if (made := isolate(program, op, 2))]
+    assert len(measured) == len(messages) >= 5
+    validate(program_of(measured, 2))

@@ -93,6 +93,7 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
     nothing."""
     if op.operator in NO_WORK:
         return None
+    program, op = _plain(program, op)
     attributes, partition = dict(op.attributes), op.partition or str(op.attributes.get('partition', ''))
     if partition:
         size = program.partitions[partition].size
@@ -116,6 +117,28 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
         frees=tuple(tensor.name for tensor in (*writes, *sums) if tensor not in reads),
     )
     return alone, tuple({tensor.name: tensor for tensor in (*reads, *writes, *sums)}.values())
+
+
+def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
+    """The same message of whole buffers, where it packs tensors; a norm as if all elements counted alike."""
+    if '@' in str(op.attributes.get('ranks', '')):
+        return program, replace(op, attributes={**op.attributes, 'ranks': ' '.join('1' for _ in op.reads)})
+    scatters = op.operator == 'reduce_scatter'
+    if op.operator not in ('all_gather', 'reduce_scatter'):
+        return program, op
+    shares = [program.tensor[name] for name in (op.writes + op.accumulates if scatters else op.reads)]
+    if not any(share.members for share in shares):
+        return program, op
+    rest = list(op.reads if scatters else op.writes)
+    buffers = []
+    for share in shares:
+        mine = [rest.pop(0) for _ in range(len(share.members) or 1)]
+        full = replace(share, name=f'{share.name}.full', cuts=(), members=(), initial='')
+        buffers.append(full if share.members else program.tensor[mine[0]])
+    names = tuple(full.name for full in buffers)
+    added = tuple(full for full in buffers if full.name not in program.tensor)
+    alone = replace(op, reads=names) if scatters else replace(op, writes=names)
+    return program.replace(tensors=program.tensors + added), alone
 
 
 def _operands(program: Program, op: OpClass) -> list[Tensor]:

@@ -6,6 +6,8 @@ all ranks follows, so a piece that several ranks hold counts as its share.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from executor.kernels.context import Context
@@ -17,14 +19,31 @@ EPSILON = 1e-6
 
 
 def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """gradients... → Σ (gradient / loss_scale)² / ranks[, how many are not finite]."""
+    """gradients... → Σ (gradient / loss_scale)² / ranks[, how many are not finite].
+
+    Where ranks differ along a packed gradient, ``3x40+1x8@data`` says how many have each so many elements of it.
+    """
     scale = _loss_scale(op)
     squares = [
-        torch.linalg.vector_norm(wide(tensor) if scale == 1 else wide(tensor) / scale).square() / int(ranks)
+        torch.linalg.vector_norm(wide(part) if scale == 1 else wide(part) / scale).square() / count
         for tensor, ranks in zip(tensors, str(op.attributes['ranks']).split(), strict=True)
+        for part, count in _parts(tensor, ranks, where)
     ]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
     return [total, *(finite_check(op, where, tensors) if len(op.writes) > 1 else ())]
+
+
+def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[torch.Tensor, int]]:
+    """A rank's parts of a gradient, and how many ranks have each."""
+    runs, _, partition = ranks.partition('@')
+    if not partition:
+        yield tensor, int(ranks)
+        return
+    first, begin = where.position[partition] * tensor.numel(), 0
+    for run in runs.split('+'):
+        count, length = map(int, run.split('x'))
+        yield tensor[max(begin - first, 0) : max(begin + length - first, 0)], count
+        begin += length
 
 
 def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -7,11 +7,13 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case, load_case
 from simpar.commands.check_strategies import strategy_facts, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
+from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
 from simpar.units import format_size
 
@@ -146,14 +148,11 @@ def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def parameter_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the parameters, of the whole model and on the rank that holds most."""
+    """Bytes of the parameters, of the whole model without padding, and on the rank that holds most."""
     parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter']
-    whole = 0
-    for tensor in parameters:
-        pieces = 1
-        for cut in tensor.cuts:
-            pieces *= program.partitions[cut.partition].size
-        whole += program.local_bytes(tensor) * pieces
+    members = [program.tensor[name] for tensor in parameters for name in tensor.members]
+    full = [tensor for tensor in parameters if not tensor.members] + members
+    whole = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
     local = [
         sum(program.local_bytes(tensor) for tensor in parameters if tensor.name in held)
         for held in program.tensors_of_role

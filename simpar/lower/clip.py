@@ -6,7 +6,7 @@ every update waits. It stands on the critical path: nothing is left to hide it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, NamedTuple
@@ -26,9 +26,9 @@ OVERFLOW: Final = 'gradients.overflow'
 
 
 class _Gradient(NamedTuple):
-    """What one rank has of a gradient; ``ranks``, how many have the same piece of it."""
+    """What one rank has of a gradient; ``ranks``, how many have the same piece of it, as ``square_sum`` reads it."""
 
-    ranks: int
+    ranks: str
     elements: int
     bytes: int
     stage: int
@@ -68,7 +68,7 @@ class Check:
             flops=float(sum(gradient.elements for gradient in mine) * (2 * squares + checks)),
             bytes=float(sum(gradient.bytes for gradient in mine)),
             reads=names,
-            attributes=({**look.attributes, 'ranks': ' '.join(str(one.ranks) for one in mine)} if squares else {}),
+            attributes=({**look.attributes, 'ranks': ' '.join(one.ranks for one in mine)} if squares else {}),
             stage=stage,
         )
 
@@ -107,12 +107,30 @@ def _gradients(tape: Tape, pieces: Sequence[Piece]) -> dict[str, _Gradient]:
     found = {}
     for piece in pieces:
         gradient = piece.gradient
-        parts = prod(tape.partitions[cut.partition].size for cut in gradient.cuts)
         elements = local_elements(tape, gradient)
-        found[gradient.name] = _Gradient(
-            len(on[piece.parameter]) * each // parts, elements, elements * BYTES[gradient.dtype], piece.stage
-        )
+        runs = _runs(tape, piece, {full.like: len(on[full.like]) * each for full in piece.fulls})
+        found[gradient.name] = _Gradient(runs, elements, elements * BYTES[gradient.dtype], piece.stage)
     return found
+
+
+def _runs(tape: Tape, piece: Piece, holders: Mapping[str, int]) -> str:
+    """How many ranks have the same piece of a gradient; where members of a packed one differ, for how many elements.
+
+    Arguments: ``holders``, ranks that have any piece of a parameter.
+    """
+    if not piece.gradient.members:
+        parts = prod(tape.partitions[cut.partition].size for cut in piece.gradient.cuts)
+        return str(next(iter(holders.values())) // parts)
+    partition = piece.gradient.cuts[-1].partition
+    runs: list[tuple[int, int]] = []
+    for full in piece.fulls:
+        parts = prod(tape.partitions[cut.partition].size for cut in full.cuts) * tape.partitions[partition].size
+        ranks, elements = holders[full.like] // parts, local_elements(tape, full)
+        before = runs.pop()[1] if runs and runs[-1][0] == ranks else 0
+        runs.append((ranks, before + elements))
+    if len(runs) == 1:
+        return str(runs[0][0])
+    return '+'.join(f'{ranks}x{elements}' for ranks, elements in runs) + f'@{partition}'
 
 
 def _reduction(tape: Tape, numbers: tuple[str, ...], dtype: str) -> OpClass | None:

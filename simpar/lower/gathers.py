@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_size, size_of
+from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size
 from simpar.lower.pieces import layer_of
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
-from simpar.program import OpClass, Tensor
+from simpar.program import OpClass
 from simpar.program.op import Phase
 
 _Key = tuple[str, str]
@@ -46,7 +46,11 @@ class Gathers:
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._gathered = {shard.gathered: name for name, shard in shards.of.items()}
+        self._gathered = {
+            gathered: name
+            for shard in shards.all
+            for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
+        }
         self._named: dict[str, tuple[str, ...]] = {}
 
     # on use
@@ -103,19 +107,23 @@ class Gathers:
         return {
             (bucket, partition): members
             for partition, mine in self._shards.by_partition(parameters).items()
-            for bucket, members in fuse(mine, size, self._plan, self._ids, scope).items()
+            for bucket, members in self._shards.with_flat(fuse(mine, size, self._plan, self._ids, scope)).items()
         }
 
     def _uses(self, order: Sequence[Issue], key: _Key, members: Sequence[str]) -> list[_Use]:
         """The uses of a bucket in order; those that run into one another are one."""
-        gathered = {self._shards.of[name].gathered for name in members}
+        shards = self._shards.each(members)
+        gathered = {name for shard in shards for name in shard.gathered}
+        packed = any(shard.packed for shard in shards)
+        full = {one.name for shard in shards for one in shard.wholes} if packed else set()
         spans: dict[Label | None, _Use] = {}
         for index, issue in enumerate(order):
             read = gathered.intersection(issue.op.reads)
-            if read:
+            if read or not full.isdisjoint(issue.op.accumulates):
                 label = _label(issue)
                 span = label if self._shards.choice.gather == 'on-use-twice' else None
-                names = frozenset(self._gathered[name] for name in read)
+                # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
+                names = frozenset(members if packed else (self._gathered[name] for name in read))
                 use = _Use(index, index, *key, names, label, label)
                 spans[span] = _joined(spans[span], use) if span in spans else use
         found: list[_Use] = []
@@ -127,25 +135,23 @@ class Gathers:
         return found
 
     def _gather(self, use: _Use) -> OpClass:
-        shards = [shard for name, shard in self._shards.of.items() if name in use.members]
-        wholes = [self._whole(shard) for shard in shards]
-        pieces = tuple(shard.weight.name for shard in shards)
-        return self._message(use.bucket, use.label[2], shards, pieces, wholes, stage=use.label[0])
+        return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
 
-    def _message(
-        self, bucket: str, phase: Phase, shards: Sequence[Shard], pieces: tuple[str, ...], wholes: Sequence[Tensor],
-        stage: int,
-    ) -> OpClass:  # fmt: skip
+    def _of(self, use: _Use) -> tuple[Shard, ...]:
+        return self._shards.each(name for name in self._shards.of if name in use.members)
+
+    def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
+        pieces = tuple(shard.weight.name for shard in shards)
         return OpClass(
             name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', pieces),
             kind='collective',
             operator='all_gather',
             phase=phase,
-            bytes=size_of(self._tape, wholes),
-            dtype=wholes[0].dtype,
+            bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
+            dtype=shards[0].weight.dtype,
             partition=shards[0].partition,
             reads=pieces,
-            writes=tuple(whole.name for whole in wholes),
+            writes=tuple(name for shard in shards for name in shard.gathered),
             frees=pieces if phase == 'U' else (),
             attributes=cut_dims(shards),
             stage=stage,
@@ -153,7 +159,7 @@ class Gathers:
 
     def _reshard(self, use: _Use) -> OpClass:
         stage, _, phase = use.until
-        names = tuple(shard.gathered for name, shard in self._shards.of.items() if name in use.members)
+        names = tuple(name for shard in self._of(use) for name in shard.gathered)
         name = self._unique(f'{use.bucket}.weights.reshard.{phase}', names)
         return OpClass(
             name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names, stage=stage
@@ -167,9 +173,6 @@ class Gathers:
             found = f'{name}.{count}'
         return found
 
-    def _whole(self, shard: Shard) -> Tensor:
-        return self._tape.tensors[shard.gathered]
-
     # after the update
 
     def after_update(self, order: Sequence[Issue], scope: str) -> list[Issue]:
@@ -179,11 +182,11 @@ class Gathers:
         """
         if self._shards.gathers_on_use or not self._shards.of:
             return list(order)
-        views = {shard.weight.name: name for name, shard in self._shards.of.items()}
+        views = {shard.weight.name: shard.parameters for shard in self._shards.all}
         found: list[Issue] = []
         updated: dict[str, int] = {}
         for issue in order:
-            mine = [views[name] for name in issue.op.writes if name in views]
+            mine = [name for view in issue.op.writes if view in views for name in views[view]]
             if mine:
                 apart = self._shards.by_partition(mine).values()
                 found += [Issue(self._piece(names, issue.op.stage)) for names in apart]
@@ -191,15 +194,12 @@ class Gathers:
             found.append(issue)
         parameters = [name for name in self._shards.of if name in updated]
         for (bucket, _), members in self._fused(parameters, scope).items():
-            shards = [self._shards.of[name] for name in members]
-            wholes = [self._whole(shard) for shard in shards]
-            pieces = tuple(shard.weight.name for shard in shards)
-            found.append(Issue(self._message(bucket, 'U', shards, pieces, wholes, updated[members[0]])))
+            found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
         return found
 
     def _piece(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's pieces of whole weights: views, which cost nothing."""
-        shards = [self._shards.of[name] for name in parameters]
+        shards = self._shards.each(parameters)
         return OpClass(
             name=self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)),
             kind='compute',

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import TENSOR
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_size, size_of
+from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size, size_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
@@ -41,7 +41,7 @@ class Reductions:
         self._ids = ids
         self._mine = [op for op in tape.ops if tape.mesh.pipeline_rank(op.stage) == place]
         self._scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
-        self._adds = {name: op.stage for op in tape.ops for name in op.accumulates}
+        self._adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
 
     def place(self, order: Sequence[Issue]) -> list[Issue]:
         """The ops of the rank with the reductions among them."""
@@ -59,7 +59,7 @@ class Reductions:
         for partition, parameters in over.items():
             for bucket, members in self._buckets(parameters).items():
                 gradients = [self._tape.tensors[f'd:{name}'] for name in members]
-                op = self._all_reduce(bucket, partition, gradients)
+                op = self._all_reduce(bucket, partition, gradients, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:
@@ -70,9 +70,15 @@ class Reductions:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
             apart = self._shards.by_partition(parameters).values()
             for bucket, members in (pair for mine in apart for pair in self._buckets(mine, stage).items()):
-                shards = [self._shards.of[name] for name in members]
-                partial = [shard.whole for shard in shards if shard.parameter in self._tape.partial_gradients]
-                ops = (self._all_reduce(bucket, TENSOR, partial),) if partial and self._tape.mesh.tensor > 1 else ()
+                shards = self._shards.each(members)
+                partial = {
+                    name: full
+                    for shard in shards
+                    for name, full in zip(shard.parameters, shard.wholes, strict=True)
+                    if name in self._tape.partial_gradients
+                }
+                sums = partial and self._tape.mesh.tensor > 1
+                ops = (self._all_reduce(bucket, TENSOR, list(partial.values()), next(iter(partial))),) if sums else ()
                 scatter = self._reduce_scatter(bucket, shards, sliced=sliced)
                 yield Reduction(gradients=scatter.reads, ops=(*ops, scatter), stage=stage)
 
@@ -81,8 +87,8 @@ class Reductions:
         parameters = self._parameters(lambda name: name in self._shards.of and bool(self._shards.of[name].replica))
         for mine in self._shards.by_partition(parameters).values():
             for bucket, members in self._buckets(mine).items():
-                pieces = [self._shards.of[name].gradient for name in members]
-                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, pieces)
+                pieces = [shard.gradient for shard in self._shards.each(members)]
+                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, pieces, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
@@ -95,9 +101,11 @@ class Reductions:
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
         size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
         several = stage >= 0 and self._tape.mesh.stages > 1
-        return fuse(parameters, size, self._plan, self._ids, f'stage{stage}.' if several else self._scope)
+        scope = f'stage{stage}.' if several else self._scope
+        return self._shards.with_flat(fuse(parameters, size, self._plan, self._ids, scope))
 
-    def _all_reduce(self, bucket: str, partition: str, gradients: Sequence[Tensor]) -> OpClass:
+    def _all_reduce(self, bucket: str, partition: str, gradients: Sequence[Tensor], first: str) -> OpClass:
+        """Arguments: ``first``, the parameter that the first gradient is of."""
         names = tuple(tensor.name for tensor in gradients)
         return OpClass(
             name=f'{bucket}.gradients.{partition}.all_reduce.W',
@@ -110,12 +118,12 @@ class Reductions:
             reduce='sum',
             reads=names,
             writes=names,
-            stage=self._stage(gradients[0]),
+            stage=self._adds[first],
         )
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[Shard], *, sliced: bool) -> OpClass:
         """Arguments: ``sliced``: added to the pieces of the micro-batches before; that addition is not priced."""
-        wholes = [shard.whole for shard in shards]
+        wholes = [full for shard in shards for full in shard.wholes]
         names = tuple(tensor.name for tensor in wholes)
         pieces = tuple(shard.gradient.name for shard in shards)
         return OpClass(
@@ -123,7 +131,7 @@ class Reductions:
             kind='collective',
             operator='reduce_scatter',
             phase='W',
-            bytes=size_of(self._tape, wholes),
+            bytes=message_bytes(self._tape, [shard.gradient for shard in shards]),
             dtype=wholes[0].dtype,
             partition=shards[0].partition,
             reduce='sum',
@@ -132,13 +140,8 @@ class Reductions:
             accumulates=pieces if sliced else (),
             frees=names,
             attributes=cut_dims(shards),
-            stage=self._stage(wholes[0]),
+            stage=self._adds[shards[0].parameters[0]],
         )
-
-    def _stage(self, gradient: Tensor) -> int:
-        """The first stage whose backward adds to a gradient."""
-        shard = self._shards.of.get(gradient.like)
-        return self._adds[shard.whole.name if shard else gradient.name]
 
 
 def _place(order: Sequence[Issue], reductions: Sequence[Reduction], *, end: bool) -> list[Issue]:

@@ -15,12 +15,13 @@ from simpar.lower.issue import Issue
 from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import PIPELINE, Mesh
 from simpar.lower.model_graph import ModelGraph
-from simpar.lower.optimizer_parallel import conflicts, shard
+from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.record import record
 from simpar.lower.roles import issues, stages_of
+from simpar.lower.shards import shard
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.update import updates
@@ -91,12 +92,12 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.shards = shard(tape, plan)
+        self.ids = fusion_ids(workload, plan, [piece.parameter for piece in pieces(tape)])
+        self.shards = shard(tape, plan, self.ids)
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
         own = pieces(tape, self.shards.pieces)
         self.updates = updates(tape, workload, own)
-        self.ids = fusion_ids(workload, plan, [piece.parameter for piece in own])
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
         self.added: dict[str, OpClass] = {}
 
@@ -114,7 +115,8 @@ class _Assembly:
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         for tensor in self.tape.tensors.values():
-            builder.add_tensor(tensor)
+            if tensor.name not in self.tape.replaced:
+                builder.add_tensor(tensor)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place_in_pipeline, found in enumerate(finished):
             self._role(builder, place_in_pipeline, found, ranks[place_in_pipeline].tolist())

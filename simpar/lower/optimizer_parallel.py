@@ -2,26 +2,26 @@
 
 Whatever is cut, an update works on pieces alone. The piece of a gradient has the gradient's name, its whole is
 ``NAME.whole``; cut weights have the parameter's name, what is gathered of them is ``NAME.gathered``; of a weight that
-stays whole, ``NAME.piece`` is the part that this rank updates.
+stays whole, ``NAME.piece`` is the part that this rank updates. A flat message has the name of its bucket in theirs.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from simpar.lower.pieces import local_elements
+from simpar.lower.pieces import Own, layer_of, local_elements
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
-from simpar.program import Cut, OpClass, Tensor
+from simpar.program import Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES
 
 Gather = Literal['after-update', 'on-use', 'on-use-twice']
 Part = Literal['state', 'gradients', 'weights']
+Form = Literal['dim', 'padded', 'flat']
 LEVELS: Final[dict[str, tuple[tuple[Part, ...], Gather]]] = {
     'level1': (('state', 'weights'), 'on-use'),
     'level2': (('state', 'gradients', 'weights'), 'on-use'),
@@ -34,6 +34,8 @@ STAGES: Final[dict[int, tuple[tuple[Part, ...], Gather]]] = {
     3: (('state', 'gradients', 'weights'), 'on-use-twice'),
 }
 """ZeRO's stages."""
+FORMS: Final[dict[int, Form]] = {1: 'flat', 2: 'flat', 3: 'padded'}
+"""Of ZeRO's stages: as Megatron-LM and DeepSpeed shard states and gradients, and as FSDP2 shards weights."""
 THRESHOLD: Final = 64 * 1024
 """Bytes below which MindSpore leaves a parameter whole, unless told otherwise."""
 
@@ -42,7 +44,8 @@ THRESHOLD: Final = 64 * 1024
 class Choice:
     """What a plan cuts, with its presets worked out.
 
-    Arguments: ``threshold`` in bytes; ``sharded``: gradients are reduce-scattered every micro-batch.
+    Arguments: ``threshold`` in bytes; ``sharded``: gradients are reduce-scattered every micro-batch; ``form`` of a
+    shard, in the messages that do not divide by a dim, or ``everywhere``.
     """
 
     parts: frozenset[Part] = frozenset()
@@ -50,6 +53,8 @@ class Choice:
     threshold: float = 0.0
     unsharded: tuple[str, ...] = ()
     sharded: bool = False
+    form: Form = 'dim'
+    everywhere: bool = False
 
 
 class Conflict(NamedTuple):
@@ -70,6 +75,8 @@ def choice_of(plan: Plan) -> Choice:
         threshold=threshold if plan.shard_threshold is None else plan.shard_threshold,
         unsharded=plan.unsharded,
         sharded=plan.accumulate == 'sharded' if plan.accumulate else 'gradients' in parts,
+        form=plan.shard_form or (FORMS.get(plan.zero, 'dim') if plan.hsdp == 'off' else 'dim'),
+        everywhere=bool(plan.shard_form),
     )
 
 
@@ -99,24 +106,39 @@ def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One parameter that is cut.
+    """One parameter that is cut, or the parameters of a flat message.
 
-    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``whole``, the gradient that W adds to;
-    ``gathered``, the weight that operators read; ``dim``, cut last, over ``partition``, the shard groups; ``replica``,
-    over whose ranks pieces are repeated.
+    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``wholes``, the gradients that W adds
+    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, cut last, over
+    ``partition``, the shard groups; ``replica``, over whose ranks pieces are repeated; ``bucket``, the name of a flat
+    message, and ``flat``, of its buffer.
     """
 
-    parameter: str
+    parameters: tuple[str, ...]
     weight: Tensor
     gradient: Tensor
-    whole: Tensor
-    gathered: str
+    wholes: tuple[Tensor, ...]
+    gathered: tuple[str, ...]
     dim: int
     partition: str
     replica: str
+    bucket: str = ''
+    flat: str = ''
+
+    @property
+    def packed(self) -> bool:
+        """Whether what is sharded is flattened and padded, so that all of it is gathered or nothing."""
+        return bool(self.weight.members)
+
+    @property
+    def own(self) -> Own:
+        """What the update of a rank works on; a flat message of one layer belongs to that."""
+        layers = {layer_of(name) for name in self.parameters}
+        layer = layers.pop() if len(layers) == 1 else self.bucket
+        return Own(self.weight, self.gradient, self.wholes, self.flat, layer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shards:
     """All that is cut.
 
@@ -125,6 +147,16 @@ class Shards:
 
     choice: Choice
     of: Mapping[str, Shard] = field(default_factory=dict)
+
+    @cached_property
+    def all(self) -> tuple[Shard, ...]:
+        """Each once, in the order of their first parameters."""
+        return self.each(self.of)
+
+    def each(self, parameters: Iterable[str]) -> tuple[Shard, ...]:
+        """The shards of parameters that are cut, each once."""
+        found = (self.of[name] for name in parameters)
+        return tuple({shard.parameters[0]: shard for shard in found}.values())
 
     @property
     def gathers_on_use(self) -> bool:
@@ -139,112 +171,31 @@ class Shards:
                 found.setdefault(self.of[name].partition, []).append(name)
         return found
 
+    def with_flat(self, buckets: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Messages by name, where flat ones, which cannot be parted or joined, are taken out of the others.
+
+        Arguments: ``buckets``, parameters that the plan would fuse.
+        """
+        found: dict[str, list[str]] = {}
+        for bucket, members in buckets.items():
+            for name in members:
+                shard = self.of.get(name)
+                if shard is not None and shard.bucket:
+                    found[shard.bucket] = list(shard.parameters)
+                else:
+                    found.setdefault(bucket, []).append(name)
+        return found
+
     @property
-    def pieces(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Weight and gradient that the update of each parameter works on."""
-        return {name: (shard.weight, shard.gradient) for name, shard in self.of.items()}
+    def pieces(self) -> dict[str, Own]:
+        """What the update of each parameter works on."""
+        own = {shard.parameters[0]: shard.own for shard in self.all}
+        return {name: own[shard.parameters[0]] for name, shard in self.of.items()}
 
     def held(self, accumulated: Iterable[str]) -> set[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
-        pieces = {shard.whole.name: shard.gradient.name for shard in self.of.values()}
+        pieces = {full.name: shard.gradient.name for shard in self.all for full in shard.wholes}
         return {pieces.get(name, name) for name in accumulated}
-
-
-def shard(tape: Tape, plan: Plan) -> Shards:
-    """Cut what a plan wants cut: replaces tensors of the tape, and what its ops read and add to.
-
-    Parameters that are too small, named by the plan or not divisible stay whole; the last with a note.
-    """
-    choice = choice_of(plan)
-    if not choice.parts:
-        return Shards(choice=choice)
-    parameters = [t for t in tape.tensors.values() if t.kind == 'parameter' and _wanted(tape, t, choice)]
-    groups = {tensor.name: tape.sharding(tensor.name) for tensor in parameters}
-    wanted = [tensor for tensor in parameters if groups[tensor.name][0]]
-    sizes = {tensor.name: tape.partitions[groups[tensor.name][0]].size for tensor in wanted}
-    dims = {tensor.name: _dim(_local(tape, tensor), sizes[tensor.name]) for tensor in wanted}
-    tape.notes += _whole([tensor for tensor in wanted if dims[tensor.name] is None], sizes, tape)
-    weights = 'weights' in choice.parts
-    of = {
-        tensor.name: _cut(tape, tensor, dim, groups[tensor.name], weights=weights)
-        for tensor in wanted
-        if (dim := dims[tensor.name]) is not None
-    }
-    shards = Shards(choice=choice, of=of)
-    reads = {name: shard.gathered for name, shard in of.items() if shard.gathered != name}
-    adds = {shard.gradient.name: shard.whole.name for shard in of.values()}
-    tape.ops[:] = [_renamed(op, reads, adds) for op in tape.ops]
-    return shards
-
-
-def _wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
-    size = local_elements(tape, tensor) * BYTES[tensor.dtype]
-    return size >= choice.threshold and not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded)
-
-
-def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
-    """The shape that a tensor rank has."""
-    local = list(tensor.shape)
-    for cut in tensor.cuts:
-        local[cut.dim] //= tape.partitions[cut.partition].size
-    return tuple(local)
-
-
-def _dim(local: tuple[int, ...], size: int) -> int | None:
-    """The dim to cut: the first; where a weight has more than two, whose first are its outputs, any that divides."""
-    dims = range(len(local)) if len(local) > 2 else range(1)
-    return next((dim for dim in dims if local[dim] % size == 0), None)
-
-
-def _whole(tensors: Sequence[Tensor], sizes: Mapping[str, int], tape: Tape) -> Iterator[str]:
-    """A note for what cannot be cut; one for all layers that are alike. Arguments: ``sizes`` of shard groups."""
-    alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
-    for tensor in tensors:
-        key = (re.sub(r'\d+', '*', tensor.name), _local(tape, tensor), sizes[tensor.name])
-        alike.setdefault(key, []).append(tensor.name)
-    for (pattern, local, size), names in alike.items():
-        who = f'{names[0]} stays' if len(names) == 1 else f'{pattern} ({len(names)} of them) stay'
-        has = ' × '.join(map(str, local)) if len(local) > 2 else f'{local[0]} rows'
-        yield f'{who} whole on every data rank: {has} are not divisible by a shard group of {size}'
-
-
-def _cut(tape: Tape, tensor: Tensor, dim: int, groups: tuple[str, str], *, weights: bool) -> Shard:
-    """Register a parameter's pieces and wholes. Arguments: ``groups``, as the tape's ``sharding`` gives them."""
-    partition, replica = groups
-    cut = (Cut(dim, partition),)
-    gradient = tape.tensors[f'd:{tensor.name}']
-    whole = replace(gradient, name=f'{gradient.name}.whole')
-    piece = replace(gradient, cuts=gradient.cuts + cut)
-    if weights:
-        weight = replace(tensor, cuts=tensor.cuts + cut)
-        gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
-    else:
-        weight = replace(
-            tensor, name=f'{tensor.name}.piece', kind='view', cuts=tensor.cuts + cut, initial='', like=tensor.name
-        )
-        gathered = tensor
-    for made in (whole, piece, weight, gathered):
-        tape.tensors[made.name] = made
-    return Shard(
-        parameter=tensor.name,
-        weight=weight,
-        gradient=piece,
-        whole=whole,
-        gathered=gathered.name,
-        dim=dim,
-        partition=partition,
-        replica=replica,
-    )
-
-
-def _renamed(op: OpClass, reads: Mapping[str, str], adds: Mapping[str, str]) -> OpClass:
-    if op.phase == 'U' or (reads.keys().isdisjoint(op.reads) and adds.keys().isdisjoint(op.accumulates)):
-        return op
-    return replace(
-        op,
-        reads=tuple(reads.get(name, name) for name in op.reads),
-        accumulates=tuple(adds.get(name, name) for name in op.accumulates),
-    )
 
 
 def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
@@ -253,15 +204,21 @@ def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> floa
     Whole as far as the tensor ranks have it.
     """
     size = size_of(tape, [tape.tensors[f'd:{parameter}']])
-    if parameter not in shards.of or plan.hsdp != 'off':
+    if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
         return size
-    return size_of(tape, [shards.of[parameter].whole])
+    shard = shards.of[parameter]
+    return size_of(tape, [shard.wholes[shard.parameters.index(parameter)]])
 
 
 def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
     """The dims that a message cuts its tensors along: one number, or where they differ one for each in a text."""
     found = [shard.dim for shard in shards]
     return {'dim': found[0] if len(set(found)) == 1 else ' '.join(map(str, found))}
+
+
+def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
+    """Bytes of the whole of some shards, padding and all: what is gathered of them, or scattered into them."""
+    return sum(size_of(tape, [one]) * tape.partitions[one.cuts[-1].partition].size for one in tensors)
 
 
 def size_of(tape: Tape, tensors: Sequence[Tensor]) -> float:

@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from simpar.lower.tape import Tape
 from simpar.program import Tensor
 
 
+class Own(NamedTuple):
+    """What a rank's update works on of one parameter, or of the parameters of a flat message.
+
+    Arguments: ``fulls``, the gradients that W adds to; ``flat``, the name of a flat message; ``layer`` to update it in.
+    """
+
+    weight: Tensor
+    gradient: Tensor
+    fulls: tuple[Tensor, ...]
+    flat: str
+    layer: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One parameter's piece.
+    """One parameter's piece, or that of a flat message.
 
     Arguments: ``parameter``, its name; ``weight``, what the update reads and writes; ``gradient``, what it reads and
-    frees; ``stage``, whose backward adds to the gradient (the first, for a weight that two use).
+    frees; ``fulls``, the gradients that W adds to; ``stage``, whose backward adds to the gradient (the first, for a
+    weight that two use); ``layer`` that it is updated with.
     """
 
     parameter: str
     weight: Tensor
     gradient: Tensor
+    fulls: tuple[Tensor, ...]
     stage: int
-
-    @property
-    def layer(self) -> str:
-        """The layer that the parameter belongs to."""
-        return layer_of(self.parameter)
+    layer: str
 
 
 def layer_of(parameter: str) -> str:
@@ -39,16 +51,37 @@ def local_elements(tape: Tape, tensor: Tensor) -> int:
     return prod(tensor.shape) // prod(tape.partitions[cut.partition].size for cut in tensor.cuts)
 
 
-def pieces(tape: Tape, cut: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> list[Piece]:
-    """The pieces of all parameters, in the order in which the forward uses them.
+def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
+    """The shape that one rank holds of a parameter, gradient or state."""
+    local = list(tensor.shape)
+    for cut in tensor.cuts:
+        local[cut.dim] //= tape.partitions[cut.partition].size
+    return tuple(local)
 
-    Arguments: ``cut``, parameter → (weight, gradient) of those that are not whole.
+
+def pieces(tape: Tape, cut: Mapping[str, Own] | None = None) -> list[Piece]:
+    """The pieces of all parameters, in the order in which the forward uses them; a flat message with its first.
+
+    Arguments: ``cut``, those of the parameters that are not whole.
     """
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
-    whole = {name: (tape.tensors[name], tape.tensors[f'd:{name}']) for name in adds}
-    found = []
+    found: dict[str, Piece] = {}
     for parameter in tape.tensors:
         if parameter in adds:
-            weight, gradient = (cut or whole).get(parameter, whole[parameter])
-            found.append(Piece(parameter=parameter, weight=weight, gradient=gradient, stage=adds[parameter]))
-    return found
+            own = (cut or {}).get(parameter) or _whole(tape, parameter)
+            name = own.flat or parameter
+            if name not in found:
+                found[name] = Piece(
+                    parameter=name,
+                    weight=own.weight,
+                    gradient=own.gradient,
+                    fulls=own.fulls,
+                    stage=adds[parameter],
+                    layer=own.layer,
+                )
+    return list(found.values())
+
+
+def _whole(tape: Tape, parameter: str) -> Own:
+    gradient = tape.tensors[f'd:{parameter}']
+    return Own(tape.tensors[parameter], gradient, (gradient,), '', layer_of(parameter))

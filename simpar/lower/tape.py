@@ -70,6 +70,7 @@ class Tape:
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
         self.notes: list[str] = []
+        self.replaced: set[str] = set()
         self._shard_group = shard_group
         self._known: dict[tuple[Axis, ...], str] = {}
         self.layouts: dict[str, TensorLayout] = {}

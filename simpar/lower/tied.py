@@ -61,7 +61,7 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
 def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[OpClass, ...]:
     tensor = tape.tensors[gradient]
     other = f'{gradient}.other{index}'
-    tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None)
+    tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None, members=())
     size = float(local_elements(tape, tensor) * BYTES[tensor.dtype])
     send = OpClass(
         name=f'{gradient}.send{index}.W',

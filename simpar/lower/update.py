@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
+from simpar.lower.packed import MEMBERS
 from simpar.lower.pieces import Piece, local_elements
 from simpar.lower.tape import Tape
 from simpar.program import OpClass, Tensor
@@ -109,9 +110,12 @@ def _update(tape: Tape, layer: str, pieces: list[Piece], workload: Workload) -> 
 def _state(tape: Tape, kind: str, piece: Piece) -> str:
     """Register a state of a weight, in fp32 and cut as the update has the weight."""
     name = f'{kind}:{piece.parameter}'
-    initial = tape.tensors[piece.parameter].initial if kind == MASTER else 'zeros'
-    cuts, shape = piece.weight.cuts, piece.weight.shape
-    tape.tensors[name] = Tensor(name, 'state', shape, 'fp32', cuts=cuts, initial=initial, like=piece.parameter)
+    members = piece.weight.members
+    initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[piece.parameter].initial
+    like = piece.parameter if piece.parameter in tape.tensors else ''
+    tape.tensors[name] = Tensor(
+        name, 'state', piece.weight.shape, 'fp32', cuts=piece.weight.cuts, initial=initial, like=like, members=members
+    )
     return name
 
 

@@ -100,8 +100,18 @@ class Program:
         return tuple(shape)
 
     def local_bytes(self, tensor: Tensor) -> int:
-        """Bytes of the piece that one rank holds."""
-        return prod(self.local_shape(tensor)) * BYTES[tensor.dtype]
+        """Bytes of the piece that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
+        return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
+
+    @cached_property
+    def _padding(self) -> dict[str, int]:
+        """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
+        return {
+            tensor.members[-1]: prod(tensor.shape)
+            - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
+            for tensor in self.tensors
+            if tensor.members and tensor.kind in ('parameter', 'view')
+        }
 
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""

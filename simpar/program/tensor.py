@@ -33,6 +33,9 @@ class Tensor:
     ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
     ``like`` names the parameter that a gradient, state, gathered parameter or view belongs to; an input has it where it
     is that of a whole step, all micro-batches and copies, drawn as the input that it names.
+    ``members`` are the tensors that a *packed* tensor of one dim holds: what a rank has of each of them, flattened, one
+    behind the other, then zeros up to the length that the group of its cut divides. A packed parameter or state whose
+    ``initial`` is ``members`` is filled as its members would be.
     """
 
     name: str
@@ -44,3 +47,4 @@ class Tensor:
     batch_dim: int | None = None
     initial: str = ''
     like: str = ''
+    members: tuple[str, ...] = ()

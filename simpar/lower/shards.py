@@ -1,0 +1,177 @@
+"""Sharding of parameters: which are sharded, in which form, and the tensors that this puts on the tape.
+
+``dim`` cuts a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
+everything, for they pad: ``padded`` each parameter's rows, ``flat`` the parameters of a message in one buffer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from simpar.lower.fusion import fuse
+from simpar.lower.optimizer_parallel import Choice, Shard, Shards, choice_of, size_of
+from simpar.lower.packed import flat_shard, padded_shard
+from simpar.lower.pieces import local_elements, local_shape
+from simpar.lower.tape import Tape
+from simpar.plan import Plan
+from simpar.program import Cut, OpClass, Tensor
+from simpar.program.tensor import BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A parameter that the plan wants sharded.
+
+    Arguments: ``groups``, as the tape's ``sharding`` gives them; ``size``, ranks of a shard group; ``dim`` that divides
+    by it, None: none does.
+    """
+
+    tensor: Tensor
+    groups: tuple[str, str]
+    size: int
+    dim: int | None
+
+
+def shard(tape: Tape, plan: Plan, ids: Mapping[str, int]) -> Shards:
+    """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
+
+    Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
+    note. Arguments: ``ids`` of layers, for ``fusion: ids``.
+    """
+    choice = choice_of(plan)
+    if not choice.parts:
+        return Shards(choice=choice)
+    wanted = {one.tensor.name: one for one in _all_wanted(tape, choice)}
+    uneven = {name for name, one in wanted.items() if one.dim is None}
+    made: dict[str, Shard] = {}
+    if choice.form != 'dim':
+        for bucket, names in _messages(tape, plan, ids, list(wanted)):
+            # A preset takes its system's form where a message needs it: where all divides, both send the same bytes.
+            if choice.everywhere or not uneven.isdisjoint(names):
+                made |= _packed(tape, choice, bucket, [wanted[name] for name in names])
+    tape.notes += _full([wanted[name] for name in wanted if name in uneven - made.keys()], tape)
+    for name, one in wanted.items():
+        if name not in made and name not in uneven:
+            made[name] = _by_dim(tape, one, weights='weights' in choice.parts)
+    shards = Shards(choice=choice, of={name: made[name] for name in wanted if name in made})
+    _rename(tape, shards)
+    return shards
+
+
+def _all_wanted(tape: Tape, choice: Choice) -> Iterator[_Wanted]:
+    for tensor in list(tape.tensors.values()):
+        if tensor.kind == 'parameter' and _is_wanted(tape, tensor, choice):
+            groups = tape.sharding(tensor.name)
+            if groups[0]:
+                size = tape.partitions[groups[0]].size
+                yield _Wanted(tensor, groups, size, _dim(local_shape(tape, tensor), size))
+
+
+def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
+    size = local_elements(tape, tensor) * BYTES[tensor.dtype]
+    return size >= choice.threshold and not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded)
+
+
+def _dim(local: tuple[int, ...], size: int) -> int | None:
+    """The dim to cut: the first; where a weight has more than two, whose first are its outputs, any that divides."""
+    dims = range(len(local)) if len(local) > 2 else range(1)
+    return next((dim for dim in dims if local[dim] % size == 0), None)
+
+
+def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
+    """A note for what cannot be cut; one for all layers that are alike."""
+    alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
+    for one in wanted:
+        key = (re.sub(r'\d+', '*', one.tensor.name), local_shape(tape, one.tensor), one.size)
+        alike.setdefault(key, []).append(one.tensor.name)
+    for (pattern, local, size), names in alike.items():
+        who = f'{names[0]} stays' if len(names) == 1 else f'{pattern} ({len(names)} of them) stay'
+        has = ' × '.join(map(str, local)) if len(local) > 2 else f'{local[0]} rows'
+        yield f'{who} whole on every data rank: {has} are not divisible by a shard group of {size}'
+
+
+def _messages(
+    tape: Tape, plan: Plan, ids: Mapping[str, int], parameters: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Parameters that are reduced and gathered as one message, as far as the plan fuses them, by its name.
+
+    They belong to one stage and are sharded over the same groups. What two stages use is a message of its own, for
+    both hold it.
+    """
+    stages: dict[str, set[int]] = {}
+    for op in tape.ops:
+        for name in op.accumulates:
+            stages.setdefault(tape.tensors[name].like, set()).add(op.stage)
+    apart: dict[tuple[int, str, str], list[str]] = {}
+    for name in parameters:
+        alone = name if len(stages[name]) > 1 else ''
+        apart.setdefault((min(stages[name]), tape.sharding(name)[0], alone), []).append(name)
+    size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in parameters}
+    several = tape.mesh.stages > 1
+    for (stage, _, alone), names in apart.items():
+        for bucket, members in fuse(names, size, plan, ids, f'stage{stage}.' if several else '').items():
+            yield alone or bucket, members
+
+
+def _packed(tape: Tape, choice: Choice, bucket: str, wanted: Sequence[_Wanted]) -> dict[str, Shard]:
+    weights = 'weights' in choice.parts
+    tensors, groups = [one.tensor for one in wanted], wanted[0].groups
+    if choice.form == 'padded':
+        return {tensor.name: padded_shard(tape, tensor, groups, weights=weights) for tensor in tensors}
+    flat = flat_shard(tape, bucket, tensors, groups, weights=weights)
+    return dict.fromkeys(flat.parameters, flat)
+
+
+def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
+    """Register a parameter's equal shards and what is full of it."""
+    tensor, (partition, replica) = wanted.tensor, wanted.groups
+    assert wanted.dim is not None
+    cut = (Cut(wanted.dim, partition),)
+    gradient = tape.tensors[f'd:{tensor.name}']
+    full = replace(gradient, name=f'{gradient.name}.whole')
+    piece = replace(gradient, cuts=gradient.cuts + cut)
+    if weights:
+        weight = replace(tensor, cuts=tensor.cuts + cut)
+        gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
+    else:
+        weight = replace(
+            tensor, name=f'{tensor.name}.piece', kind='view', cuts=tensor.cuts + cut, initial='', like=tensor.name
+        )
+        gathered = tensor
+    for made in (full, piece, weight, gathered):
+        tape.tensors[made.name] = made
+    return Shard(
+        parameters=(tensor.name,),
+        weight=weight,
+        gradient=piece,
+        wholes=(full,),
+        gathered=(gathered.name,),
+        dim=wanted.dim,
+        partition=partition,
+        replica=replica,
+    )
+
+
+def _rename(tape: Tape, shards: Shards) -> None:
+    """Have ops read what is gathered, and add to full gradients."""
+    reads: dict[str, str] = {}
+    adds: dict[str, str] = {}
+    for one in shards.all:
+        for name, full, gathered in zip(one.parameters, one.wholes, one.gathered, strict=True):
+            adds[f'd:{name}'] = full.name
+            if gathered != name:
+                reads[name] = gathered
+    tape.ops[:] = [_renamed(op, reads, adds) for op in tape.ops]
+
+
+def _renamed(op: OpClass, reads: Mapping[str, str], adds: Mapping[str, str]) -> OpClass:
+    if op.phase == 'U' or (reads.keys().isdisjoint(op.reads) and adds.keys().isdisjoint(op.accumulates)):
+        return op
+    return replace(
+        op,
+        reads=tuple(reads.get(name, name) for name in op.reads),
+        accumulates=tuple(adds.get(name, name) for name in op.accumulates),
+    )
