@@ -120,9 +120,9 @@ class Repeats:
         """
         key = (tuple(_alike(one, number) for one in operators), tuple(_known(value, number) for value in read))
         if key in self.forward and not real:
-            values = self._put(self.forward[key][1], number)
+            made = self._put(self.forward[key][1], number)
             self.tape.on_backward(lambda: self._back(number, key, None))
-            return values
+            return made
         before, rules = _Mark.of(self.tape, self.results), len(self.tape.rules)
         values = run()
         mine = self.tape.rules[rules:]

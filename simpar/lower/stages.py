@@ -54,14 +54,15 @@ def layers_of(model: Network) -> tuple[int, ...]:
     """
     blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(model)]
     named = len(set(blocks)) > 1
-    found, layer = [], -1
+    layers: list[int] = []
+    layer = -1
     for place, operator in enumerate(model.layers):
         begins = (
             blocks[place] not in ('', blocks[place - 1] if place else '') if named else isinstance(operator, Weighted)
         )
         layer += begins or layer < 0
-        found.append(layer)
-    return tuple(found)
+        layers.append(layer)
+    return tuple(layers)
 
 
 def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from typing import Final
 
 from simpar.lower.lower import order_of
 from simpar.lower.optimizer_parallel import Part, choice_of
-from simpar.lower.recompute import recompute_of
 from simpar.lower.stages import stage_of_layer
 from simpar.model import Network
 from simpar.plan import Plan
@@ -34,7 +33,10 @@ def _staged(workload: Workload, plan: Plan) -> Plan:
         plan = replace(plan, recompute_stages=tuple(range(stages)))
     if plan.stages or marked(workload):
         return plan
-    of_layer = stage_of_layer(layers_of(workload), stages, ())
+    layers = layers_of(workload)
+    if isinstance(workload.model, Network) and layers < stages:
+        layers = len(workload.model.layers)
+    of_layer = stage_of_layer(layers, stages, ())
     return replace(plan, stages=tuple(of_layer.count(stage) for stage in range(stages)))
 
 
@@ -46,7 +48,8 @@ def marked(workload: Workload) -> bool:
 
 def recomputes(workload: Workload, plan: Plan) -> bool:
     """Whether a plan, or marks of layers, ask for recomputation in any stage."""
-    return recompute_of(workload, replace(plan, recompute_stages=())).of_stage(0)
+    layers = workload.model.layers if isinstance(workload.model, Network) else ()
+    return plan.recompute not in ('none', ()) or any(layer.recompute for layer in layers)
 
 
 def _sharded(plan: Plan) -> Plan:
