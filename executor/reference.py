@@ -25,8 +25,9 @@ from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
 from simpar.model import Network
+from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Momentum, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Workload
 
 DIFFERENCES = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses of a network whose target is a tensor like its result."""

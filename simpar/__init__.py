@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from simpar.cost.price import price as price
     from simpar.engine import simulate as simulate
     from simpar.model import Network as Network
+    from simpar.model.library.transformer import Transformer as Transformer
     from simpar.plan import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from simpar.schedule import load_schedule as load_schedule
     from simpar.sweep import load_sweep as load_sweep
     from simpar.trace import Trace as Trace
-    from simpar.workload import Transformer as Transformer
     from simpar.workload import Workload as Workload
 
 __version__: Final = '0.1.0'
@@ -47,7 +47,7 @@ _HOMES: Final = {
     'Program': 'simpar.program',
     'Schedule': 'simpar.schedule',
     'Trace': 'simpar.trace',
-    'Transformer': 'simpar.workload',
+    'Transformer': 'simpar.model.library.transformer',
     'Workload': 'simpar.workload',
     'case_of': 'simpar.case',
     'cluster': 'simpar.profiles',

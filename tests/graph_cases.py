@@ -9,7 +9,6 @@ from strategy_cases import divisors, random_out_strategy
 from simpar.errors import ScheduleError
 from simpar.layout import operators
 from simpar.lower.cross_entropy import loss_rules
-from simpar.lower.rule import rule_of
 from simpar.model import (
     INPUT,
     Add,
@@ -280,7 +279,7 @@ def cut(draw, layer, shapes, world, share):
     """A layer with strategies, now and then; ``shapes``, of what it reads, of one copy of a micro-batch."""
     if isinstance(layer, Reshape) or draw.random() > share:
         return layer
-    strategy = strategy_of(draw, rule_of(layer, 'layer', shapes), world)
+    strategy = strategy_of(draw, layer.axes('layer', *shapes), world)
     if isinstance(layer, Dense):
         out = random_out_strategy(draw, strategy, shapes[0][0], layer.outputs)
         return replace(layer, strategy=strategy, out_strategy=out)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
     [
-        *('layout', 'model', 'workload', 'plan', 'program'),
+        *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost'],

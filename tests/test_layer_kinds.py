@@ -12,7 +12,6 @@ from simpar.commands.ir import rank_ir
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.rule import rule_of
 from simpar.model import (
     Conv2d,
     Dense,
@@ -212,7 +211,7 @@ def test_a_search_cuts_a_layer_only_as_its_rule_allows():
     model, graph = workload.model, network_graph(workload.model, workload.batch, workload.loss)
     shapes = network_shapes(model, workload.batch)
     for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
-        allowed = rule_of(layer, name, [shapes[read] for read in reads])
+        allowed = layer.axes(name, *(shapes[read] for read in reads))
         cuts = rule(graph, graph.operator(name)).cuts(8)
         found = {cut(layer, Choice(one.strategy)).strategy for one in cuts}
         if isinstance(layer, Flatten):

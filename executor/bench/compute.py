@@ -12,10 +12,11 @@ from simpar.cost.compute import PRODUCTS
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
+from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.op import Phase
-from simpar.workload import Adam, Transformer, Workload
+from simpar.workload import Adam, Workload
 
 HEADS = 8
 """At most so many heads in a sample of attention; more work is more samples."""

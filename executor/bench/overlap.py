@@ -17,10 +17,11 @@ from executor.bench.sizes import Sizes
 from executor.measure import Statistics
 from simpar.intervals import Intervals, union
 from simpar.lower import lower
+from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.trace import Span, Trace
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 Kernels = Literal['matrix', 'memory']
 TRIALS: Final = 3

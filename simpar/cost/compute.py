@@ -14,12 +14,12 @@ from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-PRODUCTS = priced('matrix') | {'attention_scores', 'attention_values'}
+PRODUCTS = priced('matrix')
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
 
 A convolution is one of windows with the weight.
 """
-MATRIX = PRODUCTS | {'attention'}
+MATRIX = PRODUCTS | priced('attention')
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
@@ -50,7 +50,7 @@ class DeviceCompute:
             return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:
             return self._matmul(op)
-        if op.operator == 'attention' and op.dims:
+        if op.operator in MATRIX and op.dims:
             return self._attention(op)
         return self._streaming(op)
 

@@ -19,7 +19,8 @@ from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.gpt import VOCABULARY
-from simpar.model.operators.stream import Dropout, Position, Product, Residual
+from simpar.model.operators.linear import Product
+from simpar.model.operators.stream import Dropout, Position, Residual
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from simpar.layout import TensorLayout
+from simpar.layout import TensorLayout, replicated
 from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -24,7 +24,7 @@ class Site:
         values: by role, what it reads and its result ``y``.
         inputs: layouts of all that its axes name, parameters too, in their order.
         output: the layout of its result once nothing is left to be summed.
-        deviation: of initial weights.
+        deviation: of normal initial weights.
     """
 
     tape: Tape
@@ -90,7 +90,9 @@ class _Emission:
         self.values.update(site.values)
         for parameter in self.ops.parameters:
             name = self._named(parameter.role)
-            made = tape.parameter(name, parameter.shape, parameter.layout, parameter.initial)
+            layout = parameter.layout or replicated(tape.world, len(parameter.shape))
+            initial = parameter.initial or f'normal:{site.deviation}'
+            made = tape.parameter(name, parameter.shape, layout, initial)
             self.values[parameter.role] = made
         y = tape.register(site.values['y'])
         if self.ops.saves_result:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, takewhile
 from math import gcd
-from typing import Any
 
 from simpar.errors import Infeasible
 from simpar.layout import Layout, TensorLayout, operators, replicated
-from simpar.layout.operator import Operator
 from simpar.lower.cross import cross
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
@@ -23,15 +21,12 @@ from simpar.lower.loss import add_loss
 from simpar.lower.move import Mover
 from simpar.lower.place import Placed, Placer
 from simpar.lower.repeat import Repeats, place_kinds, recorded_for_real
-from simpar.lower.rule import lead_of, rule_of
 from simpar.lower.tape import Tape
-from simpar.lower.templates import ROLES, TEMPLATES
 from simpar.lower.value import Value
-from simpar.model import Flatten, Reshape, Weighted
+from simpar.model import Flatten, Operator, Reshape, Weighted
 from simpar.model.dropout import KEYS
 from simpar.model.node import Node
-from simpar.model.operators.stream import Bias, Product
-from simpar.model.ops import Ops
+from simpar.model.operators.stream import Bias
 from simpar.workload import Workload
 
 Shape = tuple[int, ...]
@@ -206,7 +201,7 @@ class Forward:
         if flat and _follows(operator):
             return reads[0]
         placed = self._placed(node, reads)
-        lead = lead_of(operator)
+        lead = operator.lead
         layouts = placed.inputs[lead : lead + len(reads)]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         if flat:
@@ -216,12 +211,12 @@ class Forward:
     def _emitted(self, node: Node, reads: Sequence[Value], placed: Placed) -> Value:
         """The operator's ops, the sum behind it, and a bias behind that."""
         name = f'{node.value}.partial' if placed.local.partial else node.value
-        roles = roles_of(node.operator)
+        roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
         y = Value(name, self.shapes[node.name], placed.local)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation)  # fmt: skip
-        ops = ops_of(node.operator, site)
+        ops = node.operator.ops(site)
         y = Value(name, y.shape, y.layout, bool(ops.parameters) or any(read.needs_gradient for read in reads))
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation)  # fmt: skip
@@ -230,9 +225,10 @@ class Forward:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
         y = self.mover.summed(y, placed.output, node.value)
-        if not (getattr(node.operator, 'bias', False)):
+        biases = [one.shape for one in node.operator.parameters(y.shape) if one.role == 'bias']
+        if not biases:
             return y
-        bias = Bias(of=node.name, bias_shape=_outputs(node.operator))
+        bias = Bias(product=node.name, bias_shape=biases[0])
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = Site(tape=self.tape, mover=self.mover, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(),
                     output=y.layout, deviation=self.deviation)  # fmt: skip
@@ -240,22 +236,21 @@ class Forward:
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
         operator, name = node.operator, node.name
-        rule = axes_of(operator, name, [read.shape for read in reads])
-        strategy, layout = getattr(operator, 'strategy', ()), getattr(operator, 'layout', ())
+        rule = operator.axes(name, *(read.shape for read in reads))
+        strategy, layout = operator.strategy, operator.layout
         if isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator)):
             kept = self.placer.viewed(rule, reads[0].layout) if self.mover.as_compiler else None
             return kept or self.placer.followed(rule, reads[0].layout)
-        lead = lead_of(operator)
+        lead = operator.lead
         if layout:
-            return self.placer.by_layout(rule, self._matrix(name), layout, getattr(operator, 'out_layout', ()), lead)
+            return self.placer.by_layout(rule, self._matrix(name), layout, operator.out_layout, lead)
         if not strategy and self.degrees:
             return self.degrees.placed(operator, name, rule, reads)
-        if not strategy and isinstance(operator, Weighted | Product):
+        if not strategy and isinstance(operator, Weighted):
             strategy = rule.strategy({rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])})
         if not strategy:
             return self.placer.followed(rule, reads[0].layout, lead)
-        out_strategy = getattr(operator, 'out_strategy', ())
-        return self.placer.by_strategy(rule, strategy, out_strategy, reads[0].layout, lead)
+        return self.placer.by_strategy(rule, strategy, operator.out_strategy, reads[0].layout, lead)
 
     def _matrix(self, name: str) -> Layout:
         if self.tape.names is None:
@@ -275,7 +270,7 @@ class Forward:
             if y.name in node.reads:
                 known = {**values, y.name: y}
                 reads = [known.get(of) or Value(of, self.shapes[of], y.layout) for of in node.reads]
-                return self._placed(node, reads).inputs[lead_of(node.operator) + node.reads.index(y.name)]
+                return self._placed(node, reads).inputs[node.operator.lead + node.reads.index(y.name)]
         return None
 
     def _before_reshape(self, x: Value, y: Value, wanted: TensorLayout | None) -> Value:
@@ -290,31 +285,9 @@ class Forward:
         return self.mover.move(x, back.output) if back else x
 
 
-def axes_of(operator: Any, name: str, shapes: Sequence[Shape]) -> Operator:
-    """The named dims of an operator."""
-    if hasattr(operator, 'axes'):
-        return operator.axes(name, *shapes)
-    return rule_of(operator, name, shapes)
-
-
-def roles_of(operator: Any) -> tuple[str, ...]:
-    """The roles of what an operator reads."""
-    return getattr(operator, 'roles', None) or ROLES.get(type(operator), ('x',))
-
-
-def ops_of(operator: Any, site: Site) -> Ops:
-    """The template of an operator."""
-    return operator.ops(site) if hasattr(operator, 'ops') else TEMPLATES[type(operator)](operator, site)
-
-
-def _outputs(operator: Any) -> Shape:
-    outputs = operator.outputs
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def _follows(operator: Any) -> bool:
+def _follows(operator: Operator) -> bool:
     """Whether an operator is told nothing, and lies as its input does."""
-    return not (getattr(operator, 'strategy', ()) or getattr(operator, 'layout', ()))
+    return not (operator.strategy or operator.layout)
 
 
 def _fineness(shape: Shape) -> int:

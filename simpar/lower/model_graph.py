@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simpar.lower.forward import Shape, Source, axes_of
+from simpar.lower.forward import Shape, Source
 from simpar.lower.stages import layer_stages, layers_of, stage_of_layer
 from simpar.model import INPUT, Embedding, Network, layer_names, network_shapes, reads_of
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.library.gpt import TOKENS, gpt_nodes
+from simpar.model.library.transformer import Transformer
 from simpar.model.node import Node
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def _transformer(model: Transformer, batch: int, stages: int, of_layer: tuple[in
     shapes = {source.name: source.shape for source in sources}
     nodes = tuple(gpt_nodes(model))
     for node in nodes:
-        shapes[node.name] = axes_of(node.operator, node.name, [shapes[read] for read in node.reads]).output_shape
+        shapes[node.name] = node.operator.result_shape(batch, *(shapes[read] for read in node.reads))
     place = {-1: 0, model.layers: stages - 1, **dict(enumerate(of_layer))}
     return ModelGraph(
         nodes=nodes,

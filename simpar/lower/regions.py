@@ -7,8 +7,7 @@ from functools import cache
 
 from simpar.model import MatMul, Softmax
 from simpar.model.node import Node
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues
-from simpar.model.operators.stream import CausalSoftmax
+from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 
 PRODUCTS = (MatMul, AttentionScores, AttentionValues)
 """Between two of these stands the softmax of unfused attention."""

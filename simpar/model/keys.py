@@ -30,6 +30,7 @@ Pair = Annotated[
     Field(min_length=2, max_length=2, examples=[['x', 'proj']], description='the two layers that it reads, or x'),
 ]
 Width = Annotated[int, Field(ge=1, le=2**24)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
 Deviation = Annotated[
     float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from simpar.model.operators.base import Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Node:
     """
 
     name: str
-    operator: Any
+    operator: Operator
     reads: tuple[str, ...]
     layer: int = 0
     result: str = ''

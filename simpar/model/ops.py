@@ -7,9 +7,9 @@ begins with ``=`` is the name of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from simpar.layout import TensorLayout
 from simpar.program.op import Attribute
@@ -44,18 +44,27 @@ class Work:
     of: str = ''
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of an operator.
+    """A tensor that no operator writes.
 
-    Arguments: ``role``, behind the operator's name, or after ``=`` a name of its own; ``shape``, unsharded;
-    ``initial``, what it begins as.
+    Arguments:
+        role: behind the operator's name, or after ``=`` a name of its own.
+        shape: unsharded.
+        initial: what it begins as; empty: normal numbers with the model's deviation.
+        trained: else it is a constant.
+        layout: over the ranks of a stage; None: all of them hold all of it.
     """
 
     role: str
-    shape: tuple[int, ...]
-    layout: TensorLayout
-    initial: str
+    shape: tuple[int, ...] = ()
+    initial: Literal['', 'zeros', 'ones'] = ''
+    trained: bool = True
+    layout: TensorLayout | None = None
+
+    def on(self, layout: TensorLayout) -> Parameter:
+        """The same in a layout."""
+        return replace(self, layout=layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +119,6 @@ class Local(Protocol):
         """Copies of a micro-batch."""
 
     @property
-    def deviation(self) -> float:
-        """Of normal initial weights."""
-
-    @property
     def inputs(self) -> tuple[TensorLayout, ...]:
         """Layouts of all that the operator's axes name, parameters too, in their order."""
 
@@ -138,3 +143,31 @@ class Local(Protocol):
 
     def partition(self, layout: TensorLayout, dim: int) -> str:
         """The partition whose ranks hold the slices of a dim; empty: the dim is unsharded."""
+
+
+def unary(
+    local: Local,
+    operator: str,
+    *,
+    saves: tuple[str, ...] = (),
+    flops: tuple[float, float] = (0.0, 0.0),
+    forward: Attributes | None = None,
+    backward: Attributes | None = None,
+) -> Ops:
+    """An operator of one value; ``saves``, what its backward reads; ``flops`` an element, forward and backward."""
+    elements = local.elements('y')
+    return Ops(
+        F=Work(operator=operator, reads=('x',), writes=('y',), flops=flops[0] * elements, attributes=forward or {}),
+        I={'x': Work(operator=operator, reads=('dy', *saves), flops=flops[1] * elements, attributes=backward or {})},
+        saves_result='y' in saves,
+    )
+
+
+def slice_text(local: Local, role: str) -> str:
+    """The shape of a rank's slice for a kernel, of any count of samples."""
+    return text((-1, *local.slice_shape(role)[1:]))
+
+
+def text(numbers: Sequence[int]) -> str:
+    """Numbers as an attribute of an op class."""
+    return ' '.join(map(str, numbers))

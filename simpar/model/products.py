@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from simpar.layout import TensorLayout
@@ -22,26 +23,27 @@ def product_axes(name: str, x: Shape, outputs: Shape, inputs: Shape) -> Operator
                     {}, units)  # fmt: skip
 
 
-def product_ops(local: Local, outputs: Shape, inputs: Shape, *, bias: bool, weight: str = 'weight') -> Ops:
+def product_ops(local: Local, parameters: Sequence[Parameter], outputs: int = 1) -> Ops:
     """2·m·n·k floating-point operations in each phase.
 
-    Arguments: ``bias``, added where nothing is left to be summed; ``weight``, its role.
+    Arguments: ``parameters``, the weight and, if there is one, the bias, added where nothing is left to be summed;
+    ``outputs``, how many of the weight's dims are outputs.
     """
+    weight, *biases = parameters
     in_axes, out_axes = local.inputs[1].dims
-    layout = TensorLayout(local.world, (out_axes, *((),) * (len(outputs) - 1), in_axes, *((),) * (len(inputs) - 1)))
-    parameters = [Parameter(role=weight, shape=(*outputs, *inputs), layout=layout, initial=f'normal:{local.deviation}')]
-    if bias and not local.layout('y').partial:
-        of_bias = TensorLayout(local.world, (out_axes, *((),) * (len(outputs) - 1)))
-        parameters.append(Parameter(role='bias', shape=outputs, layout=of_bias, initial='zeros'))
-    n, k = prod(outputs) // size_of(out_axes), prod(inputs) // size_of(in_axes)
+    of_outputs = (out_axes, *((),) * (outputs - 1))
+    of_inputs = (in_axes, *((),) * (len(weight.shape) - outputs - 1))
+    layout, of_bias = (TensorLayout(local.world, dims) for dims in ((*of_outputs, *of_inputs), of_outputs))
+    added = [] if local.layout('y').partial else biases
+    placed = (weight.on(layout), *(bias.on(of_bias) for bias in added))
+    n, k = prod(weight.shape[:outputs]) // size_of(out_axes), prod(weight.shape[outputs:]) // size_of(in_axes)
     m = local.elements('x') // k
-    flops, told = 2.0 * m * n * k, {'outputs': len(outputs)}
-    roles = tuple(parameter.role for parameter in parameters)
+    flops, told = 2.0 * m * n * k, {'outputs': outputs}
     return Ops(
-        F=Work(operator='matmul', reads=('x', *roles), writes=('y',), flops=flops,
+        F=Work(operator='matmul', reads=('x', *(one.role for one in placed)), writes=('y',), flops=flops,
                dims={'m': m, 'n': n, 'k': k}, attributes=told),
-        I={'x': Work(operator='matmul', reads=('dy', weight), flops=flops,
+        I={'x': Work(operator='matmul', reads=('dy', weight.role), flops=flops,
                      dims={'m': m, 'n': k, 'k': n}, attributes=told)},
         W=Work(operator='matmul', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=told),
-        parameters=tuple(parameters),
+        parameters=placed,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from math import gcd, prod
 
 from simpar.document import Complaint, Key
 from simpar.model import Network
+from simpar.model.library.transformer import Transformer
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
 from simpar.schedule.networks import network_fits
@@ -17,7 +18,7 @@ from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import strategies_fit, whole_batch
 from simpar.schedule.sweep import sweep_fits
-from simpar.workload import Momentum, Transformer, Workload
+from simpar.workload import Momentum, Workload
 
 _TRANSFORMER: Key = ('workload', 'transformer')
 

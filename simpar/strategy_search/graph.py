@@ -8,11 +8,12 @@ from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
 from simpar.model.operators import PRIMITIVES
-from simpar.model.operators.base import PLAIN, Parameter
+from simpar.model.operators.base import PLAIN
 from simpar.model.operators.base import Operator as ModelOperator
 from simpar.model.operators.loss import DATASET
 from simpar.model.operators.norm import LayerNorm
 from simpar.model.operators.shape import Transpose
+from simpar.model.ops import Parameter
 from simpar.model.primitive import Call, Primitive, Shape
 
 Dataset = Literal['full_batch', 'data_parallel']
@@ -144,7 +145,7 @@ class GraphBuilder:
         if isinstance(one, str):
             return one
         make = self.parameter if one.trained else self.constant
-        return make(f'{name}.{one.part}', *one.shape)
+        return make(f'{name}.{one.role}', *one.shape)
 
     def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, call: Call = PLAIN) -> str:
         """An operator that writes one tensor of this shape, named after the operator.

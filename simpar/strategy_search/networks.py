@@ -15,9 +15,10 @@ from simpar.model.library.cross_entropy import (
     SMOOTH,
     LossOperator,
 )
+from simpar.model.library.transformer import Transformer
 from simpar.model.primitive import Call, Shape
 from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 MNIST_SAMPLE = (1, 28, 28)
 

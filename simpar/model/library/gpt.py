@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simpar.model import Embedding, Gelu, LayerNorm
+from simpar.model import Embedding, Gelu, LayerNorm, Operator
 from simpar.model.dropout import KEYS
+from simpar.model.library.transformer import Transformer
 from simpar.model.node import Node
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, Heads
-from simpar.model.operators.stream import CausalSoftmax, Dropout, Position, Product, Residual
-from simpar.workload import Transformer
+from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
+from simpar.model.operators.linear import Product
+from simpar.model.operators.stream import Dropout, Position, Residual
 
 TOKENS = 'tokens'
 VOCABULARY = 'the vocabulary (embedding and head)'
@@ -52,7 +53,7 @@ class _Block:
     model: Transformer
     layer: int
 
-    def node(self, name: str, operator: object, *reads: str, result: str = '') -> Node:
+    def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
         """A node whose name and reads stand in this layer, if they are not those of others."""
         own = f'layer{self.layer}.'
         told = tuple(read.replace('.', own, 1) if read.startswith('.') else read for read in reads)

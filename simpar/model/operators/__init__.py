@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.model.operators import conv, embedding, linear, loss, norm, pointwise, product, reduce, shape
+from simpar.model.operators import (
+    attention,
+    conv,
+    embedding,
+    linear,
+    loss,
+    norm,
+    pointwise,
+    product,
+    reduce,
+    shape,
+    stream,
+)
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
 
@@ -27,15 +39,27 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     conv.Conv2d,
     embedding.Embedding,
 )
-"""In the order of the docs."""
+"""Those that files write, in the order of the docs."""
+OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
+    linear.Product,
+    attention.Attention,
+    attention.AttentionScores,
+    attention.CausalSoftmax,
+    attention.AttentionValues,
+    stream.Position,
+    stream.Dropout,
+    stream.Residual,
+    stream.Bias,
+)
+"""Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}
 """By key of a file."""
 OP_CLASSES: Final[dict[str, Primitive]] = {
-    name: primitive for kind in OPERATORS for name, primitive in kind.primitives.items()
+    name: primitive for kind in (*OF_LIBRARY, *OPERATORS) for name, primitive in kind.primitives.items()
 }  # fmt: skip
 """By the operator of an op class in the forward, what it is to MindSpore."""
 PRIMITIVES: Final = {
-    one.name: one for kind in OPERATORS for one in kind.primitives.values()
+    one.name: one for kind in (*OPERATORS, *OF_LIBRARY) for one in kind.primitives.values()
 } | {one.name: one for one in loss.OF_LOSSES}  # fmt: skip
 """By MindSpore's name."""
 

@@ -10,11 +10,14 @@ from typing import ClassVar
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
-from simpar.layout.operator import ONE, Operator
+from simpar.layout.operator import ONE
+from simpar.layout.operator import Operator as Axes
 from simpar.model.dropout import dropped
+from simpar.model.operators.base import Sharded, operator
+from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
+from simpar.model.primitive import Call, Primitive, Shape, dim_names
 
-Shape = tuple[int, ...]
 _SEQUENCE = 'needs all of a sequence and must stay whole'
 
 
@@ -49,35 +52,54 @@ class Heads:
             'causal': self.causal,
         }
 
-    def axes(self, name: str, *shapes: Shape, result: Shape, inner: int) -> Operator:
+    def axes(self, name: str, *shapes: Shape, result: Shape, inner: int) -> Axes:
         """Batch b, sequence s and groups g: of the result's dims, ``inner`` is the one of heads."""
         inputs = tuple(self._dims(shape) for shape in shapes)
         output = tuple('b' if dim == 0 else 'g' if dim == inner else ONE for dim in range(len(result)))
-        return Operator(name, inputs, output, shapes, result, ('b', 's', 'g'), {'s': _SEQUENCE}, {'g': self.groups})
+        return Axes(name, inputs, output, shapes, result, ('b', 's', 'g'), {'s': _SEQUENCE}, {'g': self.groups})
 
     @staticmethod
     def _dims(shape: Shape) -> tuple[str, ...]:
         return {1: ('b',), 3: ('b', 's', 'g'), 4: ('b', 'g', ONE, ONE)}[len(shape)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+@dataclass(frozen=True)
+class AttentionCore(Primitive):
+    """Attention, or a product or a softmax of it: split by batch and by heads."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """b, s, g, as its operator tells them."""
+        raise NotImplementedError
+
+
+ATTENTION = AttentionCore('FlashAttention', 'attention')
+SCORES, VALUES = AttentionCore('AttentionScores', 'matrix'), AttentionCore('AttentionValues', 'matrix')
+
+
+@operator
+class Attention(Sharded):
     """Flash attention: the backward does the scores again (5 products to 2), dropped probabilities are drawn again.
 
     Arguments: ``dropout``, probability of a zero. Causal: half of the scores.
     """
 
+    key = 'attention'
+    written = False
+    primitives: ClassVar = {'attention': ATTENTION}
+    inputs_told = 'qkv, keys [batch]'
+    unsharded = 'sequence'
+    roles = ('qkv', 'keys')
+
     heads: Heads
     dropout: float = 0.0
-    roles: ClassVar[tuple[str, ...]] = ('qkv', 'keys')
 
-    def shape(self, qkv: Shape, *keys: Shape) -> Shape:
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """[batch, sequence, heads × head_dim]."""
-        return (*qkv[:2], self.heads.count * self.heads.head_dim)
+        return (*reads[0][:2], self.heads.count * self.heads.head_dim)
 
-    def axes(self, name: str, qkv: Shape, *keys: Shape) -> Operator:
+    def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
-        return self.heads.axes(name, qkv, *keys, result=self.shape(qkv), inner=2)
+        return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=2)
 
     def ops(self, local: Local) -> Ops:
         """2 products forward, 5 backward."""
@@ -108,24 +130,31 @@ class Attention:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionScores:
+@operator
+class AttentionScores(Sharded):
     """q · kᵀ for every head, of all pairs of tokens; its backward also takes the gradient of the values.
 
     Arguments: ``values``, name of the operator that multiplies with the values.
     """
 
+    key = 'attention_scores'
+    written = False
+    primitives: ClassVar = {'attention_scores': SCORES}
+    inputs_told = 'qkv'
+    unsharded = 'sequence'
+    roles = ('qkv',)
+
     heads: Heads
     values: str
-    roles: ClassVar[tuple[str, ...]] = ('qkv',)
 
-    def shape(self, qkv: Shape) -> Shape:
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """[batch, heads, sequence, sequence]."""
-        return (qkv[0], self.heads.count, qkv[1], qkv[1])
+        batch, sequence, _ = reads[0]
+        return (batch, self.heads.count, sequence, sequence)
 
-    def axes(self, name: str, qkv: Shape) -> Operator:
+    def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
-        return self.heads.axes(name, qkv, result=self.shape(qkv), inner=1)
+        return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=1)
 
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
@@ -139,20 +168,26 @@ class AttentionScores:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionValues:
+@operator
+class AttentionValues(Sharded):
     """Probabilities · v for every head; the gradient of v is handed to the operator of the scores."""
 
+    key = 'attention_values'
+    written = False
+    primitives: ClassVar = {'attention_values': VALUES}
+    inputs_told = 'probabilities, qkv'
+    unsharded = 'sequence'
+    roles = ('kept', 'qkv')
+
     heads: Heads
-    roles: ClassVar[tuple[str, ...]] = ('kept', 'qkv')
 
-    def shape(self, kept: Shape, qkv: Shape) -> Shape:
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """[batch, sequence, heads × head_dim]."""
-        return (*qkv[:2], self.heads.count * self.heads.head_dim)
+        return (*reads[1][:2], self.heads.count * self.heads.head_dim)
 
-    def axes(self, name: str, kept: Shape, qkv: Shape) -> Operator:
+    def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
-        return self.heads.axes(name, kept, qkv, result=self.shape(kept, qkv), inner=2)
+        return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=2)
 
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
@@ -171,6 +206,30 @@ class AttentionValues:
                             flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=told)},
             made_backward=(of_v,),
         )  # fmt: skip
+
+
+@operator
+class CausalSoftmax(SameShape, Sharded):
+    """Softmax over the last dim of the scores of attention, zero for tokens of the future."""
+
+    key = 'causal_softmax'
+    written = False
+    primitives: ClassVar = {'softmax': SOFTMAX}
+    unsharded = 'last two dims'
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """Split along batch and heads."""
+        (x,) = reads
+        names = dim_names(x)
+        return Axes(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
+
+    def ops(self, local: Local) -> Ops:
+        """About five operations an element forward, four backward."""
+        elements = local.elements('x')
+        return Ops(
+            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes={'causal': True}),
+            I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
+        )
 
 
 def _product(local: Local, heads: Heads, scores: str) -> tuple[int, int, int, float]:

@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
 
 from simpar.layout.operator import Operator as Axes
-from simpar.model.keys import Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
+from simpar.model.keys import Aliases, Cuts, Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
+from simpar.model.ops import Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
 
 T = TypeVar('T', bound='Operator')
@@ -65,20 +66,6 @@ class MisfitError(Exception):
         self.key, self.what, self.remedy = key, what, remedy
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A tensor that no operator writes.
-
-    Arguments: ``part``, its name behind the operator's; ``initial``, what it begins as, empty: normal numbers with the
-    network's deviation; ``trained``, else a constant.
-    """
-
-    part: str
-    shape: Shape = ()
-    initial: Literal['', 'zeros', 'ones'] = ''
-    trained: bool = True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One of the primitives that MindSpore's compiler makes of an operator's forward, in order.
@@ -101,13 +88,17 @@ class Operator(ABC):
     key: ClassVar[str]
     """Under which files have it."""
     primitives: ClassVar[Mapping[str, Primitive]]
-    """By the operator of its op classes in the forward, the primitive that it is to MindSpore."""
+    """By the operator of its op classes in the forward, the primitive that it is to MindSpore or to our searches."""
+    written: ClassVar[bool] = True
+    """Files can write it; else models of the library alone have it."""
     inputs_told: ClassVar[str] = 'x'
     """The inputs of its strategy, for the docs."""
     unsharded: ClassVar[str] = ''
     """What of them no strategy splits, for the docs."""
     lead: ClassVar[int] = 0
     """Which of the inputs in its strategy is the first value that it reads."""
+    roles: ClassVar[tuple[str, ...]] = ('x',)
+    """The roles of what it reads, in its ops."""
 
     pipeline_stage: Stage = None
     recompute: Recomputed = False
@@ -130,6 +121,16 @@ class Operator(ABC):
         """The same by names of axes."""
         return ()
 
+    @property
+    def out_strategy(self) -> Cuts:
+        """Slices of its result where a sum over ranks is scattered; empty: it is not."""
+        return ()
+
+    @property
+    def out_layout(self) -> Aliases:
+        """The same by names of axes."""
+        return ()
+
     @abstractmethod
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """The shape of its result; raises ``MisfitError``.
@@ -146,6 +147,10 @@ class Operator(ABC):
         step, left = next(iter(self.steps(('',) * len(reads), result))), iter(reads)
         shapes = tuple(one.shape if isinstance(one, Parameter) else next(left) for one in step.reads)
         return step.primitive.axes(name, step.call, shapes, result)
+
+    @abstractmethod
+    def ops(self, local: Local) -> Ops:
+        """What one rank does in F, I and W."""
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """What it trains.

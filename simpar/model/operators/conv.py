@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
 from simpar.model.operators.base import MisfitError, operator, shown
 from simpar.model.operators.linear import BIAS_ADD, Biased
+from simpar.model.ops import Attributes, Local, Ops, Work, slice_text
 from simpar.model.primitive import BOTH, Call, Primitive, Shape
 
 
@@ -73,3 +75,21 @@ class Conv2d(Biased):
             raise MisfitError('kernel', what, f'write at most {most}')
         height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
         return (x[0], self.outputs, height, width)
+
+    def ops(self, local: Local) -> Ops:
+        """A product of windows with the full weight, whose dims it has."""
+        weight, *biases = self.parameters(local.shape('y'))
+        parameters = (weight.on(local.inputs[1]), *biases)
+        told: Attributes = {'stride': self.stride, 'padding': self.padding}
+        n, k = self.outputs, prod(self.weight()[1:])
+        m = local.elements('y') // n
+        flops = 2.0 * m * n * k
+        return Ops(
+            F=Work(operator='conv2d', reads=('x', *(p.role for p in parameters)), writes=('y',), flops=flops,
+                   dims={'m': m, 'n': n, 'k': k}, attributes=told),
+            I={'x': Work(operator='conv2d', reads=('dy', 'weight'), flops=flops, dims={'m': m, 'n': k, 'k': n},
+                         attributes={**told, 'shape': slice_text(local, 'x')})},
+            W=Work(operator='conv2d', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m},
+                   attributes={**told, 'kernel': self.kernel}),
+            parameters=parameters,
+        )  # fmt: skip

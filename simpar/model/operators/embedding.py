@@ -10,7 +10,8 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy, Width
-from simpar.model.operators.base import Parameter, Weighted, operator
+from simpar.model.operators.base import Weighted, operator
+from simpar.model.ops import Attributes, Local, Ops, Parameter, Work
 from simpar.model.primitive import Call, Primitive, Shape
 
 
@@ -37,6 +38,7 @@ class Embedding(Weighted):
     primitives: ClassVar = {'embedding': GATHER}
     inputs_told = 'weight [vocab, width], tokens'
     lead = 1
+    roles = ('tokens',)
 
     vocab: Annotated[Width, Field(description='tokens in the vocabulary')]
     width: Annotated[Width, Field(description='features of a token')]
@@ -52,3 +54,18 @@ class Embedding(Weighted):
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The weight, which its strategy has before the tokens."""
         return (Parameter('weight', (self.vocab, self.width)),)
+
+    def ops(self, local: Local) -> Ops:
+        """Rows of a weight; where it is split by rows, zeros for the tokens of others."""
+        (weight,) = self.parameters(local.shape('y'))
+        layout = local.inputs[0]
+        partition = local.partition(layout, 0)
+        told: Attributes = {'partition': partition} if partition else {}
+        # Rows are read and written once; the backward reads the sum that it adds to besides.
+        moved = 2.0 * local.size('y') + local.size('tokens')
+        return Ops(
+            F=Work(operator='embedding', reads=('tokens', 'weight'), writes=('y',), moved=moved, attributes=told),
+            W=Work(operator='embedding', reads=('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'),
+                   attributes=told),
+            parameters=(weight.on(layout),),
+        )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -11,10 +12,12 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Aliases, Cuts, Strategy, Width
-from simpar.model.operators.base import MisfitError, Parameter, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
+from simpar.model.ops import Local, Ops, Parameter
 from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, dim_names
 from simpar.model.primitive import Strategy as Pieced
+from simpar.model.products import product_axes, product_ops
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,17 @@ class BiasAddition(Arithmetic):
         return pieces, pieces[1:2]
 
 
-MAT_MUL = MatrixProduct('MatMul', 'matrix')
+@dataclass(frozen=True)
+class RowProduct(MatrixProduct):
+    """The same of rows of any rank; outputs and inputs may be made of parts, as heads are, that stay whole."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+        """b0, ..., m, k, n."""
+        x, (inputs, outputs) = shapes
+        return product_axes(name, x, (outputs,), (inputs,))
+
+
+MAT_MUL, ROW_PRODUCT = MatrixProduct('MatMul', 'matrix'), RowProduct('RowMatMul', 'matrix')
 BIAS_ADD = BiasAddition('BiasAdd')
 
 
@@ -127,3 +140,50 @@ class Dense(Biased):
     def call(self, result: Shape) -> Call:
         """The weight is transposed."""
         return Call(transpose_b=True)
+
+    def ops(self, local: Local) -> Ops:
+        """Three products."""
+        return product_ops(local, self.parameters(local.shape('y')))
+
+
+@operator
+class Product(Weighted, Unary):
+    """Rows [..., inputs] · weight, whose outputs and inputs may have several dims.
+
+    Arguments:
+        bias: added behind the product; a product that sums over ranks leaves it to the next operator.
+        weight: name of a weight that another operator has, too (tied).
+        split: by degrees, ``outputs``, its inputs where these are split already, or ``inputs`` alone.
+        gathers: where it is not split, it takes all rows, as what reads it needs them.
+        what: the note of what stays full where a degree does not divide; empty: none.
+    """
+
+    key = 'product'
+    written = False
+    primitives: ClassVar = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
+    inputs_told = 'x [..., in], weight [in, out]'
+
+    outputs: Shape
+    inputs: Shape
+    bias: bool = True
+    weight: str = ''
+    split: str = 'outputs'
+    gathers: bool = False
+    what: str = ''
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Rows of all outputs."""
+        return (*reads[0][:-1], prod(self.outputs))
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """Rows, inputs k and outputs n."""
+        return product_axes(name, reads[0], self.outputs, self.inputs)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Weight and bias."""
+        weight = Parameter(f'={self.weight}' if self.weight else 'weight', (*self.outputs, *self.inputs))
+        return (weight, *((Parameter('bias', self.outputs, 'zeros'),) if self.bias else ()))
+
+    def ops(self, local: Local) -> Ops:
+        """Three products."""
+        return product_ops(local, self.parameters(local.shape('y')), len(self.outputs))

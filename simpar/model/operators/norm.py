@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from simpar.layout import operators
+from simpar.layout import TensorLayout, operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
-from simpar.model.operators.base import Operator, Parameter, Sharded, Trained, Unary, operator
+from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
 from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, Use, dim_names, divisible
 from simpar.model.primitive import Strategy as Pieced
 
 NORMALISED = 'is normalised over and must stay whole'
+EPSILON: Final = 1e-5
+"""Added to the mean of squares."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,39 @@ class SameShape(Operator):
         return reads[0]
 
 
+class Norm(SameShape, Trained, Unary):
+    """Normalises the last dim, which is full."""
+
+    operator: ClassVar[str]
+    """Of its op classes."""
+    kept: ClassVar[tuple[str, ...]]
+    """Of each row, what the backward reads."""
+    flops: ClassVar[tuple[int, int, int]]
+    """Operations an element of F, I and W."""
+
+    def ops(self, local: Local) -> Ops:
+        """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
+        told: Attributes = {'epsilon': EPSILON}
+        kind, kept, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
+        column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
+        forward, inputs, weights = (count * local.elements('x') for count in self.flops)
+        read = ('x', *(parameter.role for parameter in parameters))
+        return Ops(
+            F=Work(operator=kind, reads=read, writes=('y', *kept), flops=forward, attributes=told),
+            I={'x': Work(operator=kind, reads=('dy', 'x', 'gain', *kept), flops=inputs, attributes=told)},
+            W=Work(operator=kind, reads=('dy', 'x', *kept), flops=weights, attributes=told),
+            parameters=parameters,
+            kept=tuple(Kept(role=name, shape=(*local.shape('x')[:-1], 1), layout=column) for name in kept),
+        )
+
+
 @operator
-class LayerNorm(SameShape, Trained, Unary):
+class LayerNorm(Norm):
     """LayerNorm over the last dim, with gain and bias."""
 
     key = 'layer_norm'
     primitives: ClassVar = {'norm': LAYER_NORM}
+    operator, kept, flops = 'norm', ('mean', 'rstd'), (8, 12, 4)
     inputs_told = 'x, gain, bias'
     unsharded = 'last dim'
 
@@ -96,11 +126,12 @@ class LayerNorm(SameShape, Trained, Unary):
 
 
 @operator
-class RmsNorm(SameShape, Trained, Unary):
+class RmsNorm(Norm):
     """Division by the root mean square over the last dim, with a gain (Zhang and Sennrich 2019)."""
 
     key = 'rms_norm'
     primitives: ClassVar = {'rms_norm': RMS_NORM}
+    operator, kept, flops = 'rms_norm', ('rstd',), (5, 9, 3)
     inputs_told = 'x, gain'
     unsharded = 'last dim'
 
@@ -124,3 +155,7 @@ class Softmax(SameShape, Sharded, Unary):
     def call(self, result: Shape) -> Call:
         """Over the last dim."""
         return Call(axes=(len(result) - 1,))
+
+    def ops(self, local: Local) -> Ops:
+        """About five operations an element forward, four backward, which reads y."""
+        return unary(local, 'softmax', saves=('y',), flops=(5, 4), forward={'causal': False})

@@ -15,13 +15,13 @@ from simpar.model.operators.base import (
     Binary,
     MisfitError,
     Operator,
-    Parameter,
     Sharded,
     Step,
     Unary,
     operator,
     shown,
 )
+from simpar.model.ops import Local, Ops, Parameter, Work, unary
 from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use, divisible
 from simpar.model.primitive import Strategy as Pieced
 
@@ -84,6 +84,10 @@ class Relu(Pointwise, Sharded, Unary):
         Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
     ] = ()
 
+    def ops(self, local: Local) -> Ops:
+        """The backward reads y."""
+        return unary(local, 'relu', saves=('y',), flops=(1, 1))
+
 
 @operator
 class Gelu(Pointwise, Sharded, Unary):
@@ -91,6 +95,10 @@ class Gelu(Pointwise, Sharded, Unary):
 
     key = 'gelu'
     primitives: ClassVar = {'gelu': GELU}
+
+    def ops(self, local: Local) -> Ops:
+        """About ten operations an element in both directions."""
+        return unary(local, 'gelu', saves=('x',), flops=(10, 10))
 
 
 @operator
@@ -100,11 +108,16 @@ class Silu(Pointwise, Sharded, Unary):
     key = 'silu'
     primitives: ClassVar = {'silu': SILU}
 
+    def ops(self, local: Local) -> Ops:
+        """About five operations an element forward, eight backward."""
+        return unary(local, 'silu', saves=('x',), flops=(5, 8))
+
 
 class Alike(Pointwise, Sharded, Binary):
     """Takes two results of one shape."""
 
     verb: ClassVar[str]
+    roles = ('x', 'z')
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """That of both."""
@@ -131,6 +144,11 @@ class Add(Alike):
 
     strategy: OfBoth = ()
 
+    def ops(self, local: Local) -> Ops:
+        """x + z; the gradient goes to both."""
+        work = Work(operator='residual', reads=('x', 'z'), writes=('y',), flops=local.elements('y'))
+        return Ops(F=work, I={'x': None, 'z': None})
+
 
 @operator
 class Multiply(Alike):
@@ -142,6 +160,17 @@ class Multiply(Alike):
     verb = 'multiplies'
 
     strategy: OfBoth = ()
+
+    def ops(self, local: Local) -> Ops:
+        """x · z; the gradient of one is a product with the other."""
+        elements = local.elements('y')
+        return Ops(
+            F=Work(operator='multiply', reads=('x', 'z'), writes=('y',), flops=elements),
+            I={
+                'x': Work(operator='multiply', reads=('dy', 'z'), flops=elements, suffix='.left'),
+                'z': Work(operator='multiply', reads=('dy', 'x'), flops=elements, suffix='.right'),
+            },
+        )
 
 
 @operator
@@ -185,6 +214,11 @@ class Mul(Pointwise, Sharded):
     def axes(self, name: str, *reads: Shape) -> Axes:
         """d0, d1, ... of the value alone."""
         return operators.elementwise(name, *reads)
+
+    def ops(self, local: Local) -> Ops:
+        """The factor is an attribute."""
+        told = {'factor': float(self.factor or 0)}
+        return unary(local, 'mul', flops=(1, 1), forward=told, backward=told)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Mul by a constant."""

@@ -11,6 +11,7 @@ from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Binary, MisfitError, Sharded, operator, shown
+from simpar.model.ops import Local, Ops, Work
 from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 
@@ -50,6 +51,7 @@ class MatMul(Sharded, Binary):
     key = 'matmul'
     primitives: ClassVar = {'batch_matmul': BATCH_MAT_MUL}
     inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
+    roles = ('a', 'b')
 
     transpose_a: Annotated[bool, Field(description='the first is [batch..., k, m]')] = False
     transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False
@@ -78,3 +80,30 @@ class MatMul(Sharded, Binary):
     def call(self, result: Shape) -> Call:
         """Which operands are transposed."""
         return Call(transpose_a=self.transpose_a, transpose_b=self.transpose_b)
+
+    def ops(self, local: Local) -> Ops:
+        """a · b for each index of the leading dims; the gradient of one is a product with the other."""
+        a, b, dy = ('a', self.transpose_a), ('b', self.transpose_b), ('dy', False)
+        left = (b, _turned(dy)) if self.transpose_a else (dy, _turned(b))
+        right = (_turned(dy), a) if self.transpose_b else (_turned(a), dy)
+        return Ops(
+            F=_work(local, a, b, 'y'),
+            I={'a': _work(local, *left, 'a', '.left'), 'b': _work(local, *right, 'b', '.right')},
+        )
+
+
+Factor = tuple[str, bool]
+"""A role, and whether its last two dims are swapped."""
+
+
+def _turned(factor: Factor) -> Factor:
+    return factor[0], not factor[1]
+
+
+def _work(local: Local, one: Factor, other: Factor, result: str, suffix: str = '') -> Work:
+    """2·m·n·k floating-point operations for each index of the leading dims."""
+    rows = local.slice_shape('y' if one[0] == 'dy' else one[0])
+    n, k = local.slice_shape(result)[-1], rows[-2 if one[1] else -1]
+    return Work(operator='batch_matmul', reads=(one[0], other[0]), writes=('y',) if result == 'y' else (),
+                flops=2.0 * local.elements(result) * k, dims={'m': local.elements(result) // n, 'n': n, 'k': k},
+                attributes={'transpose_a': one[1], 'transpose_b': other[1]}, suffix=suffix)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -11,8 +12,10 @@ from pydantic import Field
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
+from simpar.model.ops import Local, Ops, Work, slice_text, text
 from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
+from simpar.program.op import Attribute
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,15 @@ class Reduce(Sharded, Unary):
         """ReduceMean or ReduceSum."""
         kind = REDUCE_MEAN if self.mean else REDUCE_SUM
         yield Step(primitive=kind, reads=reads, shape=result, call=Call(axes=self.dims, keep_dims=self.keep))
+
+    def ops(self, local: Local) -> Ops:
+        """One operation for each element of x; the gradient is the same everywhere along the dims."""
+        dims, kind = sorted(self.dims), 'mean' if self.mean else 'sum'
+        told: dict[str, Attribute] = {'dims': text(dims)}
+        if self.mean:
+            told['count'] = prod(local.shape('x')[dim] for dim in dims)
+        return Ops(
+            F=Work(operator=kind, reads=('x',), writes=('y',), flops=local.elements('x'), attributes=told),
+            I={'x': Work(operator=kind, reads=('dy',), flops=local.elements('y'),
+                         attributes={**told, 'shape': slice_text(local, 'x')})},
+        )  # fmt: skip

@@ -12,6 +12,7 @@ from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import MisfitError, Sharded, Unary, operator
+from simpar.model.ops import Local, Ops, slice_text, text, unary
 from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 
@@ -117,6 +118,16 @@ RESHAPE, FLATTEN = Reshaped('Reshape', same_backward=True), Flattened('Flatten',
 TRANSPOSE = Transposed('Transpose', same_backward=True)
 
 
+def view(local: Local) -> Ops:
+    """A rank's slice in another shape."""
+    return unary(
+        local,
+        'reshape',
+        forward={'shape': slice_text(local, 'y')},
+        backward={'shape': slice_text(local, 'x')},
+    )
+
+
 @operator
 class Flatten(Sharded, Unary):
     """All dims of a sample into one; a change of shape, no work."""
@@ -134,6 +145,10 @@ class Flatten(Sharded, Unary):
         """Rows of all elements of a sample."""
         (x,) = reads
         return (x[0], prod(x[1:]))
+
+    def ops(self, local: Local) -> Ops:
+        """A view."""
+        return view(local)
 
 
 @operator
@@ -174,6 +189,10 @@ class Reshape(Unary):
         (x,) = reads
         return operators.reshape(name, x, (prod(x) // prod(self.shape[1:]), *self.shape[1:]))
 
+    def ops(self, local: Local) -> Ops:
+        """A view."""
+        return view(local)
+
 
 @operator
 class Transpose(Sharded, Unary):
@@ -199,3 +218,9 @@ class Transpose(Sharded, Unary):
     def call(self, result: Shape) -> Call:
         """Its permutation."""
         return Call(permutation=self.permutation)
+
+    def ops(self, local: Local) -> Ops:
+        """Every element once; back in the inverse order."""
+        order = self.permutation
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return unary(local, 'transpose', forward={'permutation': text(order)}, backward={'permutation': text(back)})
