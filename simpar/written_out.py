@@ -13,7 +13,7 @@ from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
 from simpar.schedule import Schedule, written
 
-_ALL: Final = ('', [], {}, None)
+_ALL: Final[tuple[Any, ...]] = ('', [], {}, None)
 _MEANT: Final = ('overlap', 'recompute')
 """Keys of a plan whose empty list is not their default."""
 _HARMLESS: Final = frozenset(
