@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.program import OpClass, Tensor
-from simpar.program.needs import Slots, derive, instance
+from simpar.program.needs import derive
+from simpar.program.template import plain_slots
+from simpar.program.touches import instance, touches_of
 
 STREAMS = 4
 TENSORS = {
@@ -86,9 +88,9 @@ def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     rows = [(op % len(op_classes), *place) for op, *place in rows]
     after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    slots = Slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
-    needs, carry = derive(slots, op_classes, TENSORS, STREAMS)
+    slots = plain_slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
+    needs, carry = derive(slots, touches_of(op_classes, TENSORS), STREAMS)
     kept = thin(rows, walk(rows, op_classes, after))
     count = len(rows)
-    assert needs == [(slot, need) for slot in range(count) for need in kept[slot]]
-    assert carry == sorted((slot, need) for slot in range(count) for need in kept[slot + count] if need < count)
+    assert needs.rows() == [tuple(mine) for mine in kept[:count]]
+    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]

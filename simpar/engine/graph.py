@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from simpar.engine.lanes import Lanes, groups_of
 from simpar.program import OpClass, Program, Role
-from simpar.program.role import NONE
 from simpar.trace import Times
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+NONE: Final = -1
 CHAINED: Final = 15
 """How many ops a chain holds besides its first."""
 
@@ -228,13 +228,11 @@ def _edges(roles: list[Role], first: Ints) -> tuple[Ints, Ints, Flags]:
     """What each op comes after: the op before it on its stream, its needs, and what it carries; sorted by op."""
     pairs, carried = [], []
     for role, begin in zip(roles, first.tolist(), strict=False):
-        needs = np.flatnonzero(role.need != NONE)
         order = np.argsort(role.stream, kind='stable')
         heads = np.diff(role.stream[order], prepend=NONE) != 0
         inside, ends = ~heads, np.roll(heads, -1)
-        same = [np.column_stack((needs, role.need[needs])), role.more]
-        same.append(np.column_stack((order[inside], np.roll(order, 1)[inside])))
-        before = [role.carry, np.column_stack((order[heads], order[ends]))]
+        same = [role.need.pairs(), np.column_stack((order[inside], np.roll(order, 1)[inside]))]
+        before = [role.carry.pairs(), np.column_stack((order[heads], order[ends]))]
         pairs += [part.astype(np.int64) + begin for part in (*same, *before)]
         carried += [np.full(sum(map(len, parts)), flag) for parts, flag in ((same, False), (before, True))]
     op, node = np.concatenate(pairs).T
