@@ -7,11 +7,11 @@ every forward and once for every backward of a micro-batch. One gather serves al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_size, size_of
 from simpar.lower.pieces import layer_of
 from simpar.lower.recompute import is_recomputed
@@ -51,10 +51,10 @@ class Gathers:
 
     # on use
 
-    def on_use(self, order: Sequence[Issue]) -> list[Issue]:
+    def on_use(self, order: Issued) -> Issued:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
-            return list(order)
+            return order
         uses = sorted(use for key, members in self._buckets(order).items() for use in self._uses(order, key, members))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
@@ -64,10 +64,8 @@ class Gathers:
             before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
             behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
             last_of[use.bucket, use.partition] = use.last + 1
-        found: list[Issue] = []
-        for index in range(len(order) + 1):
-            found += behind.get(index, []) + before.get(index, []) + list(order[index : index + 1])
-        return found
+        both = before.keys() | behind.keys()
+        return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
 
     def _issued(self, uses: Sequence[_Use], index: int) -> int:
         """Before which op a gather is issued: its first reader, or as many gathers earlier as are prefetched.
@@ -82,16 +80,16 @@ class Gathers:
         free = uses[index - ahead - 1].last + 1
         return free if free <= uses[index].first else uses[index - ahead].first
 
-    def _buckets(self, order: Sequence[Issue]) -> dict[_Key, list[str]]:
+    def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
         """Gathered together: what is first used in the same stage and cut over the same groups, as far as the plan
         fuses it."""
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
-        for issue in order:
-            for name in issue.op.reads:
+        for op in order.ops():
+            for name in op.reads:
                 if name in self._gathered and name not in seen:
                     seen.add(name)
-                    stages.setdefault(issue.op.stage, {})[self._gathered[name]] = None
+                    stages.setdefault(op.stage, {})[self._gathered[name]] = None
         several = self._tape.mesh.stages > 1
         found: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
@@ -106,18 +104,16 @@ class Gathers:
             for bucket, members in fuse(mine, size, self._plan, self._ids, scope).items()
         }
 
-    def _uses(self, order: Sequence[Issue], key: _Key, members: Sequence[str]) -> list[_Use]:
+    def _uses(self, order: Issued, key: _Key, members: Sequence[str]) -> list[_Use]:
         """The uses of a bucket in order; those that run into one another are one."""
         gathered = {self._shards.of[name].gathered for name in members}
+        within = {run: self._within(run, key, gathered) for run in order.runs}
         spans: dict[Label | None, _Use] = {}
-        for index, issue in enumerate(order):
-            read = gathered.intersection(issue.op.reads)
-            if read:
-                label = _label(issue)
-                span = label if self._shards.choice.gather == 'on-use-twice' else None
-                names = frozenset(self._gathered[name] for name in read)
-                use = _Use(index, index, *key, names, label, label)
-                spans[span] = _joined(spans[span], use) if span in spans else use
+        for block, start in zip(order.blocks, order.start[:-1], strict=True):
+            for use in within[block.run]:
+                mine = _moved(use, start, block.micro_batches)
+                span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
+                spans[span] = _joined(spans[span], mine) if span in spans else mine
         found: list[_Use] = []
         for use in sorted(spans.values()):
             if found and use.first <= found[-1].last:
@@ -125,6 +121,17 @@ class Gathers:
             else:
                 found.append(use)
         return found
+
+    def _within(self, run: Run, key: _Key, gathered: Collection[str]) -> list[_Use]:
+        """The uses of a bucket in a run, by its own offsets and parts; one for each label."""
+        found: dict[Label, _Use] = {}
+        for offset, issue in enumerate(run.issues):
+            read = [self._gathered[name] for name in issue.op.reads if name in gathered]
+            if read:
+                label = _label(issue)
+                use = _Use(offset, offset, *key, frozenset(read), label, label)
+                found[label] = _joined(found[label], use) if label in found else use
+        return list(found.values())
 
     def _gather(self, use: _Use) -> OpClass:
         shards = [shard for name, shard in self._shards.of.items() if name in use.members]
@@ -216,6 +223,17 @@ class Gathers:
 def _label(issue: Issue) -> Label:
     forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
+
+
+def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
+    """A use in a run as one in its block, which starts at a place."""
+    (stage, part, phase), (until, last, ends) = use.label, use.until
+    return use._replace(
+        first=start + use.first,
+        last=start + use.last,
+        label=(stage, micro_batches[part], phase),
+        until=(until, micro_batches[last], ends),
+    )
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

@@ -6,16 +6,19 @@ all-reduced over the groups; where it is also a partial sum over the tensor rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from simpar.lower.fusion import fuse
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
 from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_size, size_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
+
+_NEVER: Final = -(2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Reductions:
         self._scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
         self._adds = {name: op.stage for op in tape.ops for name in op.accumulates}
 
-    def place(self, order: Sequence[Issue]) -> list[Issue]:
+    def place(self, order: Issued) -> Issued:
         """The ops of the rank with the reductions among them."""
         end = self._plan.reduce_gradients == 'end'
         placed = _place(order, [*self._wholes(), *self._scatters()], end=end)
@@ -141,24 +144,54 @@ class Reductions:
         return self._adds[shard.whole.name if shard else gradient.name]
 
 
-def _place(order: Sequence[Issue], reductions: Sequence[Reduction], *, end: bool) -> list[Issue]:
+def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issued:
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
-    last: dict[tuple[str, int, int], int] = {}
-    batches: dict[int, dict[int, int]] = {}
-    for index, issue in enumerate(order):
-        for name in (*issue.op.accumulates, *issue.op.writes):
-            last[name, -1, 0] = last[name, issue.op.stage, issue.micro_batch] = index
-        if issue.op.kind == 'compute' and issue.op.phase != 'F':
-            batches.setdefault(issue.op.stage, {})[issue.micro_batch] = index
-    final = max((index for ends in batches.values() for index in ends.values()), default=0)
+    final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
+    last = _last(order, {name for reduction in reductions for name in reduction.gradients})
     behind: dict[int, list[Issue]] = {}
     for reduction in reductions:
-        ends = batches[reduction.stage] if reduction.stage >= 0 else {0: final}
-        for micro_batch, at in ends.items():
-            ready = max(last[name, reduction.stage, micro_batch] for name in reduction.gradients)
+        if reduction.stage >= 0:
+            places = _for_every_micro_batch(order, reduction)
+        else:
+            places = {0: (final, max(last[name] for name in reduction.gradients))}
+        for micro_batch, (at, ready) in places.items():
             index = max(at, ready) if end else ready
-            behind.setdefault(index, []).extend(Issue(op, micro_batch, late=end) for op in reduction.ops)
-    placed = list(order)
-    for index, found in sorted(behind.items(), reverse=True):
-        placed[index + 1 : index + 1] = found
-    return placed
+            behind.setdefault(index + 1, []).extend(Issue(op, micro_batch, late=end) for op in reduction.ops)
+    return order.inserted(behind)
+
+
+def _last(order: Issued, names: Collection[str]) -> dict[str, int]:
+    """The place of the last writer of each tensor."""
+    last: dict[str, int] = {}
+    for at, op in order.last():
+        for name in (*op.accumulates, *op.writes):
+            if name in names:
+                last[name] = max(at, last.get(name, 0))
+    return last
+
+
+def _for_every_micro_batch(order: Issued, reduction: Reduction) -> dict[int, tuple[int, int]]:
+    """For every micro-batch, in order: the last op of the stage's backward, and the last writer of the gradients."""
+    names = frozenset(reduction.gradients)
+    offsets = {run: _offsets(run, reduction.stage, names) for run in order.runs}
+    found: dict[int, tuple[int, int]] = {}
+    for block, start in zip(order.blocks, order.start[:-1], strict=True):
+        for part, (at, ready) in offsets[block.run].items():
+            before = found.get(block.micro_batches[part], (0, 0))
+            found[block.micro_batches[part]] = (max(before[0], at + start), max(before[1], ready + start))
+    return found
+
+
+def _offsets(run: Run, stage: int, names: frozenset[str]) -> dict[int, tuple[int, int]]:
+    """The same within a run, by part; what is not there is before all, so far before that no place is."""
+    found: dict[int, tuple[int, int]] = {}
+    for offset, issue in enumerate(run.issues):
+        if issue.op.stage != stage:
+            continue
+        at, ready = found.get(issue.micro_batch, (_NEVER, _NEVER))
+        if issue.op.kind == 'compute' and issue.op.phase != 'F':
+            at = offset
+        if not names.isdisjoint((*issue.op.accumulates, *issue.op.writes)):
+            ready = offset
+        found[issue.micro_batch] = at, ready
+    return found
