@@ -35,19 +35,27 @@ class Reduction:
 
 
 class Reductions:
-    """The sums of one pipeline rank's gradients."""
+    """The sums of gradients, of one pipeline rank after the other."""
 
-    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int], place: int) -> None:
+    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int]) -> None:
         self._tape = tape
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._mine = [op for op in tape.ops if tape.mesh.pipeline_rank(op.stage) == place]
-        self._scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
         self._adds = {name: op.stage for op in tape.ops for name in op.accumulates}
+        # By stage, the parameters whose gradients it adds to.
+        self._added: dict[int, set[str]] = {}
+        for op in tape.ops:
+            self._added.setdefault(op.stage, set()).update(tape.tensors[name].like for name in op.accumulates)
+        self._number = {name: number for number, name in enumerate(tape.tensors)}
+        self._stages: list[int] = []
+        self._scope = ''
 
-    def place(self, order: Issued) -> Issued:
-        """The ops of the rank with the reductions among them."""
+    def place(self, order: Issued, place: int) -> Issued:
+        """The ops of a pipeline rank with the reductions among them."""
+        mesh = self._tape.mesh
+        self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
+        self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
         end = self._plan.reduce_gradients == 'end'
         placed = _place(order, [*self._wholes(), *self._scatters()], end=end)
         return _place(placed, list(self._repeats()), end=end)
@@ -68,7 +76,7 @@ class Reductions:
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is cut, each behind the sum over tensor ranks that it needs."""
         sliced = self._shards.choice.sharded
-        stages = sorted({op.stage for op in self._mine}) if sliced else [-1]
+        stages = self._stages if sliced else [-1]
         for stage in stages:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
             apart = self._shards.by_partition(parameters).values()
@@ -90,10 +98,8 @@ class Reductions:
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
         """Those whose gradients this rank adds to, in the order of the forward."""
-        mine = {
-            self._tape.tensors[name].like for op in self._mine if stage in (-1, op.stage) for name in op.accumulates
-        }
-        return [name for name in self._tape.tensors if name in mine and wanted(name)]
+        mine = set().union(*(self._added[one] for one in self._stages if stage in (-1, one)))
+        return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
         size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}

@@ -81,13 +81,17 @@ class Issued:
             at.setdefault(block, []).append((place - self.start[block], issues))
         made: dict[tuple[object, ...], Run] = {}
         blocks: list[Block] = []
-        for number, block in enumerate((*self.blocks, Block(Run(()), ()))):
-            for offset, issues in at.get(number, ()):
-                if not offset:
-                    blocks.append(_shared(made, Block(Run(()), ()), [(0, issues)]))
-            within = [(offset, issues) for offset, issues in at.get(number, ()) if offset]
-            blocks.append(_shared(made, block, within) if within else block)
-        return Issued(tuple(block for block in blocks if block.run.issues))
+        done = 0
+        for number, added in at.items():
+            blocks += self.blocks[done:number]
+            done = number
+            if not added[0][0]:
+                blocks.append(_shared(made, Block(Run(()), ()), added[:1]))
+                del added[0]
+            if added:
+                blocks.append(_shared(made, self.blocks[number], added))
+                done = number + 1
+        return Issued((*blocks, *self.blocks[done:]))
 
 
 def block_of(issues: Iterable[Issue]) -> Block:

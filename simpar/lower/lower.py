@@ -114,6 +114,7 @@ class _Assembly:
         self.updates = updates(tape, workload, own)
         self.ids = fusion_ids(workload, plan, [piece.parameter for piece in own])
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
+        self.reductions = Reductions(tape, plan, self.shards, self.ids)
 
     @property
     def _late(self) -> bool:
@@ -148,7 +149,7 @@ class _Assembly:
         """Weights gathered where they are used; sums of gradients behind the last that adds to them; what is held twice
         exchanged; updates at the end."""
         held = self.shards.held(name for op in found.ops() for name in op.accumulates)
-        order = Reductions(self.tape, self.plan, self.shards, self.ids, place).place(self.gathers.on_use(found))
+        order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         order = order.behind(self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope))

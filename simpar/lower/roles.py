@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from simpar.lower.frees import add_frees
 from simpar.lower.interleave import interleave, segments
@@ -139,14 +140,13 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     runs: dict[tuple[tuple[int, str, int], ...], Run] = {}
     for actions in _threads(row):
         # Parts that are of one micro-batch have it once.
-        parts = {action.micro_batch or 0: 0 for thread in actions for action in thread}
-        micro_batches = tuple(parts)
-        key = tuple((a.stage, a.kind, micro_batches.index(a.micro_batch or 0)) for thread in actions for a in thread)
-        if key not in runs:
-            runs[key] = _run(stages, actions, micro_batches, copies, late=late)
-        if runs[key].issues:
-            blocks.append(Block(runs[key], micro_batches))
-    return Issued(tuple(blocks))
+        micro_batches = tuple(dict.fromkeys([action.micro_batch or 0 for thread in actions for action in thread]))
+        key = tuple([(one.stage, one.kind, micro_batches.index(one.micro_batch or 0)) for one in chain(*actions)])
+        run = runs.get(key)
+        if run is None:
+            run = runs[key] = _run(stages, actions, micro_batches, copies, late=late)
+        blocks.append(Block(run, micro_batches))
+    return Issued(tuple([block for block in blocks if block.run.issues]))
 
 
 def _threads(row: Sequence[Action]) -> Iterator[list[tuple[Action, ...]]]:

@@ -8,6 +8,7 @@ that the later one is behind in its own, and the stream is in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from simpar.program.touches import Touches, dataflow
 
 Pairs = tuple[Ints, Ints]
 """(slot, a slot that it must come after); slots of the second step are numbered on."""
-Story = tuple[tuple[int, int], ...]
-"""The blocks that do something to a micro-batch, in order, as (template, part)."""
 
 
 class Between:
@@ -27,117 +26,141 @@ class Between:
 
     def __init__(self, slots: Slots, touches: Touches, inner: Sequence[Inner], streams: int) -> None:
         self._slots = slots
-        self._touches = touches
         self._behind = np.concatenate([of.behind for of in inner])
         self._ahead = np.concatenate([of.ahead for of in inner])
-        # All templates behind one another, and the first slot of each there.
-        lengths = np.array([len(template) for template in slots.templates], dtype=np.int64)
-        self.base = np.cumsum(lengths) - lengths
+        # All templates behind one another, and their touches.
         self.stream = np.concatenate([template.stream for template in slots.templates])
         self._part = np.concatenate([template.part for template in slots.templates])
         self._copy = np.concatenate([template.copy for template in slots.templates])
-        op_class = np.concatenate([template.op_class for template in slots.templates])
-        self._slot, self._touch = touches.of(op_class)
-        self._wanted = self._several_streams(streams)
+        self._slot, touch = touches.of(np.concatenate([template.op_class for template in slots.templates]))
+        self._tensor, self._changes = touches.tensor[touch], touches.changes[touch]
+        self._per_rank = touches.per_rank
+        self._template = np.searchsorted(slots.base, self._slot, side='right') - 1
+        seen = np.zeros((len(touches.per_rank), streams), dtype=bool)
+        seen[self._tensor, self.stream[self._slot]] = True
+        # Slots of one stream are in order.
+        self._wanted = (seen.sum(axis=1) > 1)[self._tensor]
 
     def pairs(self) -> Pairs:
         """The pairs that no stream implies at once."""
-        tensor = self._touches.tensor[self._touch]
+        found = [self._left(*self._slots.after.T)]
         if len(self._slots.which) == len(self._slots.templates):
-            found = [self._by_tensor(self._wanted[tensor])]
+            found.append(self._by_touches(*self._issued(self._wanted, np.arange(len(self._slots.which)))))
         else:
-            per_rank = self._touches.per_rank[tensor]
-            found = [self._by_tensor(self._wanted[tensor] & per_rank)]
-            found += self._by_story(self._wanted[tensor] & ~per_rank)
-        found.append(self._left(*self._slots.after.T))
+            per_rank = self._per_rank[self._tensor]
+            found.append(self._by_tensor(self._wanted & per_rank))
+            found += self._by_story(self._wanted & ~per_rank)
         later, before = zip(*found, strict=True)
         return np.concatenate(later), np.concatenate(before)
 
     def in_template(self, slot: Ints) -> Ints:
         """The place of a slot, of either step, among those of all templates."""
-        slots = self._slots
-        slot = slot % len(slots)
-        block = np.searchsorted(slots.start, slot, side='right') - 1
-        return np.asarray(self.base[slots.which[block]] + slot - slots.start[block])
-
-    def _several_streams(self, streams: int) -> Flags:
-        """Tensors that slots of more than one stream touch; the order of all others is that of their stream."""
-        seen = np.zeros((len(self._touches.per_rank), streams), dtype=bool)
-        seen[self._touches.tensor[self._touch], self.stream[self._slot]] = True
-        return np.asarray(seen.sum(axis=1) > 1)
-
-    def _by_tensor(self, mine: Flags) -> Pairs:
-        """Pairs by touches, block after block.
-
-        Arguments: ``mine``, which touches of templates to look at.
-        """
-        slots, touches = self._slots, self._touches
-        slot, touch = self._slot[mine], self._touch[mine]
-        bounds = np.append(np.searchsorted(slot, self.base), len(slot))
-        count = np.diff(bounds)[slots.which]
-        block = np.repeat(np.arange(len(count)), count)
-        row = np.arange(len(block)) + np.repeat(bounds[slots.which] - np.cumsum(count) + count, count)
-        place, tensor = slot[row], touches.tensor[touch[row]]
-        copies = self._copy.max(initial=0) + 1
-        part = slots.micro_batches[block, self._part[place]] * copies + self._copy[place]
-        key = tensor * (part.max(initial=0) + 1) + np.where(touches.per_rank[tensor], 0, part)
-        number = slots.start[block] + place - self.base[slots.which[block]]
-        return self._left(*_two_steps(number, key, touches.changes[touch[row]], len(slots)))
+        return self._slots.place[slot % len(self._slots)]
 
     def _left(self, later: Ints, before: Ints) -> Pairs:
         """Pairs of different blocks or steps that are not implied at once."""
-        slots = self._slots
-        block = np.searchsorted(slots.start, np.stack((later, before)), side='right')
+        block = np.searchsorted(self._slots.start, np.stack((later, before)), side='right')
         apart = block[0] != block[1]
         later, before = later[apart], before[apart]
         left = ~(self._behind[self.in_template(later)] & self._ahead[self.in_template(before)]).any(axis=1)
         return later[left], before[left]
 
+    # by what a rank has one of
+
+    def _by_tensor(self, mine: Flags) -> Pairs:
+        """Pairs by touches of tensors of which a rank has one, for all micro-batches.
+
+        Tensors that the same templates touch are looked at together. Of many blocks of one template in a row, in which
+        one stream alone touches them, the first and the last tell all.
+        """
+        of = self._touched_by(mine)
+        issued = []
+        which = self._slots.which
+        for templates in np.unique(of[self._tensor[mine]], axis=0):
+            together = mine & (of[self._tensor] == templates).all(axis=1)
+            blocks = np.flatnonzero(templates[which] > 0)
+            kind = which[blocks]
+            within = (kind[1:-1] == kind[:-2]) & (kind[1:-1] == kind[2:]) & (templates[kind[1:-1]] == 1)
+            blocks = np.delete(blocks, np.flatnonzero(within) + 1)
+            issued.append(self._issued(together, blocks))
+        block, row = zip(*issued, strict=True) if issued else ([EMPTY], [EMPTY])
+        return self._by_touches(np.concatenate(block), np.concatenate(row))
+
+    def _touched_by(self, mine: Flags) -> Ints:
+        """Shape [tensors, templates]: whether none, one or several streams of a template touch a tensor: 0, 1 or 2."""
+        shape = len(self._per_rank), len(self._slots.templates)
+        least, most = np.full(shape, len(self.stream)), np.full(shape, NONE)
+        at = self._tensor[mine], self._template[mine]
+        stream = self.stream[self._slot[mine]]
+        np.minimum.at(least, at, stream)
+        np.maximum.at(most, at, stream)
+        return np.where(most == NONE, 0, 1 + (least < most))
+
+    def _issued(self, mine: Flags, blocks: Ints) -> tuple[Ints, Ints]:
+        """The touches of blocks, in issue order: the block, and which touch of templates it is.
+
+        Arguments: ``mine``, which touches of templates to look at.
+        """
+        rows = np.flatnonzero(mine)
+        bounds = np.searchsorted(self._template[rows], np.arange(len(self._slots.templates) + 1))
+        which = self._slots.which[blocks]
+        count = np.diff(bounds)[which]
+        shift = bounds[which] - np.cumsum(count) + count
+        return np.repeat(blocks, count), rows[np.arange(int(count.sum())) + np.repeat(shift, count)]
+
+    def _by_touches(self, block: Ints, row: Ints) -> Pairs:
+        """Pairs by the touches that some blocks issue; see ``_issued``."""
+        slots, place, tensor = self._slots, self._slot[row], self._tensor[row]
+        copies = self._copy.max(initial=0) + 1
+        part = slots.micro_batches[block, self._part[place]] * copies + self._copy[place]
+        key = tensor * (part.max(initial=0) + 1) + np.where(self._per_rank[tensor], 0, part)
+        slot = slots.start[block] + place - slots.base[slots.which[block]]
+        return self._left(*_two_steps(slot, key, self._changes[row], len(slots)))
+
+    # by what is done to a micro-batch
+
     def _by_story(self, mine: Flags) -> list[Pairs]:
         """Pairs by touches of what each micro-batch has of its own; nearly all micro-batches have the same story."""
-        stories: dict[int, list[tuple[int, int]]] = {}
-        blocks: dict[int, list[int]] = {}
-        for block, (template, parts) in enumerate(
-            zip(self._slots.which.tolist(), self._slots.micro_batches.tolist(), strict=True)
-        ):
-            for part, micro_batch in enumerate(parts):
-                if micro_batch != NONE:
-                    stories.setdefault(micro_batch, []).append((template, part))
-                    blocks.setdefault(micro_batch, []).append(block)
-        equal: dict[Story, list[list[int]]] = {}
-        for micro_batch, story in stories.items():
-            equal.setdefault(tuple(story), []).append(blocks[micro_batch])
-        return [self._tell(mine, story, np.array(of, dtype=np.int64)) for story, of in equal.items()]
+        slots = self._slots
+        parts = slots.micro_batches.shape[1]
+        micro_batch = slots.micro_batches.ravel()
+        order = np.argsort(micro_batch, kind='stable')[np.count_nonzero(micro_batch == NONE) :]
+        block, part = np.divmod(order, parts)
+        code = slots.which[block] * parts + part
+        bounds = np.flatnonzero(np.diff(micro_batch[order], prepend=NONE)).tolist()
+        equal: dict[bytes, list[int]] = {}
+        for begin, end in pairwise([*bounds, len(order)]):
+            equal.setdefault(code[begin:end].tobytes(), []).append(begin)
+        found = []
+        for told, begins in equal.items():
+            story = np.frombuffer(told, dtype=code.dtype)
+            blocks = block[np.array(begins)[:, None] + np.arange(len(story))]
+            found.append(self._tell(mine, *np.divmod(story, parts), blocks))
+        return found
 
-    def _tell(self, mine: Flags, story: Story, blocks: Ints) -> Pairs:
+    def _tell(self, mine: Flags, templates: Ints, parts: Ints, blocks: Ints) -> Pairs:
         """The pairs of a story for all its micro-batches.
 
-        Arguments: ``mine``, which touches of templates to look at; ``blocks``, shape [micro-batches, blocks].
+        Arguments: ``mine``, which touches of templates to look at; ``templates`` and ``parts``, shape [length], the
+        blocks that do something to a micro-batch, in order; ``blocks``, shape [micro-batches, length].
         """
-        rows = [np.flatnonzero(mine[begin:end]) + begin for begin, end in self._touches_of(story)]
-        rows = [row[self._part[self._slot[row]] == part] for row, (_, part) in zip(rows, story, strict=True)]
-        row = np.concatenate(rows)
-        at = np.repeat(np.arange(len(story)), [len(one) for one in rows])
-        if not len(row):
-            return EMPTY, EMPTY
+        begins = np.searchsorted(self._template, templates)
+        count = np.searchsorted(self._template, templates, side='right') - begins
+        at = np.repeat(np.arange(len(count)), count)
+        row = np.arange(len(at)) + np.repeat(begins - np.cumsum(count) + count, count)
+        taken = mine[row] & (self._part[self._slot[row]] == parts[at])
+        at, row = at[taken], row[taken]
         # A slot is numbered by the block of the story and its place among all templates, so that order is kept.
         every = len(self.stream)
-        key = self._touches.tensor[self._touch[row]] * (self._copy.max(initial=0) + 1) + self._copy[self._slot[row]]
-        changes = self._touches.changes[self._touch[row]]
-        later, before = _two_steps(at * every + self._slot[row], key, changes, len(story) * every)
-        step, later = np.divmod(later, len(story) * every)
+        key = self._tensor[row] * (self._copy.max(initial=0) + 1) + self._copy[self._slot[row]]
+        later, before = _two_steps(at * every + self._slot[row], key, self._changes[row], len(count) * every)
+        step, later = np.divmod(later, len(count) * every)
         (at_later, later), (at_before, before) = np.divmod(later, every), np.divmod(before, every)
         left = (step > 0) | (at_later != at_before)
         left &= ~(self._behind[later] & self._ahead[before]).any(axis=1)
-        base = self.base[[template for template, _ in story]]
-        start = self._slots.start[blocks] - base
+        start = self._slots.start[blocks] - self._slots.base[templates]
         later = start[:, at_later[left]] + later[left] + len(self._slots) * step[left]
         return later.ravel(), (start[:, at_before[left]] + before[left]).ravel()
-
-    def _touches_of(self, story: Story) -> list[tuple[int, int]]:
-        """The touches of each template of a story, among those of all templates."""
-        bounds = np.append(np.searchsorted(self._slot, self.base), len(self._slot)).tolist()
-        return [(bounds[template], bounds[template + 1]) for template, _ in story]
 
 
 def _two_steps(slot: Ints, key: Ints, changes: Ints, count: int) -> Pairs:

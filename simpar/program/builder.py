@@ -98,10 +98,10 @@ def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -
     return Role(
         name=name,
         streams=streams,
-        op_class=slots.op_class.astype(np.uint32),
-        micro_batch=slots.micro_batch.astype(np.uint16),
-        copy=slots.copy.astype(np.uint16),
-        stream=slots.stream.astype(np.uint16),
+        op_class=slots.column(lambda template: template.op_class, np.uint32),
+        micro_batch=slots.micro_batch(np.uint16),
+        copy=slots.column(lambda template: template.copy, np.uint16),
+        stream=slots.column(lambda template: template.stream, np.uint16),
         need=need,
         carry=carry,
     )

@@ -2,10 +2,12 @@
 
 Streams are in order. So what a slot knows is one number for each stream: the latest slot there that must have finished
 (a vector clock). A path of needs can visit each stream in one go, as moves along a stream are free: clocks are found in
-as many rounds over all slots at once as there are streams, at most; each round follows every need once.
+fewer rounds over all slots at once than there are streams; each round follows every need once.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +30,17 @@ class Closure:
         self._by_stream = np.argsort(stream, kind='stable')
         self._place = np.empty_like(self._by_stream)
         self._place[self._by_stream] = np.arange(len(stream))
-        self._bounds = np.searchsorted(stream[self._by_stream], np.arange(streams + 1))
-        self._head = self._bounds[stream]
+        bounds = np.searchsorted(stream[self._by_stream], np.arange(streams + 1))
+        self._head = bounds[stream]
+        self._streams = [(begin, end) for begin, end in pairwise(bounds.tolist()) if begin < end]
         self._stream = stream
         order = np.argsort(slot, kind='stable')
         self._slot, self._before = slot[order], before[order]
         self._first = np.flatnonzero(np.diff(self._slot, prepend=NONE))
         self._clock = np.full((len(stream), streams), NONE, dtype=np.int32)
-        while self._round():
-            pass
+        for _ in self._streams[1:]:
+            if not self._round():
+                break
 
     @property
     def clock(self) -> NDArray[np.int32]:
@@ -52,7 +56,7 @@ class Closure:
         told[np.arange(len(told)), self._stream[self._before]] = self._before
         into = self._place[self._slot[self._first]]
         clock[into] = np.maximum(clock[into], np.maximum.reduceat(told, self._first, axis=0))
-        for begin, end in zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True):
+        for begin, end in self._streams:
             np.maximum.accumulate(clock[begin:end], axis=0, out=clock[begin:end])
         return int(clock.sum(dtype=np.int64)) != known
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.closure import NONE, Closure, Flags, latest
-from simpar.program.template import Ints, Template
+from simpar.program.template import EMPTY, Ints, Template
 from simpar.program.touches import Touches, dataflow
 
 
@@ -23,6 +23,7 @@ class Inner:
         behind: shape [slots, streams], whether a slot is on a stream or comes behind one that is.
         ahead: shape [slots, streams], whether a slot is on a stream or comes ahead of one that is.
         edge: shape [slots], whether a slot is the first or last of its stream.
+        meets: shape [streams, streams], whether a need joins two.
     """
 
     count: Ints
@@ -31,6 +32,7 @@ class Inner:
     behind: Flags
     ahead: Flags
     edge: Flags
+    meets: Flags
 
 
 def inner(template: Template, touches: Touches, after: Ints, streams: int) -> Inner:
@@ -39,8 +41,10 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
     Arguments: ``after``, shape [k, 2], pairs of slots that keep their order whatever the tensors say.
     """
     count, stream = len(template), template.stream
-    later, before = _pairs(template, touches)
-    later, before = latest(np.append(later, after[:, 0]), np.append(before, after[:, 1]), stream, streams)
+    later, before = EMPTY, EMPTY
+    if (stream != stream[0]).any():
+        later, before = _pairs(template, touches)
+        later, before = latest(np.append(later, after[:, 0]), np.append(before, after[:, 1]), stream, streams)
     closure = Closure(stream, later, before, streams)
     kept = ~closure.implied(later, before)
     clock = closure.clock
@@ -51,6 +55,8 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
     edge = np.zeros(count, dtype=bool)
     edge[last[last >= 0]] = True
     edge[np.unique(stream, return_index=True)[1]] = True
+    meets = np.zeros((streams, streams), dtype=bool)
+    meets[stream[later], stream[before]] = True
     return Inner(
         count=np.bincount(later[kept], minlength=count),
         need=before[kept],
@@ -58,6 +64,7 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
         behind=own | (clock >= 0),
         ahead=own | (knows[stream] >= np.arange(count)[:, None]),
         edge=edge,
+        meets=meets | meets.T,
     )
 
 

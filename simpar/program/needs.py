@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simpar.program.between import Between, Pairs
-from simpar.program.closure import NONE, Closure, latest
+from simpar.program.closure import NONE, Closure, Flags, latest
 from simpar.program.csr import Csr
 from simpar.program.inner import Inner, inner
 from simpar.program.template import EMPTY, Ints, Slots
@@ -100,9 +100,11 @@ class _Frame:
     def _members(self, later: Ints, before: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The slots that have pairs and the edges of all blocks: slots, blocks, streams; and who comes after whom."""
         slots, between = self._slots, self._between
+        ends = np.append(between.in_template(later), between.in_template(before))
         stays = np.concatenate([of.edge for of in self._insides])
-        stays[between.in_template(later)] = stays[between.in_template(before)] = True
-        bounds = np.append(between.base, len(stays)).tolist()
+        stays[ends] = True
+        stays &= ~self._aside(between.stream[ends])[between.stream]
+        bounds = slots.base.tolist()
         places, joined = [], []
         for of, begin, end in zip(self._insides, bounds[:-1], bounds[1:], strict=True):
             places.append(np.flatnonzero(stays[begin:end]))
@@ -113,8 +115,17 @@ class _Frame:
         pairs = np.array([len(own) for own in joined], dtype=np.int64)[slots.which]
         first = np.repeat(np.cumsum(count) - count, pairs)
         after = np.concatenate([joined[template] for template in slots.which.tolist()]) + first[:, None]
-        stream = between.stream[between.base[slots.which][block] + place]
+        stream = between.stream[slots.base[slots.which][block] + place]
         return slots.start[block] + place, block, stream, after
+
+    def _aside(self, busy: Ints) -> Flags:
+        """Streams that need not be in the frame: without pairs, and joined to one other stream alone.
+
+        A path that leaves that one for a while would have come as far without.
+        """
+        partners = np.logical_or.reduce([of.meets for of in self._insides]).sum(axis=1)
+        partners[busy] = self._streams
+        return np.asarray(partners <= 1)
 
 
 def _joined(of: Inner, places: Ints, stream: Ints) -> Ints:
@@ -126,8 +137,9 @@ def _joined(of: Inner, places: Ints, stream: Ints) -> Ints:
     member, on = np.nonzero((clock >= 0) & (stream[places, None] != np.arange(clock.shape[1])))
     if not len(member):
         return np.zeros((0, 2), dtype=np.int64)
-    # Some member of the stream is there: at least its first slot.
     number = np.full(of.clock.shape, NONE, dtype=np.int64)
     number[places, stream[places]] = np.arange(len(places))
     number = np.maximum.accumulate(number, axis=0)
-    return np.column_stack((member, number[clock[member, on], on]))
+    # At least the first slot of a stream is a member, unless none of them is.
+    found = np.column_stack((member, number[clock[member, on], on]))
+    return found[found[:, 1] != NONE]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Whole = TypeVar('Whole', bound=np.integer[Any])
 EMPTY: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -55,36 +57,30 @@ class Slots:
         return int(self.start[-1])
 
     @cached_property
+    def base(self) -> Ints:
+        """Shape [templates + 1], where each begins if all stand behind one another, and at last how long they are."""
+        return np.append(0, np.cumsum([len(template) for template in self.templates], dtype=np.int64))
+
+    @cached_property
     def start(self) -> Ints:
         """Shape [blocks + 1], the first slot of each block, and at last the number of slots."""
-        lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
-        return np.append(0, np.cumsum(lengths[self.which]))
+        return np.append(0, np.cumsum(np.diff(self.base)[self.which]))
 
     @cached_property
-    def block(self) -> Ints:
-        """Shape [slots], the block of each slot."""
-        return np.repeat(np.arange(len(self.which)), np.diff(self.start))
+    def place(self) -> Ints:
+        """Shape [slots], the place of each slot among those of all templates."""
+        shift = self.base[self.which] - self.start[:-1]
+        return np.arange(len(self)) + np.repeat(shift, np.diff(self.start))
 
-    @cached_property
-    def op_class(self) -> Ints:
+    def column(self, of: Callable[[Template], Ints], kind: type[Whole]) -> NDArray[Whole]:
+        """A column of all slots from that of each template, as whole numbers of some size."""
+        return np.concatenate([of(template).astype(kind) for template in self.templates])[self.place]
+
+    def micro_batch(self, kind: type[Whole]) -> NDArray[Whole]:
         """Shape [slots]."""
-        return self.spread([template.op_class for template in self.templates])
-
-    @cached_property
-    def stream(self) -> Ints:
-        """Shape [slots]."""
-        return self.spread([template.stream for template in self.templates])
-
-    @cached_property
-    def copy(self) -> Ints:
-        """Shape [slots]."""
-        return self.spread([template.copy for template in self.templates])
-
-    @cached_property
-    def micro_batch(self) -> Ints:
-        """Shape [slots]."""
-        part = self.spread([template.part for template in self.templates])
-        return np.asarray(self.micro_batches[self.block, part])
+        block = np.repeat(np.arange(len(self.which)), np.diff(self.start))
+        part = self.column(lambda template: template.part, np.int64)
+        return np.asarray(self.micro_batches.astype(kind)[block, part])
 
     def spread(self, columns: Sequence[Ints]) -> Ints:
         """What each template has, block after block."""
