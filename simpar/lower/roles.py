@@ -137,11 +137,17 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     Arguments: ``row``, its actions; ``late``: receives wait for the computation before them.
     """
     blocks: list[Block] = []
-    runs: dict[tuple[tuple[int, str, int], ...], Run] = {}
+    runs: dict[tuple[object, ...], Run] = {}
     for actions in _threads(row):
-        # Parts that are of one micro-batch have it once.
-        micro_batches = tuple(dict.fromkeys([action.micro_batch or 0 for thread in actions for action in thread]))
-        key = tuple([(one.stage, one.kind, micro_batches.index(one.micro_batch or 0)) for one in chain(*actions)])
+        first = actions[0][0]
+        if len(actions) == 1:
+            micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
+            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind)
+        else:
+            # Parts that are of one micro-batch have it once.
+            parts = [one.micro_batch or 0 for one in chain(*actions)]
+            micro_batches = tuple(dict.fromkeys(parts))
+            key = (*[(one.stage, one.kind) for one in chain(*actions)], len(micro_batches))
         run = runs.get(key)
         if run is None:
             run = runs[key] = _run(stages, actions, micro_batches, copies, late=late)
@@ -149,27 +155,34 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     return Issued(tuple([block for block in blocks if block.run.issues]))
 
 
-def _threads(row: Sequence[Action]) -> Iterator[list[tuple[Action, ...]]]:
+def _threads(row: Sequence[Action]) -> Iterator[tuple[tuple[Action, ...], ...]]:
     """What is interleaved: the two actions of an overlap, or one action, or a forward together with its backward.
 
     That is a backward right behind its forward, of the same stage and micro-batch.
     """
-    index = 0
-    while index < len(row):
-        action = row[index]
-        index += 1
-        if action.sub_actions:
-            yield [(part,) for part in action.sub_actions]
-        elif action.kind == 'F' and index < len(row) and _goes_back(action, row[index]):
-            yield [(action, row[index])]
-            index += 1
+    before: Action | None = None
+    for action in row:
+        if before is not None:
+            if _goes_back(before, action):
+                yield ((before, action),)
+                before = None
+                continue
+            yield ((before,),)
+            before = None
+        if action.kind == 'F':
+            before = action
+        elif action.sub_actions:
+            yield tuple([(part,) for part in action.sub_actions])
         elif action.kind in COMPUTE_KINDS or action.kind in TRANSFERS:
-            yield [(action,)]
+            yield ((action,),)
+    if before is not None:
+        yield ((before,),)
 
 
 def _goes_back(forward: Action, action: Action) -> bool:
-    same = (action.stage, action.micro_batch) == (forward.stage, forward.micro_batch)
-    return same and action.kind in ('B', 'I')
+    if action.kind not in ('B', 'I'):
+        return False
+    return action.stage == forward.stage and action.micro_batch == forward.micro_batch
 
 
 def _run(

@@ -33,10 +33,13 @@ class Between:
         self._part = np.concatenate([template.part for template in slots.templates])
         self._copy = np.concatenate([template.copy for template in slots.templates])
         self._slot, touch = touches.of(np.concatenate([template.op_class for template in slots.templates]))
-        self._tensor, self._changes = touches.tensor[touch], touches.changes[touch]
-        self._per_rank = touches.per_rank
+        self._changes = touches.changes[touch]
+        used = np.zeros(len(touches.per_rank), dtype=bool)
+        used[touches.tensor[touch]] = True
+        self._per_rank = touches.per_rank[used]
+        self._tensor = (np.cumsum(used) - 1)[touches.tensor[touch]]
         self._template = np.searchsorted(slots.base, self._slot, side='right') - 1
-        seen = np.zeros((len(touches.per_rank), streams), dtype=bool)
+        seen = np.zeros((len(self._per_rank), streams), dtype=bool)
         seen[self._tensor, self.stream[self._slot]] = True
         # Slots of one stream are in order.
         self._wanted = (seen.sum(axis=1) > 1)[self._tensor]
@@ -76,13 +79,16 @@ class Between:
         of = self._touched_by(mine)
         issued = []
         which = self._slots.which
-        for templates in np.unique(of[self._tensor[mine]], axis=0):
-            together = mine & (of[self._tensor] == templates).all(axis=1)
+        # Equal rows of the table have equal bytes.
+        alike: dict[bytes, int] = {}
+        number = np.array([alike.setdefault(row.tobytes(), len(alike)) for row in of])
+        for told, together in alike.items():
+            templates = np.frombuffer(told, dtype=of.dtype)
             blocks = np.flatnonzero(templates[which] > 0)
             kind = which[blocks]
             within = (kind[1:-1] == kind[:-2]) & (kind[1:-1] == kind[2:]) & (templates[kind[1:-1]] == 1)
             blocks = np.delete(blocks, np.flatnonzero(within) + 1)
-            issued.append(self._issued(together, blocks))
+            issued.append(self._issued(mine & (number[self._tensor] == together), blocks))
         block, row = zip(*issued, strict=True) if issued else ([EMPTY], [EMPTY])
         return self._by_touches(np.concatenate(block), np.concatenate(row))
 

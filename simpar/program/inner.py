@@ -54,7 +54,9 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
     knows = np.where(last[:, None] >= 0, clock[last], NONE).T
     edge = np.zeros(count, dtype=bool)
     edge[last[last >= 0]] = True
-    edge[np.unique(stream, return_index=True)[1]] = True
+    first = np.empty(streams, dtype=np.int64)
+    first[stream[::-1]] = np.arange(count)[::-1]
+    edge[first[stream]] = True
     meets = np.zeros((streams, streams), dtype=bool)
     meets[stream[later], stream[before]] = True
     return Inner(

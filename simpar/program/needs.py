@@ -41,7 +41,8 @@ def _after(slots: Slots) -> list[Ints]:
     found = [np.zeros((0, 2), dtype=np.int64)] * len(slots.templates)
     if len(slots.after):
         block = np.searchsorted(slots.start, slots.after, side='right') - 1
-        _, first = np.unique(slots.which, return_index=True)
+        first = np.empty(len(slots.templates), dtype=np.int64)
+        first[slots.which[::-1]] = np.arange(len(slots.which))[::-1]
         for number, one in enumerate(first.tolist()):
             found[number] = slots.after[(block == one).all(axis=1)] - slots.start[one]
     return found
