@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.lanes import Lanes, groups_of
-from simpar.program import Csr, OpClass, Program, Role
+from simpar.program import Csr, Program, Role
+from simpar.program.turns import Kind, Turns
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -35,7 +36,7 @@ class Ops:
         channel: shape [N], where an op meets others; -1 where it computes.
         turn: shape [N], how many ops its lane puts on the channel before it in a step, on its side.
         turns: shape [N], how many in all.
-        leads: shape [N], whether an op has the costs of its meeting; a receive and all but one of a collective have not.
+        leads: shape [N], whether an op has the costs of its meeting: sends have, and one op of a collective.
         expected: shape [channels], how many ops meet there.
     """
 
@@ -70,28 +71,26 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     Arguments: ``of_rank``, the lane of each rank.
     """
     lanes = Lanes(groups_of(program), list(of_rank))
-    roles = tuple(program.role(ranks[0]) for ranks in lanes.ranks)
+    numbers = [int(program.role_of_rank[ranks[0]]) for ranks in lanes.ranks]
+    roles = tuple(program.roles[number] for number in numbers)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
     op_class = np.concatenate([role.op_class for role in roles]).astype(np.int64)
     stream = np.concatenate(
         [role.stream.astype(np.int64) + begin for role, begin in zip(roles, streams.tolist(), strict=False)]
     )
+    computes = np.array([op.kind == 'compute' for op in program.op_classes], dtype=bool)[op_class]
     return Ops(
         roles,
         first,
         np.repeat(np.arange(len(roles)), np.diff(first)),
         op_class,
         stream,
-        ~_communicates(program)[op_class],
+        computes,
         _joined([role.need for role in roles], first),
         _joined([role.carry for role in roles], first),
-        *_meetings(program, lanes, roles, first),
+        *_meetings([program.turns[number] for number in numbers], lanes),
     )
-
-
-def _communicates(program: Program) -> Flags:
-    return np.array([op.kind != 'compute' for op in program.op_classes], dtype=bool)
 
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:
@@ -111,50 +110,30 @@ class _Channel(NamedTuple):
     leads: bool
 
 
-def _channel(lanes: Lanes, lane: int, op: OpClass, stream: str) -> _Channel:
-    if op.kind == 'collective':
-        among = lanes.among(op.partition, lane)
-        return _Channel((op.partition, stream, among), len(among), lane == among[0])
-    peer, size = lanes.peer(op.partition, lane, op.peer), lanes.groups[op.partition].size
-    sends = op.kind == 'send'
-    ends = (lane, peer, op.peer % size) if sends else (peer, lane, -op.peer % size)
-    return _Channel((op.partition, stream, *ends), 2, sends)
+def _channel(lanes: Lanes, lane: int, kind: Kind) -> _Channel:
+    if kind.kind == 'collective':
+        among = lanes.among(kind.partition, lane)
+        return _Channel((kind.partition, kind.stream, among), len(among), lane == among[0])
+    peer = lanes.peer(kind.partition, lane, kind.peer)
+    sends = kind.kind == 'send'
+    offset = kind.peer if sends else kind.facing(lanes.groups[kind.partition].size).peer
+    return _Channel((kind.partition, kind.stream, *((lane, peer) if sends else (peer, lane)), offset), 2, sends)
 
 
-def _meetings(
-    program: Program, lanes: Lanes, roles: tuple[Role, ...], first: Ints
-) -> tuple[Ints, Ints, Ints, Flags, Ints]:
+def _meetings(turns: list[Turns], lanes: Lanes) -> tuple[Ints, Ints, Ints, Flags, Ints]:
     """Channel, turn, turns and whether it leads, of each op; and how many meet on each channel."""
-    channel, turn, turns = (np.full(first[-1], value) for value in (NONE, 0, 0))
-    leads = np.zeros(first[-1], dtype=bool)
     numbers: dict[tuple[object, ...], int] = {}
     expected: list[int] = []
-    communicates = _communicates(program)
-    for lane, role in enumerate(roles):
-        slots = np.flatnonzero(communicates[role.op_class])
-        kinds = role.op_class[slots].astype(np.int64) * len(role.streams) + role.stream[slots]
-        present, kind = np.unique(kinds, return_inverse=True)
-        of_kind = [
-            _channel(lanes, lane, program.op_classes[index], role.streams[on])
-            for index, on in (divmod(one, len(role.streams)) for one in present.tolist())
-        ]
-        for one in of_kind:
-            if numbers.setdefault(one.name, len(numbers)) == len(expected):
-                expected.append(one.expected)
-        number = np.array([numbers[one.name] for one in of_kind], dtype=np.int64)[kind]
-        leading = np.array([one.leads for one in of_kind], dtype=bool)[kind]
-        at = slots + first[lane]
-        channel[at], leads[at] = number, leading
-        turn[at], turns[at] = _turns(2 * number + leading)
-    return channel, turn, turns, leads, np.array(expected, dtype=np.int64)
-
-
-def _turns(keys: Ints) -> tuple[Ints, Ints]:
-    """How many equal ones stand before each, and how many there are."""
-    order = np.argsort(keys, kind='stable')
-    heads = np.flatnonzero(np.diff(keys[order], prepend=NONE))
-    lengths = np.diff(heads, append=len(keys))
-    turn, turns = np.empty_like(keys), np.empty_like(keys)
-    turn[order] = np.arange(len(keys)) - np.repeat(heads, lengths)
-    turns[order] = np.repeat(lengths, lengths)
-    return turn, turns
+    found = []
+    for lane, of in enumerate(turns):
+        channels = [_channel(lanes, lane, kind) for kind in of.kinds]
+        for channel in channels:
+            if numbers.setdefault(channel.name, len(numbers)) == len(expected):
+                expected.append(channel.expected)
+        # Behind those of all kinds stand those of what computes.
+        number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int64)
+        leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
+        each = np.append(np.diff(of.slots.start), 0)
+        found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
+    channel, turn, each, leads = (np.concatenate(column) for column in zip(*found, strict=True))
+    return channel, turn, each, leads, np.array(expected, dtype=np.int64)
