@@ -7,7 +7,7 @@ every forward and once for every backward of a micro-batch. One gather serves al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
@@ -55,7 +55,7 @@ class Gathers:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
             return order
-        uses = sorted(use for key, members in self._buckets(order).items() for use in self._uses(order, key, members))
+        uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
@@ -104,33 +104,33 @@ class Gathers:
             for bucket, members in fuse(mine, size, self._plan, self._ids, scope).items()
         }
 
-    def _uses(self, order: Issued, key: _Key, members: Sequence[str]) -> list[_Use]:
-        """The uses of a bucket in order; those that run into one another are one."""
-        gathered = {self._shards.of[name].gathered for name in members}
-        within = {run: self._within(run, key, gathered) for run in order.runs}
-        spans: dict[Label | None, _Use] = {}
+    def _uses(self, order: Issued) -> dict[_Key, dict[Label | None, _Use]]:
+        """The uses of every bucket by what they are for: a label, or all that a step does."""
+        bucket = {self._shards.of[one].gathered: key for key, mine in self._buckets(order).items() for one in mine}
+        within = {run: self._within(run, bucket) for run in order.runs}
+        found: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
             for use in within[block.run]:
                 mine = _moved(use, start, block.micro_batches)
+                spans = found.setdefault((use.bucket, use.partition), {})
                 span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
-        found: list[_Use] = []
-        for use in sorted(spans.values()):
-            if found and use.first <= found[-1].last:
-                found[-1] = _joined(found[-1], use)
-            else:
-                found.append(use)
         return found
 
-    def _within(self, run: Run, key: _Key, gathered: Collection[str]) -> list[_Use]:
-        """The uses of a bucket in a run, by its own offsets and parts; one for each label."""
-        found: dict[Label, _Use] = {}
+    def _within(self, run: Run, bucket: Mapping[str, _Key]) -> list[_Use]:
+        """The uses of buckets in a run, by its own offsets and parts; one for each label.
+
+        Arguments: ``bucket`` of each gathered weight.
+        """
+        found: dict[tuple[_Key, Label], _Use] = {}
         for offset, issue in enumerate(run.issues):
-            read = [self._gathered[name] for name in issue.op.reads if name in gathered]
-            if read:
-                label = _label(issue)
-                use = _Use(offset, offset, *key, frozenset(read), label, label)
-                found[label] = _joined(found[label], use) if label in found else use
+            label = None
+            for name in issue.op.reads:
+                if name in bucket:
+                    label = label or _label(issue)
+                    use = _Use(offset, offset, *bucket[name], frozenset((self._gathered[name],)), label, label)
+                    key = bucket[name], label
+                    found[key] = _joined(found[key], use) if key in found else use
         return list(found.values())
 
     def _gather(self, use: _Use) -> OpClass:
@@ -223,6 +223,17 @@ class Gathers:
 def _label(issue: Issue) -> Label:
     forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
+
+
+def _apart(uses: Iterable[_Use]) -> list[_Use]:
+    """Uses of a bucket in order; those that run into one another are one."""
+    found: list[_Use] = []
+    for use in sorted(uses):
+        if found and use.first <= found[-1].last:
+            found[-1] = _joined(found[-1], use)
+        else:
+            found.append(use)
+    return found
 
 
 def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
@@ -19,6 +19,20 @@ from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
 
 _NEVER: Final = -(2**62)
+"""So far before the first op that it is so from any place."""
+_Places = tuple[int, int]
+"""Of the last op of a backward, and of the last writer of gradients."""
+
+
+class _Written(NamedTuple):
+    """What a run ends and writes.
+
+    Arguments: ``backward``, (stage, part) → the last op of the backward; ``last``, (tensor, stage, part) → the last
+    writer, of tensors that are asked for.
+    """
+
+    backward: dict[tuple[int, int], int]
+    last: dict[tuple[str, int, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +168,12 @@ def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issu
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
     final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
     last = _last(order, {name for reduction in reductions for name in reduction.gradients})
+    often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
+    written = {run: _written(run, often) for run in order.runs} if often else {}
     behind: dict[int, list[Issue]] = {}
     for reduction in reductions:
         if reduction.stage >= 0:
-            places = _for_every_micro_batch(order, reduction)
+            places = _for_every_micro_batch(order, reduction, written)
         else:
             places = {0: (final, max(last[name] for name in reduction.gradients))}
         for micro_batch, (at, ready) in places.items():
@@ -176,28 +192,33 @@ def _last(order: Issued, names: Collection[str]) -> dict[str, int]:
     return last
 
 
-def _for_every_micro_batch(order: Issued, reduction: Reduction) -> dict[int, tuple[int, int]]:
+def _for_every_micro_batch(order: Issued, reduction: Reduction, written: Mapping[Run, _Written]) -> dict[int, _Places]:
     """For every micro-batch, in order: the last op of the stage's backward, and the last writer of the gradients."""
-    names = frozenset(reduction.gradients)
-    offsets = {run: _offsets(run, reduction.stage, names) for run in order.runs}
-    found: dict[int, tuple[int, int]] = {}
+    places = {run: _places(written[run], reduction) for run in order.runs}
+    found: dict[int, _Places] = {}
     for block, start in zip(order.blocks, order.start[:-1], strict=True):
-        for part, (at, ready) in offsets[block.run].items():
+        for part, (at, ready) in places[block.run].items():
             before = found.get(block.micro_batches[part], (0, 0))
             found[block.micro_batches[part]] = (max(before[0], at + start), max(before[1], ready + start))
     return found
 
 
-def _offsets(run: Run, stage: int, names: frozenset[str]) -> dict[int, tuple[int, int]]:
-    """The same within a run, by part; what is not there is before all, so far before that no place is."""
-    found: dict[int, tuple[int, int]] = {}
-    for offset, issue in enumerate(run.issues):
-        if issue.op.stage != stage:
-            continue
-        at, ready = found.get(issue.micro_batch, (_NEVER, _NEVER))
-        if issue.op.kind == 'compute' and issue.op.phase != 'F':
-            at = offset
-        if not names.isdisjoint((*issue.op.accumulates, *issue.op.writes)):
-            ready = offset
-        found[issue.micro_batch] = at, ready
+def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
+    """The same within a run, by part."""
+    return {
+        part: (at, max(written.last.get((name, stage, part), _NEVER) for name in reduction.gradients))
+        for (stage, part), at in written.backward.items()
+        if stage == reduction.stage
+    }
+
+
+def _written(run: Run, names: Collection[str]) -> _Written:
+    found = _Written({}, {})
+    for offset, (op, part, *_) in enumerate(run.issues):
+        found.backward.setdefault((op.stage, part), _NEVER)
+        if op.kind == 'compute' and op.phase != 'F':
+            found.backward[op.stage, part] = offset
+        for name in (*op.accumulates, *op.writes):
+            if name in names:
+                found.last[name, op.stage, part] = offset
     return found
