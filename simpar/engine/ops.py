@@ -135,5 +135,5 @@ def _meetings(turns: list[Turns], lanes: Lanes) -> tuple[Ints, Ints, Ints, Flags
         leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
         each = np.append(np.diff(of.slots.start), 0)
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
-    channel, turn, each, leads = (np.concatenate(column) for column in zip(*found, strict=True))
-    return channel, turn, each, leads, np.array(expected, dtype=np.int64)
+    on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
+    return on, turn, each, leading.astype(bool), np.array(expected, dtype=np.int64)

@@ -49,9 +49,11 @@ def _after(slots: Slots, runs: tuple[Run, ...], *, fused: bool) -> Ints:
     computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
     waits = np.flatnonzero(slots.spread(late))
     computed = np.flatnonzero(slots.spread(computes))
+    if not len(computed):
+        return slots.after
     at = np.searchsorted(computed, waits) - 1
     pairs = np.column_stack((waits, computed[at]))[at >= 0]
-    if fused and len(computed):
+    if fused:
         sent = np.flatnonzero(slots.spread(transfers))
         into = np.searchsorted(computed, sent)
         meets = into < len(computed)

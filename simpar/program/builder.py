@@ -59,9 +59,9 @@ class ProgramBuilder:
         issued = list(slots)
         rows = [(self._index[slot[0]], number[slot[1]], slot[2], slot[3]) for slot in issued]
         after = [(place, one) for place, slot in enumerate(issued) for many in slot[4:] for one in many]
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        op_class, stream, micro_batch, copy = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
-        self.add_slots(name, ranks, plain_slots(*columns, after=pairs), streams)
+        self.add_slots(name, ranks, plain_slots(op_class, stream, micro_batch, copy, pairs), streams)
 
     def add_slots(self, name: str, ranks: Sequence[int], slots: Slots, streams: tuple[str, ...]) -> None:
         """Add a role of these ranks whose slots are templates, block after block.

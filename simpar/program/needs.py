@@ -142,5 +142,6 @@ def _joined(of: Inner, places: Ints, stream: Ints) -> Ints:
     number[places, stream[places]] = np.arange(len(places))
     number = np.maximum.accumulate(number, axis=0)
     # At least the first slot of a stream is a member, unless none of them is.
-    found = np.column_stack((member, number[clock[member, on], on]))
-    return found[found[:, 1] != NONE]
+    before = number[clock[member, on], on]
+    there = before != NONE
+    return np.column_stack((member[there], before[there]))

@@ -75,9 +75,10 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
         op, stream = op_classes[one // streams], role.streams[one % streams]
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
-    kind, turn = np.full(len(role), NONE, dtype=np.int64), np.zeros(len(role), dtype=np.int64)
-    kind[slots] = of_key[key]
-    order = slots[np.argsort(kind[slots], kind='stable')]
-    count = np.bincount(kind[slots], minlength=1)
-    turn[order] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
-    return Turns(tuple(numbers), kind, turn)
+    mine = of_key[key]
+    order = np.argsort(mine, kind='stable')
+    count = np.bincount(mine, minlength=1)
+    of_slot, turn = np.full(len(role), NONE, dtype=np.int64), np.zeros(len(role), dtype=np.int64)
+    of_slot[slots] = mine
+    turn[slots[order]] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+    return Turns(tuple(numbers), of_slot, turn)
