@@ -203,7 +203,7 @@ VALUES: Final[Mapping[str, str]] = {
     'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
     'recompute full': 'all block uniform layers full_recompute',
     'recompute selective': 'select core_attn attention',
-    'loss cross-entropy': 'ce nll softmax_cross_entropy crossentropy',
+    'loss cross-entropy': 'ce nll softmax_cross_entropy',
     'loss mse': 'l2 mean_squared_error',
     'loss mae': 'l1 mean_absolute_error',
     'search double-recursive': 'recursive_programming dynamic_programming recursive double_recursive',
