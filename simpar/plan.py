@@ -16,7 +16,7 @@ class Plan:
 
     Arguments:
         data, tensor: degrees of data and tensor parallelism; ``data`` 0 takes the ranks that are left.
-        sequence_parallel: norms and residuals are cut along the sequence over the tensor ranks (transformers only).
+        sequence_parallel: norms and residuals are sharded along the sequence over the tensor ranks.
         copies: slices of the batch that interleave, one computing while another communicates.
         copies_loss: ``mean`` over the copies, or MindSpore's ``sum`` (MicroBatchInterleaved adds them undivided, so
             gradients are ``copies`` times as large).
@@ -115,7 +115,7 @@ class Plan:
         Field(description='sends on their own, or one exchange that the next computation waits for'),
     ] = 'separate'
     sequence_parallel: Annotated[
-        bool, Field(description='cuts norms and residuals of a transformer along the sequence over the tensor ranks')
+        bool, Field(description='shards norms and residuals along the sequence over the tensor ranks')
     ] = False
     copies: Annotated[
         int, Field(ge=1, le=1024, description="slices of the batch, one computing under another's communication")

@@ -1,0 +1,199 @@
+"""Degrees split any graph: a user's own blocks train as the unsharded model does, on any number of ranks."""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from executor.numerics import check
+
+from simpar.lower import lower
+from simpar.lower.lower import order_of
+from simpar.lower.record import record
+from simpar.model import (
+    Add,
+    Conv2d,
+    Dense,
+    Embedding,
+    Flatten,
+    Gelu,
+    LayerNorm,
+    Network,
+    Reduce,
+    Relu,
+    Reshape,
+    Silu,
+    layer_names,
+)
+from simpar.model.library.blocks import block_network, llama_network
+from simpar.pipeline.communication import with_communication
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+pytestmark = pytest.mark.torch
+TOKENS = 6
+
+
+def embedded():
+    """Token embedding, a gelu feed-forward with a residual, a head."""
+    layers = (
+        Embedding(vocab=12, width=12, name='tokens'),
+        LayerNorm(name='norm'),
+        Reshape(shape=(-1, 12), name='rows'),
+        Dense(inputs=12, outputs=24, name='up'),
+        Gelu(name='gelu'),
+        Dense(inputs=24, outputs=12, name='down'),
+        Add(of=('rows', 'down'), name='sum'),
+        LayerNorm(name='last'),
+        Dense(inputs=12, outputs=12, name='head'),
+    )
+    return Network(layers=layers, input=(TOKENS,))
+
+
+def convolved():
+    """A convolution, a mean over width, two dense layers."""
+    layers = (
+        Conv2d(inputs=1, outputs=4, kernel=3, padding=1, name='conv'),
+        Relu(name='relu'),
+        Reduce(dims=(3,), name='mean'),
+        Flatten(name='flat'),
+        Dense(inputs=24, outputs=24, name='one'),
+        Silu(name='silu'),
+        Dense(inputs=24, outputs=12, name='two'),
+    )
+    return Network(layers=layers, input=(1, 6, 6))
+
+
+def chained():
+    """Three dense layers with relus between them."""
+    return Network(
+        layers=(
+            Dense(inputs=12, outputs=24),
+            Relu(),
+            Dense(inputs=24, outputs=24),
+            Relu(),
+            Dense(inputs=24, outputs=12),
+        )
+    )
+
+
+MODELS = {
+    'block': lambda: block_network(TOKENS, 12, 6, 24, 2, bias=True),
+    'llama': lambda: llama_network(TOKENS, 12, 6, 24),
+    'embedded': embedded,
+    'convolved': convolved,
+    'chained': chained,
+}
+
+
+def workload_of(name, network=None):
+    rows = TOKENS if name in ('block', 'llama') else 1
+    loss = 'cross-entropy' if name == 'embedded' else 'mse'
+    return Workload(model=network or MODELS[name](), batch=12 * rows, loss=loss, precision='fp64')
+
+
+def with_strategies(network, **given):
+    """The network, some of its layers with strategies."""
+    named = zip(layer_names(network), network.layers, strict=True)
+    layers = (replace(layer, strategy=given[name]) if name in given else layer for name, layer in named)
+    return replace(network, layers=tuple(layers))
+
+
+def test_graphs_of_users_train_by_degrees_on_any_number_of_ranks():
+    every = list(product(MODELS, (1, 2, 3), (2, 3, 4, 5), (False, True), (1, 2), ('early', 'late'), (0, 1, 3)))
+    for name, data, tensor, sequence, copies, reduce, zero in random.Random(10).sample(every, 24):
+        workload = workload_of(name)
+        plan = Plan(data=data, tensor=tensor, sequence_parallel=sequence, copies=copies, reduce=reduce, zero=zero)
+        report = check(lower(workload, plan, data * tensor), workload, plan)
+        assert report.worst.error < 1e-12, (name, plan)
+
+
+@pytest.mark.parametrize(
+    ('name', 'given', 'data', 'tensor'),
+    [
+        ('block', {'layer0_up': ((3, 2), (2, 2))}, 3, 4),
+        ('block', {'layer0_softmax': ((3, 2, 2, 1),)}, 3, 4),
+        ('llama', {'layer0_gate': ((2, 3), (3, 1)), 'layer0_down': ((1, 2), (2, 3))}, 2, 3),
+        ('embedded', {'tokens': ((3, 2), (1, 1))}, 2, 3),
+        ('convolved', {'conv': ((6, 1, 1, 1), (1, 1, 1, 1))}, 2, 3),
+        ('chained', {'dense1': ((2, 2), (2, 1))}, 2, 2),
+    ],
+)
+def test_strategies_of_single_operators_stand_beside_degrees(name, given, data, tensor):
+    workload = workload_of(name, with_strategies(MODELS[name](), **given))
+    for sequence, copies in ((False, 1), (True, 2)):
+        plan = Plan(data=data, tensor=tensor, sequence_parallel=sequence, copies=copies, zero=3)
+        program = lower(workload, plan, data * tensor)
+        assert check(program, workload, plan).worst.error < 1e-12
+        (operator, strategy), *_ = given.items()
+        split = {cut.partition for cut in program.tensor[operator if name != 'embedded' else 'tokens.weight'].cuts}
+        assert split or max(strategy[0]) == 1
+
+
+@pytest.mark.parametrize('name', list(MODELS))
+@pytest.mark.parametrize('order', ['1f1b', 'zb-v'])
+def test_any_number_of_values_crosses_a_stage_boundary(name, order):
+    for tensor in (1, 2):
+        plan = Plan(data=1, tensor=tensor, pipeline=2, micro_batches=3, order=order)
+        workload = workload_of(name)
+        program = lower(workload, plan, 2 * tensor)
+        assert check(program, workload, plan).worst.error < 1e-12
+    crossing = max(len(op.reads) for op in program.op_classes if op.kind == 'send')
+    assert crossing > 1 or name in ('embedded', 'convolved', 'chained')
+
+
+@pytest.mark.parametrize('recompute', ['full', 'selective'])
+def test_layers_and_attention_of_a_users_graph_are_run_again(recompute):
+    workload = workload_of('block')
+    plan = Plan(data=2, tensor=2, recompute=recompute, copies=2)
+    program = lower(workload, plan, 4)
+    again = {op.name.removesuffix('.F.recompute') for op in program.op_classes if op.name.endswith('.recompute')}
+    core = {f'layer{layer}_{part}' for layer in (0, 1) for part in ('scores', 'scale', 'softmax', 'values')}
+    assert again == core if recompute == 'selective' else core < again
+    assert check(program, workload, plan).worst.error < 1e-12
+
+
+def test_with_sequence_parallelism_a_users_block_has_megatrons_sums():
+    """Of each half of a layer a gather and a scatter forward, and their mirrors backward; no all-reduce."""
+    workload, plan = workload_of('block'), Plan(data=2, tensor=2, sequence_parallel=True)
+    ops = [op for op in lower(workload, plan, 4).op_classes if op.kind == 'collective' and op.phase in 'FI']
+    kinds = [(op.operator, op.phase) for op in ops]
+    halves = 2 * 2
+    for kind in product(('all_gather', 'reduce_scatter'), 'FI'):
+        assert kinds.count(kind) == halves
+    assert len(kinds) == 4 * halves
+
+
+def test_equal_layers_recorded_once_are_those_recorded_one_by_one():
+    draw = random.Random(3)
+    for _ in range(30):
+        model = Transformer(
+            layers=draw.randint(1, 9),
+            hidden=24,
+            heads=12,
+            vocab=draw.choice([24, 25]),
+            sequence=12,
+            tied=draw.random() < 0.3,
+            attention=draw.choice(['flash', 'unfused']),
+            dropout=draw.choice([0.0, 0.1]),
+        )
+        pipeline = draw.choice([count for count in (1, 2, 3) if count <= model.layers])
+        plan = Plan(
+            data=draw.choice([1, 2]),
+            tensor=draw.choice([1, 2, 3, 5]),
+            pipeline=pipeline,
+            micro_batches=2,
+            sequence_parallel=draw.random() < 0.5,
+            reduce=draw.choice(['early', 'late']),
+            order=draw.choice(['1f1b', 'gpipe']),
+        )
+        workload = Workload(model=model, batch=8)
+        placement = with_communication(order_of(plan), plan.receive).placement
+        world = plan.data * plan.tensor * pipeline
+        once, each = (record(workload, plan, world, placement, repeats=repeats).tape for repeats in (True, False))
+        assert once.ops == each.ops
+        assert once.tensors == each.tensors
+        assert (once.layouts, once.pending, once.saved) == (each.layouts, each.pending, each.saved)
