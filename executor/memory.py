@@ -9,7 +9,7 @@ import torch
 from executor.tensors import initial, inputs
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program
-from simpar.program.needs import Instance, instance
+from simpar.program.touches import Instance, instance
 
 
 class Memory:

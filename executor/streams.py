@@ -72,8 +72,8 @@ class Streams:
         self._status = status
         self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
         self._streams = [
-            _Stream(index, name, np.flatnonzero(role.stream == index).tolist())
-            for index, name in enumerate(role.streams)
+            _Stream(index, name, [*slots])
+            for index, (name, slots) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
         ]
         self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
         self._favour = favour

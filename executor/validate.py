@@ -174,13 +174,12 @@ def _role(program: Program, role: Role) -> Iterator[str]:
         yield f'role {role.name}: two streams have the same name'
     if len(role.streams) > STREAMS:
         yield f'role {role.name}: {len(role.streams)} streams; the executor has room for {STREAMS}'
-    if len(role.need) != count or np.any(role.more < 0) or np.any(role.carry < 0) or np.any(role.carry >= count):
+    if not all(needs.fits(count, count) for needs in (role.need, role.carry)):
         yield f'role {role.name}: needs do not name slots of the role'
         return
-    pairs = [(slot, need) for slot, need in enumerate(role.need.tolist())] + role.more.tolist()
-    for slot, need in pairs:
-        if need >= slot:
-            yield f'role {role.name}: {program.action(role, slot)} needs slot {need}, which is not issued before it'
+    pairs = role.need.pairs()
+    for slot, need in pairs[pairs[:, 1] >= pairs[:, 0]].tolist():
+        yield f'role {role.name}: {program.action(role, slot)} needs slot {need}, which is not issued before it'
 
 
 def communicators(program: Program) -> list[tuple[Partition, str]]:

@@ -22,6 +22,7 @@ ALONE = frozenset(
         'test_executor_pool',
         'test_executor_watchdog',
         'test_executor_worked',
+        'test_lower_speed',
     }
 )
 

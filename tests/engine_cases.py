@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 
 from simpar.cost.costs import Communication, Costs
-from simpar.program import OpClass, Partition, Program, Role, grid
+from simpar.program import Csr, OpClass, Partition, Program, Role, grid
 from simpar.units import quantise
 
 STREAMS = ('compute', 'tensor', 'data', 'pipe', 'other')
@@ -76,6 +76,10 @@ def make_role(rng: Random, name: str, slots: list[tuple[int, int]], **changes) -
     return role_of(name, slots, needs, carry, STREAMS, **changes)
 
 
+def _lists(pairs, count) -> Csr:
+    return Csr.of(*np.array(pairs, dtype=np.int32).reshape(-1, 2).T, count)
+
+
 def role_of(name, slots, needs, carry, streams, **changes) -> Role:
     """A role from lists: slots as (op class, stream), the needs of each, and carry needs."""
     zeros = np.zeros(len(slots), dtype=np.uint16)
@@ -86,9 +90,8 @@ def role_of(name, slots, needs, carry, streams, **changes) -> Role:
         micro_batch=zeros,
         copy=zeros,
         stream=np.array([stream for _, stream in slots], dtype=np.uint16),
-        need=np.array([own[0] if own else -1 for own in needs], dtype=np.int32),
-        more=np.array([(i, n) for i, own in enumerate(needs) for n in own[1:]], dtype=np.int32).reshape(-1, 2),
-        carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
+        need=_lists([(i, need) for i, own in enumerate(needs) for need in own], len(slots)),
+        carry=_lists(carry, len(slots)),
         **changes,
     )
 

@@ -85,7 +85,7 @@ def test_a_program_that_nothing_slows_is_replayed_and_others_are_not():
     def interferes(case):
         lanes = fold(case.program, case.costs)
         graph = graph_of(case.program, tuple(lanes.of_rank))
-        return node_costs(graph, case.program, case.costs, lanes, steps=1).interferes
+        return node_costs(graph.ops, case.program, case.costs, lanes, steps=1).interferes
 
     assert interferes(case)
     assert interferes(ideal(case))

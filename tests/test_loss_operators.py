@@ -261,8 +261,8 @@ def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_pat
     found, example = load_case(path), load_case(EXAMPLE)
     assert found.program.hash == example.program.hash
     mine, baseline = found.names
-    assert re.fullmatch(r"loss operators mindspore-2.10, loss strategies \{'max': .{30,31}…", mine)
-    assert baseline == 'loss operators one, loss strategies {}'
+    assert re.fullmatch(r"loss strategy \[\], loss operators mindspore-2.10, loss strategies \{'max': .{30,31}…", mine)
+    assert baseline == 'loss strategy [[8, 1], [8]], loss operators one, loss strategies {}'
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -1,13 +1,18 @@
-"""Needs are those of a plain walk over two steps, and no fewer: on random slots, to the pair."""
+"""Needs are those of a plain walk over two steps, and no fewer: on random slots and templates, to the pair."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_cases import training_case
 
-from simpar.program import OpClass, Tensor
-from simpar.program.needs import Slots, derive, instance
+from simpar.lower import lower
+from simpar.program import OpClass, Tensor, builder
+from simpar.program.needs import derive
+from simpar.program.template import Slots, Template, plain_slots
+from simpar.program.touches import instance, touches_of
 
 STREAMS = 4
 TENSORS = {
@@ -86,9 +91,77 @@ def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     rows = [(op % len(op_classes), *place) for op, *place in rows]
     after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    slots = Slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
-    needs, carry = derive(slots, op_classes, TENSORS, STREAMS)
+    slots = plain_slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
+    needs, carry = derive(slots, touches_of(op_classes, TENSORS), STREAMS)
     kept = thin(rows, walk(rows, op_classes, after))
     count = len(rows)
-    assert needs == [(slot, need) for slot in range(count) for need in kept[slot]]
-    assert carry == sorted((slot, need) for slot in range(count) for need in kept[slot + count] if need < count)
+    assert needs.rows() == [tuple(mine) for mine in kept[:count]]
+    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+
+
+runs = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(0, STREAMS - 1), st.integers(0, 1), st.integers(0, 1)),
+    min_size=1, max_size=6,
+)  # fmt: skip
+pairs_of_micro_batches = st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True)
+blocks_of = st.lists(st.tuples(st.integers(0, 99), pairs_of_micro_batches), min_size=1, max_size=14)
+
+
+def blocks(templates, issued, late):
+    """Slots of random templates.
+
+    Arguments: ``late``, (template, slot) that wait for the slot before, if they are not the first of all.
+    """
+    which = [number % len(templates) for number, _ in issued]
+    used = sorted(set(which))
+    made = [Template(*np.array(templates[number], dtype=np.int64).T) for number in used]
+    slots = Slots(
+        made,
+        np.array([used.index(number) for number in which]),
+        np.array([micro_batches for _, micro_batches in issued]),
+        np.zeros((0, 2), dtype=np.int64),
+    )
+    waits = {(number % len(templates), place) for number, place in late}
+    slow = [
+        start + place
+        for start, number in zip(slots.start.tolist(), which, strict=False)
+        for place in range(len(templates[number]))
+        if (number, place) in waits and start + place
+    ]
+    after = np.array([(slot, slot - 1) for slot in slow], dtype=np.int64).reshape(-1, 2)
+    return Slots(made, slots.which, slots.micro_batches, after)
+
+
+def columns(slots):
+    """Op class, stream, micro-batch and copy of every slot."""
+    of = (lambda template: template.op_class, lambda template: template.stream, lambda template: template.copy)
+    op_class, stream, copy = (slots.column(column, np.int64) for column in of)
+    return op_class, stream, slots.micro_batch(np.int64), copy
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(runs, min_size=1, max_size=4), op_classes, blocks_of,
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=3),
+)  # fmt: skip
+def test_needs_of_blocks_are_those_of_a_walk_over_their_slots(templates, op_classes, issued, late):
+    templates = [[(op % len(op_classes), *place) for op, *place in run] for run in templates]
+    slots = blocks(templates, issued, late)
+    rows = [*zip(*(column.tolist() for column in columns(slots)), strict=True)]
+    needs, carry = derive(slots, touches_of(op_classes, TENSORS), STREAMS)
+    kept = thin(rows, walk(rows, op_classes, slots.after.tolist()))
+    count = len(rows)
+    assert needs.rows() == [tuple(mine) for mine in kept[:count]]
+    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+
+
+def plain(slots):
+    """The same slots, of which none is known to be like another."""
+    return plain_slots(*columns(slots), slots.after)
+
+
+@pytest.mark.parametrize('seed', range(24))
+def test_lowering_gives_with_templates_what_it_gives_without(seed, monkeypatch):
+    case, program = training_case(seed)
+    monkeypatch.setattr(builder, 'derive', lambda slots, *rest: derive(plain(slots), *rest))
+    assert lower(case.workload, case.plan, case.world, case.order).hash == program.hash

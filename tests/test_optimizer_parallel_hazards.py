@@ -12,7 +12,7 @@ from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program import Csr, Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
 from simpar.workload import Workload
 
 WORKLOAD = Workload(
@@ -103,9 +103,8 @@ def test_a_gather_that_does_not_wait_for_the_free_is_refused():
     """Needs as dataflow has them, taken away."""
     program = lowered(zero=3, micro_batches=2)
     (role,) = program.roles
-    bare = program.replace(
-        roles=(dataclasses.replace(role, need=np.full_like(role.need, -1), more=role.more[:0], carry=role.carry[:0]),)
-    )
+    nothing = Csr.of(*np.empty((2, 0), dtype=np.int32), len(role))
+    bare = program.replace(roles=(dataclasses.replace(role, need=nothing, carry=nothing),))
     message = refused(bare)
     assert 'changes dense0.weight.gathered without waiting for dense0.weights.reshard.F.mb0' in message
     assert 'reads dense0.weight without waiting for dense0.update.U, which writes it' in message

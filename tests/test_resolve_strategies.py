@@ -28,6 +28,7 @@ from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.proposal import Proposal, least_first, sent_bytes
+from simpar.resolve.settle import settled_workload
 from simpar.schedule import load_schedule
 from simpar.workload import Workload
 
@@ -347,7 +348,7 @@ def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, tmp_p
     assert yaml.safe_load(saved.read_text(encoding='utf-8'))['plan']['search'] == 'none'
     again, first = load_case(saved), load_case(example)
     assert again.program.hash == first.program.hash
-    assert again.workload == again.schedule.workload == first.workload
+    assert again.workload == again.schedule.workload == settled_workload(first.workload)
     assert set(again.strategies.origins.values()) == {'given'}
     assert cli.main(['resolve', str(saved)]) == 0
     assert capsys.readouterr().out == saved.read_text(encoding='utf-8')

@@ -13,7 +13,7 @@ from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
+from simpar.program import Csr, OpClass, Partition, ProgramBuilder, Tensor
 from simpar.workload import Transformer, Workload
 
 TRANSFORMER = Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8)
@@ -66,15 +66,13 @@ def without_slot(program, rank, slot):
     keep = np.arange(len(role)) != slot
     shift = np.cumsum(~keep)
 
-    def moved(pairs):
+    def moved(needs):
+        pairs = needs.pairs()
         pairs = pairs[(pairs != slot).all(axis=1)]
-        return pairs - shift[pairs]
+        return Csr.of(*(pairs - shift[pairs]).T, len(role) - 1)
 
-    need = np.where((role.need == slot) | (role.need < 0), -1, role.need - shift[role.need])
     columns = {name: getattr(role, name)[keep] for name in ('op_class', 'micro_batch', 'copy', 'stream')}
-    return with_role(
-        program, rank, **columns, need=need[keep].astype(np.int32), more=moved(role.more), carry=moved(role.carry)
-    )
+    return with_role(program, rank, **columns, need=moved(role.need), carry=moved(role.carry))
 
 
 def swapped(program, rank, one, two):
@@ -180,14 +178,10 @@ def test_an_all_to_all_changed_on_one_rank_is_refused():
 def every_need_dropped(program):
     """The program without one of its needs, for each of them: (what was dropped, program)."""
     role = program.role(0)
-    for slot in np.flatnonzero(role.need >= 0).tolist():
-        need = role.need.copy()
-        need[slot] = -1
-        yield f'{slot} needs {role.need[slot]}', with_role(program, 0, need=need)
-    for name in ('more', 'carry'):
-        pairs = getattr(role, name)
-        for index in range(len(pairs)):
-            yield f'{name} {pairs[index]}', with_role(program, 0, **{name: np.delete(pairs, index, axis=0)})
+    for name in ('need', 'carry'):
+        needs = getattr(role, name)
+        for index, pair in enumerate(needs.pairs().tolist()):
+            yield f'{name} {pair}', with_role(program, 0, **{name: needs.without(index)})
 
 
 def test_every_need_of_the_worked_program_is_necessary():
@@ -205,8 +199,8 @@ def test_every_need_of_a_lowered_program_is_necessary(program):
 
 
 def test_a_need_that_is_not_issued_before_is_refused():
-    need = worked_program().role(0).need.copy()
-    need[0] = 3
+    need = worked_program().role(0).need.pairs()
+    need = Csr.of(*np.append(need, [[0, 3]], axis=0).T, len(worked_program().role(0)))
     assert 'is not issued before it' in refused(with_role(worked_program(), 1, need=need))
 
 
@@ -255,16 +249,16 @@ def test_an_input_that_was_freed_is_there_again_in_the_next_step():
 )
 def test_each_kind_of_hazard_is_named(second, what):
     program = small(('A', 'compute', 'given', 'a', ''), second)
-    assert program.role(0).need.tolist() == [-1, 0]
-    assert what in refused(with_role(program, 0, need=np.array([-1, -1], dtype=np.int32)))
+    assert program.role(0).needs() == [(), (0,)]
+    assert what in refused(with_role(program, 0, need=program.role(0).need.without(0)))
 
 
 def test_a_write_over_what_is_still_read_is_named_over_the_step_boundary():
     """A writes a, B reads it on another stream; the next step's A must wait for B."""
     program = small(('A', 'compute', 'given', 'a', ''), ('B', 'side', 'a', 'b', ''))
-    assert [0, 1] in program.role(0).carry.tolist()
+    assert program.role(0).carried()[0] == (1,)
     assert not list(hazards(program, program.role(0)))
-    without = with_role(program, 0, carry=np.empty((0, 2), dtype=np.int32))
+    without = with_role(program, 0, carry=Csr.of(*np.empty((2, 0), dtype=np.int32), 2))
     assert 'A changes a without waiting for B, which reads it' in refused(without)
 
 

@@ -48,6 +48,8 @@ class Key:
     def shown(self) -> Any:
         """Its value, or that of its item, as a file holds it."""
         found = self.value if self.item is None else self.value[self.item]
+        if isinstance(found, float) and self.rule in ('plan.fusion', 'plan.shard_threshold'):
+            return f'{found:.16g} B'
         return list(found) if isinstance(found, tuple) else dict(found) if isinstance(found, Mapping) else found
 
     def items(self) -> Iterator[Key]:

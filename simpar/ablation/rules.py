@@ -152,6 +152,9 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     'plan.tiles': lambda facts: facts.tiled,
     'plan.streams': lambda facts: facts.communicates,
     **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), lambda facts: facts.sharded and _asks_alone(facts)),
+    'plan.receive': lambda facts: facts.sends and (facts.plan.streams, facts.plan.exchange) == ('group', 'separate'),
+    'plan.exchange': lambda facts: facts.sends and (facts.plan.streams, facts.plan.receive) == ('group', 'early'),
+    'plan.accumulate': lambda facts: facts.sharded,
     'plan.recompute': lambda facts: bool(facts.recomputed) and not _marks(facts),
     'plan.fusion': lambda facts: facts.plan.fusion != 'layer' and bool(facts.sums_gradients or facts.sharded),
 }
@@ -201,6 +204,7 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.recompute_communication': 'no collective is among what is recomputed',
     'plan.shard_threshold': 'the same parameters are sharded without it',
     'plan.unsharded': 'the parameters that it names are not sharded anyway, or there are none',
+    'plan.overlap': 'what its passes put in order stands alike without it',
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
     'workload.weight_deviation': 'no initial weight is drawn from a normal distribution',

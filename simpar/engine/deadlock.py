@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from simpar.engine.device import CommunicationCost, Device, Stream
+from simpar.engine.device import Rendezvous, Stream
 from simpar.engine.lanes import Lanes
-from simpar.program import Program, Role
+from simpar.engine.ops import Ops
+from simpar.program import Program
 from simpar.units import format_time
 
 MOST: Final = 16
@@ -19,29 +20,33 @@ MOST_RANGES: Final = 4
 class Drawing:
     """What every stream of a run that has stopped waits for.
 
-    Arguments: ``arrive`` and ``end``, by op, negative where that has not happened; ``steps``, how many were to be run.
+    Arguments: ``met``, the meetings in which streams wait for others; ``end``, by op of all steps, negative where that
+    has not happened; ``steps``, how many were to be run.
     """
 
     def __init__(
         self,
         program: Program,
         lanes: Lanes,
-        devices: Sequence[Device],
+        ops: Ops,
+        streams: Sequence[Stream],
         *,
-        arrive: Sequence[float],
+        met: Mapping[Stream, Rendezvous],
         end: Sequence[float],
         steps: int,
     ) -> None:
         self._program = program
         self._lanes = lanes
-        self._devices = devices
-        self._arrive = arrive
+        self._ops = ops
+        self._streams = streams
+        self._met = met
         self._end = end
         self._steps = steps
+        self._needs, self._carried = ops.need.rows(), ops.carry.rows()
 
     def text(self, now: float) -> str:
         """One line for each unfinished stream of a lane: its ranks, its name, its head, what that waits for."""
-        rows = [row for device in self._devices for row in self._rows(device)]
+        rows = [self._row(stream) for stream in self._streams if stream.step < self._steps]
         widths = [max(len(row[column]) for row in rows[:MOST]) for column in range(3)]
         lines = [f'deadlock at {format_time(now)}: nothing can go on; stuck heads of streams:']
         for *cells, waits in rows[:MOST]:
@@ -50,45 +55,42 @@ class Drawing:
             lines.append(f'  … and {len(rows) - MOST} more streams')
         return '\n'.join(lines)
 
-    def _rows(self, device: Device) -> Iterator[tuple[str, str, str, str]]:
-        for stream in device.streams:
-            if stream.step < self._steps:
-                head = f'step {stream.step + 1}: {self._action(device, stream.slots[stream.cursor])}'
-                yield name_ranks(self._lanes.ranks[device.lane]), stream.name, head, self._waits(stream)
+    def _row(self, stream: Stream) -> tuple[str, str, str, str]:
+        lane = stream.device.lane
+        role = self._ops.roles[lane]
+        name = role.streams[int(role.stream[stream.head - self._ops.first[lane]])]
+        head = f'step {stream.step + 1}: {self._action(stream.head)}'
+        return name_ranks(self._lanes.ranks[lane]), name, head, self._waits(stream)
 
-    def _role(self, device: Device) -> Role:
-        return self._program.role(self._lanes.ranks[device.lane][0])
-
-    def _action(self, device: Device, slot: int) -> str:
-        return self._program.action(self._role(device), slot)
+    def _action(self, op: int) -> str:
+        lane = int(self._ops.lane[op])
+        return self._program.action(self._ops.roles[lane], op - int(self._ops.first[lane]))
 
     def _waits(self, stream: Stream) -> str:
-        device, slot = stream.device, stream.slots[stream.cursor]
-        cost = device.costs[slot]
-        if isinstance(cost, CommunicationCost) and self._arrive[stream.base + slot] >= 0.0:
-            return f'waits for {self._missing(stream, cost)}'
-        before = stream.base - len(device.costs)
-        needs = [self._action(device, need) for need in device.work.needs[slot] if self._end[stream.base + need] < 0.0]
+        op = stream.head
+        if stream in self._met:
+            return f'waits for {self._missing(stream, self._met[stream])}'
+        needs = [self._action(need) for need in self._needs[op] if self._end[stream.base + need] < 0.0]
         if stream.step:
-            carried = [need for need in device.work.carried[slot] if self._end[before + need] < 0.0]
-            needs += [f'{self._action(device, need)} of step {stream.step}' for need in carried]
+            before = stream.base - stream.every
+            carried = [need for need in self._carried[op] if self._end[before + need] < 0.0]
+            needs += [f'{self._action(need)} of step {stream.step}' for need in carried]
         return f'needs {", ".join(needs)}'
 
-    def _missing(self, stream: Stream, cost: CommunicationCost) -> str:
+    def _missing(self, stream: Stream, met: Rendezvous) -> str:
         """The peers of a lane's first rank that have not arrived where the head of its stream has."""
-        op = self._program.op_classes[cost.op_class]
+        op = self._program.op_classes[int(self._ops.op_class[stream.head])]
         rank = self._lanes.ranks[stream.device.lane][0]
         groups = self._lanes.groups[op.partition]
         if op.kind != 'collective':
             return self._name_peers([groups.peer(rank, op.peer)])
-        met = next(rendezvous for rendezvous in cost.channel.meeting.values() if stream in rendezvous.streams)
         arrived = {other.device.lane for other in met.streams}
         members = groups.members[groups.group[rank]]
         return self._name_peers([peer for peer in members if self._lanes.of_rank[peer] not in arrived])
 
     def _name_peers(self, ranks: list[int]) -> str:
-        streams = [stream for rank in ranks for stream in self._devices[self._lanes.of_rank[rank]].streams]
-        finished = all(stream.step == self._steps for stream in streams)
+        lanes = {self._lanes.of_rank[rank] for rank in ranks}
+        finished = all(stream.step == self._steps for stream in self._streams if stream.device.lane in lanes)
         return name_ranks(ranks) + (', finished' if finished else '')
 
 

@@ -1,9 +1,8 @@
-"""Devices: one for each lane, with its streams, the work of its role as plain lists, and what runs on it now."""
+"""Devices: one for each lane, its streams, and what runs on it now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,103 +17,47 @@ Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
 """Told the time and, of everything that transfers, (op class, one entry for each group or pair, speed)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeCost:
-    """A compute op of a lane: isolated seconds, and its speed while a collective runs on the device."""
-
-    seconds: float
-    beside: float
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicationCost:
-    """A communication op of a lane on a stream.
-
-    Arguments: ``groups``, one entry for each group (for each pair) that it stands for; ``alpha`` and ``transfer``,
-    isolated seconds; ``links``, what all of those ask of one link of each class; ``beside``, its highest speed while
-    one of its devices computes; ``leads``: of the ops that meet, this one has the costs; ``each_step``, how many of its
-    kind the lane puts on the channel in a step.
-    """
-
-    op_class: int
-    groups: tuple[int, ...]
-    alpha: float
-    transfer: float
-    links: Load
-    beside: float
-    leads: bool
-    channel: Channel
-    each_step: int
-
-
-@dataclass(slots=True)
-class Channel:
-    """Where ops meet by their order: a group of a communicator, or one direction between two ranks of it.
-
-    Arguments: ``expected``, how many ops meet; ``meeting``, those of which some have arrived, by number.
-    """
-
-    expected: int
-    meeting: dict[int, Rendezvous] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One step of a role, by slot.
-
-    Arguments: ``needs``, ``carried``: slots of this step and of the step before; ``issued``, seconds; ``period``, how
-    much later the slots of the next step are issued; ``sequence``, number of a communication op on its channel.
-    """
-
-    needs: list[tuple[int, ...]]
-    carried: list[tuple[int, ...]]
-    issued: list[float]
-    period: float
-    sequence: list[int]
-
-
 class Device:
-    """The device that each rank of a lane has.
+    """The device that each rank of a lane has, and what goes on there."""
 
-    Arguments: ``first``, the number of its first op among the ops of all devices and steps; ``costs``, by slot.
-    """
+    __slots__ = ('communicating', 'computing', 'lane', 'transferring')
 
-    __slots__ = ('communicating', 'computing', 'costs', 'first', 'lane', 'streams', 'transferring', 'work')
-
-    def __init__(self, lane: int, first: int, work: Work, costs: list[ComputeCost | CommunicationCost]) -> None:
+    def __init__(self, lane: int) -> None:
         self.lane = lane
-        self.first = first
-        self.work = work
-        self.costs = costs
-        self.streams: list[Stream] = []
         self.communicating = 0
         self.computing: dict[Compute, None] = {}
         self.transferring: dict[Rendezvous, None] = {}
 
 
 class Stream:
-    """An in-order queue of a device: its head is slot ``slots[cursor]`` of step ``step``.
+    """An in-order queue of a device: its head is op ``ops[cursor]`` of step ``step``.
 
-    Arguments: ``base``: the number of the head among the ops of all devices and steps is ``base`` + its slot.
+    Arguments: ``ops``, their numbers in a step; ``every``, how many ops of all devices a step has; ``base``: the number
+    of the head among the ops of all steps is ``base`` + its own.
     """
 
-    __slots__ = ('base', 'cursor', 'device', 'name', 'slots', 'step')
+    __slots__ = ('base', 'cursor', 'device', 'every', 'ops', 'step')
 
-    def __init__(self, device: Device, name: str, slots: list[int]) -> None:
+    def __init__(self, device: Device, ops: list[int], every: int) -> None:
         self.device = device
-        self.name = name
-        self.slots = slots
+        self.ops = ops
+        self.every = every
         self.cursor = 0
         self.step = 0
-        self.base = device.first
+        self.base = 0
+
+    @property
+    def head(self) -> int:
+        """The number of the head in its step."""
+        return self.ops[self.cursor]
 
     def pop(self) -> None:
         """Let the next op head the stream."""
         self.cursor += 1
-        if self.cursor == len(self.slots):
+        if self.cursor == len(self.ops):
             self.cursor = 0
             self.step += 1
-            self.base += len(self.device.costs)
+            self.base += self.every
 
 
 class Running:
@@ -136,14 +79,14 @@ class Running:
 
 
 class Compute(Running):
-    """A compute op in progress."""
+    """A compute op in progress; ``beside``, its speed while a collective runs on the device."""
 
     __slots__ = ('beside', 'device')
 
-    def __init__(self, stream: Stream, cost: ComputeCost) -> None:
-        super().__init__(cost.seconds, [stream])
+    def __init__(self, stream: Stream, seconds: float, beside: float) -> None:
+        super().__init__(seconds, [stream])
         self.device = stream.device
-        self.beside = cost.beside
+        self.beside = beside
 
     def ceiling(self) -> float:
         """The speed that its device allows now."""
@@ -153,30 +96,22 @@ class Compute(Running):
 class Rendezvous(Running):
     """A collective, or a send with its receive, from the first arrival on.
 
-    Arguments: ``streams`` and ``devices``: those that have arrived.
+    Arguments: ``streams`` and ``devices``: those that have arrived; ``op``, the one that has the costs; ``links``, what
+    it asks of each link while it transfers; ``beside``, its highest speed while one of its devices computes.
     """
 
-    __slots__ = ('cost', 'devices')
-
-    cost: CommunicationCost
+    __slots__ = ('beside', 'devices', 'links', 'op')
 
     def __init__(self) -> None:
         super().__init__(0.0, [])
         self.devices: list[Device] = []
-
-    def lead(self, cost: CommunicationCost) -> None:
-        """Take the costs of the op that leads."""
-        self.cost = cost
-        self.remaining = cost.transfer
-
-    @property
-    def links(self) -> Load:
-        """What it asks of each link while it transfers."""
-        return self.cost.links
+        self.op = 0
+        self.links: Load = ()
+        self.beside = 1.0
 
     def ceiling(self) -> float:
         """The highest speed that its devices allow now."""
         for device in self.devices:
             if device.computing:
-                return self.cost.beside
+                return self.beside
         return 1.0

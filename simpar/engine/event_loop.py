@@ -63,8 +63,8 @@ class _EventLoop:
         self.latent, self.issuing = steps * count, 2 * steps * count
         self.heap: list[tuple[float, int]] = []
         # what is known of ops and nodes
-        self.computes = graph.computes.tolist() * steps
-        self.lane = graph.lane.tolist() * steps
+        self.computes = graph.ops.computes.tolist() * steps
+        self.lane = graph.ops.lane.tolist() * steps
         self.to_node = (graph.node - np.arange(count)).tolist() * steps
         self.lanes = graph.lanes * steps
         self.after = graph.after * steps
@@ -87,9 +87,9 @@ class _EventLoop:
         self.last = [0] * self.latent
         self.planned: list[tuple[float, int, bool] | None] = [None] * self.latent
         # what goes on, by lane
-        self.computing: list[set[int]] = [set() for _ in graph.first[1:]]
-        self.transferring: list[set[int]] = [set() for _ in graph.first[1:]]
-        self.communicating = [0 for _ in graph.first[1:]]
+        self.computing: list[set[int]] = [set() for _ in graph.ops.first[1:]]
+        self.transferring: list[set[int]] = [set() for _ in graph.ops.first[1:]]
+        self.communicating = [0 for _ in graph.ops.first[1:]]
         self.on_links: Links[_Flow] = Links(links)
         self.begun: list[int] = []
         self.touched: list[int] = []

@@ -9,18 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simpar.engine.lanes import Lanes, groups_of
-from simpar.program import OpClass, Program, Role
-from simpar.program.role import NONE
+from simpar.engine.ops import NONE, Flags, Ints, Ops, ops_of
+from simpar.program import Program
 from simpar.trace import Times
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 CHAINED: Final = 15
 """How many ops a chain holds besides its first."""
 
@@ -30,18 +26,14 @@ class Graph:
     """One step of all lanes; its N ops are numbered lane by lane, in issue order.
 
     Arguments:
-        first: shape [lanes + 1], the number of each lane's first op, and at last N.
-        lane, op_class, computes: shape [N].
+        ops: of the step.
         node: shape [N]; a node has the number of its op that has the costs.
         op, before, carried: shape [edges], sorted by op: an op comes after a node, of the step before where carried.
             Every op comes after one at least: the op before it on its stream.
         order: the nodes, each behind all that it comes after in its step.
     """
 
-    first: Ints
-    lane: Ints
-    op_class: Ints
-    computes: Flags
+    ops: Ops
     node: Ints
     op: Ints
     before: Ints
@@ -59,7 +51,7 @@ class Graph:
     @cached_property
     def lanes(self) -> list[tuple[int, ...]]:
         """For each node the lanes of its ops."""
-        return _rows(self.node, self.lane, len(self))
+        return _rows(self.node, self.ops.lane, len(self))
 
     @cached_property
     def after(self) -> list[tuple[int, ...]]:
@@ -74,7 +66,9 @@ class Graph:
         """
         waits = np.bincount(self.op, minlength=len(self))[self.op]
         lets_go = np.bincount(self.before, minlength=len(self))[self.before]
-        inside = (waits == 1) & (lets_go == 1) & ~self.carried & self.computes[self.op] & self.computes[self.before]
+        inside = (
+            (waits == 1) & (lets_go == 1) & ~self.carried & self.ops.computes[self.op] & self.ops.computes[self.before]
+        )
         chain: list[tuple[int, ...]] = [()] * len(self)
         for op, behind in sorted(
             zip(self.before[inside].tolist(), self.op[inside].tolist(), strict=True), reverse=True
@@ -129,117 +123,42 @@ def graph_of(program: Program, of_rank: tuple[int, ...]) -> Graph | None:
 
     Arguments: ``of_rank``, the lane of each rank.
     """
-    lanes = Lanes(groups_of(program), list(of_rank))
-    roles = [program.role(ranks[0]) for ranks in lanes.ranks]
-    first = np.cumsum([0, *map(len, roles)])
-    node = _nodes(program, lanes, roles, first.tolist())
+    ops = ops_of(program, of_rank)
+    node = _nodes(ops)
     if node is None:
         return None
-    op, before, carried = _edges(roles, first)
+    op, before, carried = _edges(ops)
     order = _order(node, op[~carried], node[before[~carried]])
-    if order is None:
-        return None
-    op_class = np.concatenate([role.op_class for role in roles]).astype(np.int64)
-    return Graph(
-        first=first,
-        lane=np.repeat(np.arange(len(roles)), np.diff(first)),
-        op_class=op_class,
-        computes=~_communicates(program)[op_class],
-        node=node,
-        op=op,
-        before=node[before],
-        carried=carried,
-        order=order,
-    )
+    return None if order is None else Graph(ops, node, op, node[before], carried, order)
 
 
-class _Channel(NamedTuple):
-    """Where ops of a lane meet others by their order.
-
-    Arguments: ``name``, equal for those that meet; ``expected``, how many meet; ``leads``: the lane's op has the costs.
-    """
-
-    name: tuple[object, ...]
-    expected: int
-    leads: bool
-
-
-def _channel(lanes: Lanes, lane: int, op: OpClass, stream: str) -> _Channel:
-    if op.kind == 'collective':
-        among = lanes.among(op.partition, lane)
-        return _Channel((op.partition, stream, among), len(among), lane == among[0])
-    peer, size = lanes.peer(op.partition, lane, op.peer), lanes.groups[op.partition].size
-    sends = op.kind == 'send'
-    ends = (lane, peer, op.peer % size) if sends else (peer, lane, -op.peer % size)
-    return _Channel((op.partition, stream, *ends), 2, sends)
-
-
-def _nodes(program: Program, lanes: Lanes, roles: list[Role], first: list[int]) -> Ints | None:
+def _nodes(ops: Ops) -> Ints | None:
     """For each op the number of its node; None where not all meet that should."""
-    node = np.arange(first[-1])
-    numbers: dict[tuple[object, ...], int] = {}
-    expected: list[int] = []
-    found = []
-    for lane, role in enumerate(roles):
-        slots, channels, of_slot = _communications(program, lanes, lane, role)
-        for channel in channels:
-            if numbers.setdefault(channel.name, len(numbers)) == len(expected):
-                expected.append(channel.expected)
-        number = np.array([numbers[channel.name] for channel in channels], dtype=np.int64)[of_slot]
-        leads = np.array([channel.leads for channel in channels], dtype=bool)[of_slot]
-        found.append((slots + first[lane], number, leads, _count(2 * number + leads)))
-    op, on, leads, place = (np.concatenate(column) for column in zip(*found, strict=True))
+    node = np.arange(len(ops))
+    meets = np.flatnonzero(~ops.computes)
+    on = ops.channel[meets]
     _, one, meeting, count = np.unique(
-        on * len(node) + place, return_index=True, return_inverse=True, return_counts=True
+        on * len(ops) + ops.turn[meets], return_index=True, return_inverse=True, return_counts=True
     )
-    if (count != np.array(expected, dtype=np.int64)[on[one]]).any():
+    if (count != ops.expected[on[one]]).any():
         return None
+    leads = ops.leads[meets]
     leader = np.zeros(len(one), dtype=np.int64)
-    leader[meeting[leads]] = op[leads]
-    node[op] = leader[meeting]
+    leader[meeting[leads]] = meets[leads]
+    node[meets] = leader[meeting]
     return node
 
 
-def _communications(program: Program, lanes: Lanes, lane: int, role: Role) -> tuple[Ints, list[_Channel], Ints]:
-    """A lane's communication ops: their slots, the channels that there are, and which of them is each op's."""
-    slots = np.flatnonzero(_communicates(program)[role.op_class])
-    streams = len(role.streams)
-    kinds, of_slot = np.unique(
-        role.op_class[slots].astype(np.int64) * streams + role.stream[slots], return_inverse=True
-    )
-    split = [divmod(kind, streams) for kind in kinds.tolist()]
-    return slots, [_channel(lanes, lane, program.op_classes[op], role.streams[on]) for op, on in split], of_slot
-
-
-def _count(keys: Ints) -> Ints:
-    """How many equal ones stand before each."""
-    order = np.argsort(keys, kind='stable')
-    heads = np.flatnonzero(np.diff(keys[order], prepend=NONE) != 0)
-    count = np.empty_like(keys)
-    count[order] = np.arange(len(keys)) - np.repeat(heads, np.diff(heads, append=len(keys)))
-    return count
-
-
-def _communicates(program: Program) -> Flags:
-    return np.array([op.kind != 'compute' for op in program.op_classes], dtype=bool)
-
-
-def _edges(roles: list[Role], first: Ints) -> tuple[Ints, Ints, Flags]:
+def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     """What each op comes after: the op before it on its stream, its needs, and what it carries; sorted by op."""
-    pairs, carried = [], []
-    for role, begin in zip(roles, first.tolist(), strict=False):
-        needs = np.flatnonzero(role.need != NONE)
-        order = np.argsort(role.stream, kind='stable')
-        heads = np.diff(role.stream[order], prepend=NONE) != 0
-        inside, ends = ~heads, np.roll(heads, -1)
-        same = [np.column_stack((needs, role.need[needs])), role.more]
-        same.append(np.column_stack((order[inside], np.roll(order, 1)[inside])))
-        before = [role.carry, np.column_stack((order[heads], order[ends]))]
-        pairs += [part.astype(np.int64) + begin for part in (*same, *before)]
-        carried += [np.full(sum(map(len, parts)), flag) for parts, flag in ((same, False), (before, True))]
-    op, node = np.concatenate(pairs).T
+    order, stream = ops.streams.item, ops.streams.row
+    heads = np.diff(stream, prepend=NONE) != 0
+    inside, ends = ~heads, np.roll(heads, -1)
+    same = [ops.need.pairs(), np.column_stack((order[inside], np.roll(order, 1)[inside]))]
+    before = [ops.carry.pairs(), np.column_stack((order[heads], order[ends]))]
+    op, node = np.concatenate((*same, *before)).T
     by_op = np.argsort(op, kind='stable')
-    return op[by_op], node[by_op], np.concatenate(carried)[by_op]
+    return op[by_op], node[by_op], np.arange(len(op))[by_op] >= sum(map(len, same))
 
 
 def _order(node: Ints, op: Ints, before: Ints) -> list[int] | None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.engine.device import Load
-from simpar.engine.graph import Graph
 from simpar.engine.lanes import LoadedLanes
+from simpar.engine.ops import Ops
 from simpar.program import Program
 from simpar.trace import Times
 from simpar.units import GRID
@@ -42,26 +42,24 @@ class NodeCosts:
         return bool((self.beside < 1.0).any()) or any(self.links)
 
 
-def node_costs(graph: Graph, program: Program, costs: Costs, lanes: LoadedLanes, steps: int) -> NodeCosts:
-    """The costs of a program's lanes, with the arithmetic of ``build``."""
+def node_costs(ops: Ops, program: Program, costs: Costs, lanes: LoadedLanes, steps: int) -> NodeCosts:
+    """The costs of the ops of a program's lanes."""
     speed = np.array([costs.rank_speed[ranks[0]] for ranks in lanes.ranks])
-    alpha, seconds = np.zeros(len(graph)), costs.compute[graph.op_class] / speed[graph.lane]
-    beside = np.ones(len(graph))
-    links: list[Load] = [()] * len(graph)
-    beside[graph.computes] = costs.beside_communication[graph.op_class[graph.computes]]
-    leads = ~graph.computes
-    leads[graph.others] = False
-    nodes = np.flatnonzero(leads)
-    beside[nodes] = costs.beside_compute[graph.op_class[nodes]]
+    alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.lane]
+    beside = np.ones(len(ops))
+    links: list[Load] = [()] * len(ops)
+    beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
+    nodes = np.flatnonzero(ops.leads)
+    beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
-    kinds, kind_of = np.unique(graph.lane[nodes] * count + graph.op_class[nodes], return_inverse=True)
+    kinds, kind_of = np.unique(ops.lane[nodes] * count + ops.op_class[nodes], return_inverse=True)
     made = [_communication(program, costs, lanes, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
     for node, kind in zip(nodes.tolist(), kind_of.tolist(), strict=True):
         links[node] = made[kind][2]
     return NodeCosts(
-        _quantise(seconds), _quantise(alpha), beside, links, _issued(graph, costs, steps), costs.waiting_slows
+        _quantise(seconds), _quantise(alpha), beside, links, _issued(ops, costs, steps), costs.waiting_slows
     )
 
 
@@ -74,11 +72,11 @@ def _communication(
     return isolated.alpha, isolated.transfer, lanes.load(index, groups)
 
 
-def _issued(graph: Graph, costs: Costs, steps: int) -> Times:
+def _issued(ops: Ops, costs: Costs, steps: int) -> Times:
     """Each lane's host issues its ops one after the other, over all steps."""
-    host = _quantise(costs.host)[graph.op_class]
-    issued = np.zeros((steps, len(graph)))
-    for begin, end in pairwise(graph.first.tolist()):
+    host = _quantise(costs.host)[ops.op_class]
+    issued = np.zeros((steps, len(ops)))
+    for begin, end in pairwise(ops.first.tolist()):
         one = np.cumsum(host[begin:end])
         issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
     return issued

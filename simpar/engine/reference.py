@@ -15,24 +15,15 @@ import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from simpar.cost.costs import Costs
-from simpar.engine.build import build
 from simpar.engine.deadlock import Drawing
-from simpar.engine.device import (
-    UNSOLVED,
-    CommunicationCost,
-    Compute,
-    ComputeCost,
-    Device,
-    Observer,
-    Rendezvous,
-    Running,
-    Stream,
-)
+from simpar.engine.device import UNSOLVED, Compute, Device, Observer, Rendezvous, Running, Stream
 from simpar.engine.lanes import LoadedLanes
 from simpar.engine.links import Links, fair_speeds
+from simpar.engine.node_costs import NodeCosts, node_costs
+from simpar.engine.ops import Ops, ops_of
 from simpar.errors import Deadlock
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import Lane, Trace
 from simpar.units import quantise
 
 LOW: Final = EventPriority(2)
@@ -75,25 +66,43 @@ class _Simulation:
         self._steps = steps
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
-        self._devices = build(program, costs, lanes, steps)
+        self._costs = costs
+        self._ops = ops_of(program, tuple(lanes.of_rank))
+        self._walk(self._ops, node_costs(self._ops, program, costs, lanes, steps))
+        devices = [Device(lane) for lane in range(len(lanes.ranks))]
+        every = len(self._ops)
+        lane = self._ops.lane.tolist()
+        self._streams = [Stream(devices[lane[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops]
         self._env = simpy.Environment(0.0)
-        ops = steps * sum(len(device.costs) for device in self._devices)
-        self._arrive, self._start, self._end = ([PENDING] * ops for _ in range(3))
+        self._arrive, self._start, self._end = ([PENDING] * steps * every for _ in range(3))
+        self._meeting: dict[tuple[int, int], Rendezvous] = {}
         self._waiters: dict[int, list[Stream]] = {}
         self._links: Links[Rendezvous] = Links(len(costs.links))
         self._transferring: dict[Rendezvous, None] = {}
         self._touched: dict[Compute | Rendezvous, None] = {}
         self._resolving = False
 
+    def _walk(self, ops: Ops, costs: NodeCosts) -> None:
+        """The arrays that the fast machines walk, as lists, in which Python looks up faster."""
+        self._needs, self._carried = ops.need.rows(), ops.carry.rows()
+        self._computes, self._leads = ops.computes.tolist(), ops.leads.tolist()
+        self._channel, self._turn, self._turns = (each.tolist() for each in (ops.channel, ops.turn, ops.turns))
+        self._expected = ops.expected.tolist()
+        self._seconds, self._alpha, self._beside = (
+            each.tolist() for each in (costs.seconds, costs.alpha, costs.beside)
+        )
+        self._load = costs.links
+        self._issued_at = costs.issued.ravel().tolist()
+
     def run(self) -> Trace:
         """Run all steps."""
-        for device in self._devices:
-            for stream in device.streams:
-                self._advance(stream)
+        for stream in self._streams:
+            self._advance(stream)
         self._env.run()
         if PENDING in self._end:
+            met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
             drawing = Drawing(
-                self._program, self._lanes, self._devices, arrive=self._arrive, end=self._end, steps=self._steps
+                self._program, self._lanes, self._ops, self._streams, met=met, end=self._end, steps=self._steps
             )
             raise Deadlock(drawing.text(self._env.now))
         return self._trace()
@@ -102,32 +111,31 @@ class _Simulation:
         """Let the head of a stream arrive, unless it has to wait."""
         if stream.step == self._steps:
             return
-        slot = stream.slots[stream.cursor]
-        if self._waits(stream, slot):
+        op = stream.ops[stream.cursor]
+        if self._waits(stream, op):
             return
         now = self._env.now
-        self._arrive[stream.base + slot] = now
-        cost = stream.device.costs[slot]
-        if isinstance(cost, ComputeCost):
-            self._start[stream.base + slot] = now
-            self._compute(stream, cost)
+        self._arrive[stream.base + op] = now
+        if self._computes[op]:
+            self._start[stream.base + op] = now
+            self._compute(stream, op)
         else:
-            self._meet(stream, slot, cost)
+            self._meet(stream, op)
 
-    def _waits(self, stream: Stream, slot: int) -> bool:
+    def _waits(self, stream: Stream, op: int) -> bool:
         """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
-        work, end, base = stream.device.work, self._end, stream.base
-        for need in work.needs[slot]:
+        end, base = self._end, stream.base
+        for need in self._needs[op]:
             if end[base + need] == PENDING:
                 self._waiters.setdefault(base + need, []).append(stream)
                 return True
         if stream.step:
-            before = base - len(stream.device.costs)
-            for need in work.carried[slot]:
+            before = base - stream.every
+            for need in self._carried[op]:
                 if end[before + need] == PENDING:
                     self._waiters.setdefault(before + need, []).append(stream)
                     return True
-        delay = stream.step * work.period + work.issued[slot] - self._env.now
+        delay = self._issued_at[base + op] - self._env.now
         if delay > 0.0:
             _At(self._env, self._issued, stream, delay)
             return True
@@ -136,10 +144,10 @@ class _Simulation:
     def _issued(self, event: _At) -> None:
         self._advance(event.subject)
 
-    def _compute(self, stream: Stream, cost: ComputeCost) -> None:
+    def _compute(self, stream: Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
-        op = Compute(stream, cost)
-        if cost.seconds == 0.0:
+        op = Compute(stream, self._seconds[number], self._beside[number])
+        if op.remaining == 0.0:
             self._set_speed(op, 1.0)
             return
         device = stream.device
@@ -149,42 +157,43 @@ class _Simulation:
         op.top = op.ceiling()
         self._set_speed(op, op.top)
 
-    def _meet(self, stream: Stream, slot: int, cost: CommunicationCost) -> None:
+    def _meet(self, stream: Stream, op: int) -> None:
         """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
-        number = stream.step * cost.each_step + stream.device.work.sequence[slot]
-        meeting = cost.channel.meeting
-        rendezvous = meeting.get(number)
+        channel = self._channel[op]
+        number = channel, stream.step * self._turns[op] + self._turn[op]
+        rendezvous = self._meeting.get(number)
         if rendezvous is None:
-            rendezvous = meeting[number] = Rendezvous()
+            rendezvous = self._meeting[number] = Rendezvous()
         rendezvous.streams.append(stream)
         rendezvous.devices.append(stream.device)
-        if cost.leads:
-            rendezvous.lead(cost)
+        if self._leads[op]:
+            rendezvous.op, rendezvous.remaining = op, self._seconds[op]
+            rendezvous.links, rendezvous.beside = self._load[op], self._beside[op]
         if self._waiting_slows:
             self._occupy(stream.device)
-        if len(rendezvous.streams) == cost.channel.expected:
-            del meeting[number]
+        if len(rendezvous.streams) == self._expected[channel]:
+            del self._meeting[number]
             self._begin(rendezvous)
 
     def _begin(self, rendezvous: Rendezvous) -> None:
         """Start a rendezvous with its latency."""
         now = self._env.now
         for stream in rendezvous.streams:
-            self._start[stream.base + stream.slots[stream.cursor]] = now
+            self._start[stream.base + stream.head] = now
         if not self._waiting_slows:
             for device in rendezvous.devices:
                 self._occupy(device)
-        _At(self._env, self._transfer, rendezvous, rendezvous.cost.alpha)
+        _At(self._env, self._transfer, rendezvous, self._alpha[rendezvous.op])
 
     def _transfer(self, event: _At) -> None:
         """Let a rendezvous transfer after its latency."""
         rendezvous: Rendezvous = event.subject
-        if rendezvous.cost.transfer == 0.0:
+        if self._seconds[rendezvous.op] == 0.0:
             self._set_speed(rendezvous, 1.0)
             return
         self._links.add(rendezvous)
         self._transferring[rendezvous] = None
-        if rendezvous.cost.beside < 1.0:
+        if rendezvous.beside < 1.0:
             for device in rendezvous.devices:
                 device.transferring[rendezvous] = None
         self._touch({rendezvous: None})
@@ -234,7 +243,7 @@ class _Simulation:
         now = self._env.now
         freed = list(streams)
         for stream in streams:
-            op = stream.base + stream.slots[stream.cursor]
+            op = stream.base + stream.head
             self._end[op] = now
             freed += self._waiters.pop(op, ())
             stream.pop()
@@ -266,8 +275,13 @@ class _Simulation:
             for flow, speed in fair_speeds(self._links.component(flows)).items():
                 self._set_speed(flow, speed)
         if self._observe:
-            running = [(op.cost.op_class, op.cost.groups, op.speed) for op in self._transferring]
-            self._observe(self._env.now, running)
+            self._observe(self._env.now, [(*self._stands_for(op), op.speed) for op in self._transferring])
+
+    def _stands_for(self, rendezvous: Rendezvous) -> tuple[int, tuple[int, ...]]:
+        """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
+        lane, index = int(self._ops.lane[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
+        entries = len(self._costs.communication[index])
+        return index, self._lanes.together(lane, self._program.op_classes[index], entries)
 
     def _set_speed(self, op: Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""
@@ -279,17 +293,7 @@ class _Simulation:
         op.completion = _At(self._env, self._complete, op, quantise(now + op.remaining / speed) - now)
 
     def _trace(self) -> Trace:
-        def table(times: list[float], device: Device) -> Times:
-            size = len(device.costs)
-            return np.array(times[device.first : device.first + self._steps * size]).reshape(self._steps, size)
-
-        lanes = tuple(
-            Lane(
-                rank=self._lanes.ranks[device.lane][0],
-                arrive_KS=table(self._arrive, device),
-                start_KS=table(self._start, device),
-                end_KS=table(self._end, device),
-            )
-            for device in self._devices
-        )
+        every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
+        by_lane = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
+        lanes = tuple(Lane(ranks[0], *times) for ranks, times in zip(self._lanes.ranks, by_lane, strict=True))
         return Trace(self._program, 'simulated', lanes, np.array(self._lanes.of_rank, dtype=np.int32))

@@ -50,7 +50,7 @@ def simulate(
         from simpar.engine.reference import run
 
         return run(program, costs, lanes, steps, observe)
-    by_node = node_costs(graph, program, costs, lanes, steps)
+    by_node = node_costs(graph.ops, program, costs, lanes, steps)
     end = run_events(graph, by_node, len(costs.links)) if by_node.interferes else replay(graph, by_node)
     return _trace(program, lanes, graph, by_node, end)
 
@@ -60,7 +60,7 @@ def _trace(program: Program, lanes: Lanes, graph: Graph, costs: NodeCosts, end: 
     arrive = np.maximum(costs.issued, graph.ready(end))
     start = graph.latest(arrive)[:, graph.node]
     of_lane = zip(
-        *(np.split(times, graph.first[1:-1], axis=1) for times in (arrive, start, end[:, graph.node])), strict=True
+        *(np.split(times, graph.ops.first[1:-1], axis=1) for times in (arrive, start, end[:, graph.node])), strict=True
     )
     return Trace(
         program,

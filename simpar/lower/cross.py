@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.tape import Tape
@@ -26,7 +27,7 @@ def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
 
     def backward() -> None:
         gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
-        sent = [(value, gradient) for value, gradient in gradients if gradient is not None and value.needs_gradient]
+        sent = [(value, _own(tape, one)) for value, one in gradients if one is not None and value.needs_gradient]
         if not sent:
             return
         ending = 'stage' if tape.degrees else 'back'
@@ -48,9 +49,28 @@ def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
     kept = [_copied(tape, value) if value.name in tape.saved else value for value in values]
     tape.stage += 1
     for value in kept:
-        # Summed in the later stage, which ends what it sums: of what two stages read neither would.
-        tape.backward_of(value, lambda gradient, value=value: tape.accumulate(value, gradient))  # type: ignore[misc]
+        tape.backward_of(value, partial(_returned, tape, value))
     return kept
+
+
+def _returned(tape: Tape, value: Value, gradient: Value) -> None:
+    """Hand the gradient to the earlier stage of the same rank.
+
+    It was summed in the later stage, which ends what it sums: of what two stages read neither would.
+    """
+    tape.accumulate(value, _own(tape, gradient))
+
+
+def _own(tape: Tape, gradient: Value) -> Value:
+    """The gradient, or a copy of one that an operator hands on to several values as it is, as a sum does.
+
+    The stage's other operators read it, too, and in a split backward behind the send: so neither could end it.
+    """
+    if tape.handed_on[gradient.name] < 2:
+        return gradient
+    copied = tape.register(gradient.like(f'{gradient.name}.copy'))
+    tape.emit_compute(copied.name, 'scale', 'I', [gradient.name], [copied.name], attributes={'factor': 1.0})
+    return copied
 
 
 def _copied(tape: Tape, value: Value) -> Value:

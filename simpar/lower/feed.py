@@ -7,10 +7,8 @@ itself; here, too, all are gathered at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from simpar.layout import operators, replicated
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued, block_of
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.program import OpClass
@@ -53,12 +51,16 @@ def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dt
     return x
 
 
-def once_a_step(tape: Tape, order: Sequence[Issue], place: int) -> list[Issue]:
+def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
     """The ops of a pipeline rank, behind those that it does once, whose results end with their last readers."""
     mine = [op for op in tape.once if tape.mesh.pipeline_rank(op.stage) == place]
     if not mine:
-        return list(order)
-    last = {name: index for index, issue in enumerate(order) for name in issue.op.reads}
+        return order
+    wanted = {name for op in mine for name in op.writes}
+    last: dict[str, int] = {}
+    for at, op in order.last():
+        for name in wanted.intersection(op.reads):
+            last[name] = max(at, last.get(name, 0))
     ends: dict[int, list[Issue]] = {}
     for op in mine:
         (whole,) = op.writes
@@ -71,8 +73,5 @@ def once_a_step(tape: Tape, order: Sequence[Issue], place: int) -> list[Issue]:
             frees=op.writes,
             stage=op.stage,
         )
-        ends.setdefault(last[whole], []).append(Issue(end))
-    found = [Issue(op) for op in mine]
-    for index, issue in enumerate(order):
-        found += [issue, *ends.get(index, ())]
-    return found
+        ends.setdefault(last[whole] + 1, []).append(Issue(end))
+    return Issued((block_of(Issue(op) for op in mine), *order.inserted(ends).blocks))

@@ -7,11 +7,12 @@ every forward and once for every backward of a micro-batch. One gather serves al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size
 from simpar.lower.pieces import layer_of
 from simpar.lower.recompute import is_recomputed
@@ -38,6 +39,19 @@ class _Use(NamedTuple):
     until: Label
 
 
+@dataclass(slots=True)
+class _Touched:
+    """What uses a bucket.
+
+    Arguments: ``read``, by gathered weight its bucket; ``added``, by full gradient, of shards that are packed, whose
+    buckets have these ``packed`` members.
+    """
+
+    read: dict[str, _Key] = field(default_factory=dict)
+    added: dict[str, _Key] = field(default_factory=dict)
+    packed: dict[_Key, frozenset[str]] = field(default_factory=dict)
+
+
 class Gathers:
     """The gathers of one pipeline rank's weights."""
 
@@ -55,11 +69,11 @@ class Gathers:
 
     # on use
 
-    def on_use(self, order: Sequence[Issue]) -> list[Issue]:
+    def on_use(self, order: Issued) -> Issued:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
-            return list(order)
-        uses = sorted(use for key, members in self._buckets(order).items() for use in self._uses(order, key, members))
+            return order
+        uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
@@ -68,10 +82,8 @@ class Gathers:
             before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
             behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
             last_of[use.bucket, use.partition] = use.last + 1
-        found: list[Issue] = []
-        for index in range(len(order) + 1):
-            found += behind.get(index, []) + before.get(index, []) + list(order[index : index + 1])
-        return found
+        both = before.keys() | behind.keys()
+        return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
 
     def _issued(self, uses: Sequence[_Use], index: int) -> int:
         """Before which op a gather is issued: its first reader, or as many gathers earlier as are prefetched.
@@ -86,16 +98,16 @@ class Gathers:
         free = uses[index - ahead - 1].last + 1
         return free if free <= uses[index].first else uses[index - ahead].first
 
-    def _buckets(self, order: Sequence[Issue]) -> dict[_Key, list[str]]:
+    def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
         """Gathered together: what is first used in the same stage and cut over the same groups, as far as the plan
         fuses it."""
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
-        for issue in order:
-            for name in issue.op.reads:
+        for op in order.ops():
+            for name in op.reads:
                 if name in self._gathered and name not in seen:
                     seen.add(name)
-                    stages.setdefault(issue.op.stage, {})[self._gathered[name]] = None
+                    stages.setdefault(op.stage, {})[self._gathered[name]] = None
         several = self._tape.mesh.stages > 1
         found: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
@@ -110,29 +122,39 @@ class Gathers:
             for bucket, members in self._shards.with_flat(fuse(mine, size, self._plan, self._ids, scope)).items()
         }
 
-    def _uses(self, order: Sequence[Issue], key: _Key, members: Sequence[str]) -> list[_Use]:
-        """The uses of a bucket in order; those that run into one another are one."""
-        shards = self._shards.each(members)
-        gathered = {name for shard in shards for name in shard.gathered}
-        packed = any(shard.packed for shard in shards)
-        full = {one.name for shard in shards for one in shard.wholes} if packed else set()
-        spans: dict[Label | None, _Use] = {}
-        for index, issue in enumerate(order):
-            read = gathered.intersection(issue.op.reads)
-            if read or not full.isdisjoint(issue.op.accumulates):
-                label = _label(issue)
-                span = label if self._shards.choice.gather == 'on-use-twice' else None
-                # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
-                names = frozenset(members if packed else (self._gathered[name] for name in read))
-                use = _Use(index, index, *key, names, label, label)
-                spans[span] = _joined(spans[span], use) if span in spans else use
-        found: list[_Use] = []
-        for use in sorted(spans.values()):
-            if found and use.first <= found[-1].last:
-                found[-1] = _joined(found[-1], use)
-            else:
-                found.append(use)
+    def _uses(self, order: Issued) -> dict[_Key, dict[Label | None, _Use]]:
+        """The uses of every bucket by what they are for: a label, or all that a step does."""
+        touched = _Touched()
+        for key, members in self._buckets(order).items():
+            shards = self._shards.each(members)
+            touched.read.update((name, key) for shard in shards for name in shard.gathered)
+            # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
+            if any(shard.packed for shard in shards):
+                touched.packed[key] = frozenset(members)
+                touched.added.update((one.name, key) for shard in shards for one in shard.wholes)
+        within = {run: self._within(run, touched) for run in order.runs}
+        found: dict[_Key, dict[Label | None, _Use]] = {}
+        for block, start in zip(order.blocks, order.start[:-1], strict=True):
+            for use in within[block.run]:
+                mine = _moved(use, start, block.micro_batches)
+                spans = found.setdefault((use.bucket, use.partition), {})
+                span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
+                spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
+
+    def _within(self, run: Run, touched: _Touched) -> list[_Use]:
+        """The uses of buckets in a run, by its own offsets and parts; one for each label."""
+        found: dict[tuple[_Key, Label], _Use] = {}
+        for offset, issue in enumerate(run.issues):
+            label = None
+            for name in (*issue.op.reads, *issue.op.accumulates):
+                key = touched.read.get(name) or touched.added.get(name)
+                if key is not None:
+                    label = label or _label(issue)
+                    members = touched.packed.get(key) or frozenset((self._gathered[name],))
+                    use = _Use(offset, offset, *key, members, label, label)
+                    found[key, label] = _joined(found[key, label], use) if (key, label) in found else use
+        return list(found.values())
 
     def _gather(self, use: _Use) -> OpClass:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
@@ -216,6 +238,28 @@ class Gathers:
 def _label(issue: Issue) -> Label:
     forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
+
+
+def _apart(uses: Iterable[_Use]) -> list[_Use]:
+    """Uses of a bucket in order; those that run into one another are one."""
+    found: list[_Use] = []
+    for use in sorted(uses):
+        if found and use.first <= found[-1].last:
+            found[-1] = _joined(found[-1], use)
+        else:
+            found.append(use)
+    return found
+
+
+def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
+    """A use in a run as one in its block, which starts at a place."""
+    (stage, part, phase), (until, last, ends) = use.label, use.until
+    return use._replace(
+        first=start + use.first,
+        last=start + use.last,
+        label=(stage, micro_batches[part], phase),
+        until=(until, micro_batches[last], ends),
+    )
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

@@ -6,16 +6,33 @@ all-reduced over the groups; where it is also a partial sum over the tensor rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from simpar.lower.fusion import fuse
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
 from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size, size_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
+
+_NEVER: Final = -(2**62)
+"""So far before the first op that it is so from any place."""
+_Places = tuple[int, int]
+"""Of the last op of a backward, and of the last writer of gradients."""
+
+
+class _Written(NamedTuple):
+    """What a run ends and writes.
+
+    Arguments: ``backward``, (stage, part) → the last op of the backward; ``last``, (tensor, stage, part) → the last
+    writer, of tensors that are asked for.
+    """
+
+    backward: dict[tuple[int, int], int]
+    last: dict[tuple[str, int, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +49,27 @@ class Reduction:
 
 
 class Reductions:
-    """The sums of one pipeline rank's gradients."""
+    """The sums of gradients, of one pipeline rank after the other."""
 
-    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int], place: int) -> None:
+    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int]) -> None:
         self._tape = tape
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._mine = [op for op in tape.ops if tape.mesh.pipeline_rank(op.stage) == place]
-        self._scope = f'pipeline{place}.' if tape.mesh.pipeline > 1 else ''
         self._adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
+        # By stage, the parameters whose gradients it adds to.
+        self._added: dict[int, set[str]] = {}
+        for op in tape.ops:
+            self._added.setdefault(op.stage, set()).update(tape.tensors[name].like for name in op.accumulates)
+        self._number = {name: number for number, name in enumerate(tape.tensors)}
+        self._stages: list[int] = []
+        self._scope = ''
 
-    def place(self, order: Sequence[Issue]) -> list[Issue]:
-        """The ops of the rank with the reductions among them."""
+    def place(self, order: Issued, place: int) -> Issued:
+        """The ops of a pipeline rank with the reductions among them."""
+        mesh = self._tape.mesh
+        self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
+        self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
         end = self._plan.reduce_gradients == 'end'
         placed = _place(order, [*self._wholes(), *self._scatters()], end=end)
         return _place(placed, list(self._repeats()), end=end)
@@ -65,7 +90,7 @@ class Reductions:
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is cut, each behind the sum over tensor ranks that it needs."""
         sliced = self._shards.choice.sharded
-        stages = sorted({op.stage for op in self._mine}) if sliced else [-1]
+        stages = self._stages if sliced else [-1]
         for stage in stages:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
             apart = self._shards.by_partition(parameters).values()
@@ -93,10 +118,8 @@ class Reductions:
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
         """Those whose gradients this rank adds to, in the order of the forward."""
-        mine = {
-            self._tape.tensors[name].like for op in self._mine if stage in (-1, op.stage) for name in op.accumulates
-        }
-        return [name for name in self._tape.tensors if name in mine and wanted(name)]
+        mine = set().union(*(self._added[one] for one in self._stages if stage in (-1, one)))
+        return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
         size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
@@ -144,24 +167,61 @@ class Reductions:
         )
 
 
-def _place(order: Sequence[Issue], reductions: Sequence[Reduction], *, end: bool) -> list[Issue]:
+def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issued:
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
-    last: dict[tuple[str, int, int], int] = {}
-    batches: dict[int, dict[int, int]] = {}
-    for index, issue in enumerate(order):
-        for name in (*issue.op.accumulates, *issue.op.writes):
-            last[name, -1, 0] = last[name, issue.op.stage, issue.micro_batch] = index
-        if issue.op.kind == 'compute' and issue.op.phase != 'F':
-            batches.setdefault(issue.op.stage, {})[issue.micro_batch] = index
-    final = max((index for ends in batches.values() for index in ends.values()), default=0)
+    final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
+    last = _last(order, {name for reduction in reductions for name in reduction.gradients})
+    often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
+    written = {run: _written(run, often) for run in order.runs} if often else {}
     behind: dict[int, list[Issue]] = {}
     for reduction in reductions:
-        ends = batches[reduction.stage] if reduction.stage >= 0 else {0: final}
-        for micro_batch, at in ends.items():
-            ready = max(last[name, reduction.stage, micro_batch] for name in reduction.gradients)
+        if reduction.stage >= 0:
+            places = _for_every_micro_batch(order, reduction, written)
+        else:
+            places = {0: (final, max(last[name] for name in reduction.gradients))}
+        for micro_batch, (at, ready) in places.items():
             index = max(at, ready) if end else ready
-            behind.setdefault(index, []).extend(Issue(op, micro_batch, late=end) for op in reduction.ops)
-    placed = list(order)
-    for index, found in sorted(behind.items(), reverse=True):
-        placed[index + 1 : index + 1] = found
-    return placed
+            behind.setdefault(index + 1, []).extend(Issue(op, micro_batch, late=end) for op in reduction.ops)
+    return order.inserted(behind)
+
+
+def _last(order: Issued, names: Collection[str]) -> dict[str, int]:
+    """The place of the last writer of each tensor."""
+    last: dict[str, int] = {}
+    for at, op in order.last():
+        for name in (*op.accumulates, *op.writes):
+            if name in names:
+                last[name] = max(at, last.get(name, 0))
+    return last
+
+
+def _for_every_micro_batch(order: Issued, reduction: Reduction, written: Mapping[Run, _Written]) -> dict[int, _Places]:
+    """For every micro-batch, in order: the last op of the stage's backward, and the last writer of the gradients."""
+    places = {run: _places(written[run], reduction) for run in order.runs}
+    found: dict[int, _Places] = {}
+    for block, start in zip(order.blocks, order.start[:-1], strict=True):
+        for part, (at, ready) in places[block.run].items():
+            before = found.get(block.micro_batches[part], (0, 0))
+            found[block.micro_batches[part]] = (max(before[0], at + start), max(before[1], ready + start))
+    return found
+
+
+def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
+    """The same within a run, by part."""
+    return {
+        part: (at, max(written.last.get((name, stage, part), _NEVER) for name in reduction.gradients))
+        for (stage, part), at in written.backward.items()
+        if stage == reduction.stage
+    }
+
+
+def _written(run: Run, names: Collection[str]) -> _Written:
+    found = _Written({}, {})
+    for offset, (op, part, *_) in enumerate(run.issues):
+        found.backward.setdefault((op.stage, part), _NEVER)
+        if op.kind == 'compute' and op.phase != 'F':
+            found.backward[op.stage, part] = offset
+        for name in (*op.accumulates, *op.writes):
+            if name in names:
+                found.last[name, op.stage, part] = offset
+    return found

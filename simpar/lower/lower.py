@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from simpar.errors import Infeasible
@@ -11,16 +9,18 @@ from simpar.lower.feed import once_a_step
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Issue, Issued
 from simpar.lower.loss_sum import sum_loss
-from simpar.lower.mesh import PIPELINE, Mesh
+from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.record import record
-from simpar.lower.roles import issues, stages_of
+from simpar.lower.roles import issued, stages_of
 from simpar.lower.shards import shard
+from simpar.lower.slots import slots_of
+from simpar.lower.streams import Streams
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.update import updates
@@ -32,10 +32,8 @@ from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import OpClass, Program, ProgramBuilder
+from simpar.program import Program, ProgramBuilder
 from simpar.workload import Workload
-
-COMPUTE = 'compute'
 
 
 def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
@@ -99,7 +97,7 @@ class _Assembly:
         own = pieces(tape, self.shards.pieces)
         self.updates = updates(tape, workload, own)
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
-        self.added: dict[str, OpClass] = {}
+        self.reductions = Reductions(tape, plan, self.shards, self.ids)
 
     @property
     def _late(self) -> bool:
@@ -109,7 +107,7 @@ class _Assembly:
     def program(self, order: Order) -> Program:
         stages = stages_of(self.tape, order, self.recompute, tiles=self.plan.tiles, overlap=overlap_of(self.plan))
         finished = [
-            self._finish(issues(stages, row, self.mesh.copies, late=self._late), place)
+            self._finish(issued(stages, row, self.mesh.copies, late=self._late), place)
             for place, row in enumerate(order.actions)
         ]
         # Behind all that registers tensors and partitions.
@@ -117,53 +115,26 @@ class _Assembly:
         for tensor in self.tape.tensors.values():
             if tensor.name not in self.tape.replaced:
                 builder.add_tensor(tensor)
+        added: set[str] = set()
+        for op in (op for found in finished for op in found.ops()):
+            if op.name not in added:
+                added.add(op.name)
+                builder.add_op_class(op)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
-        for place_in_pipeline, found in enumerate(finished):
-            self._role(builder, place_in_pipeline, found, ranks[place_in_pipeline].tolist())
+        for place, found in enumerate(finished):
+            name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
+            streams = Streams(self.mesh, self.plan, place)
+            slots = slots_of(found, builder.index, streams, fused=self.plan.exchange == 'fused')
+            builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
 
-    def _finish(self, found: list[Issue], place: int) -> list[Issue]:
+    def _finish(self, found: Issued, place: int) -> Issued:
         """Weights gathered where they are used; sums of gradients behind the last that adds to them; what is held twice
         exchanged; updates at the end."""
-        held = self.shards.held(name for issue in found for name in issue.op.accumulates)
-        order = Reductions(self.tape, self.plan, self.shards, self.ids, place).place(self.gathers.on_use(found))
-        order += [Issue(op) for op in self.exchange.ops(held, order)]
+        held = self.shards.held(name for op in found.ops() for name in op.accumulates)
+        order = self.reductions.place(self.gathers.on_use(found), place)
+        order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
-        order += self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope)
+        order = order.behind(self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope))
         return once_a_step(self.tape, order, place)
-
-    def _role(
-        self, builder: ProgramBuilder, place_in_pipeline: int, order: Sequence[Issue], ranks: Sequence[int]
-    ) -> None:
-        for issue in order:
-            if issue.op.name not in self.added:
-                self.added[issue.op.name] = builder.add_op_class(issue.op)
-        streams = dict.fromkeys([COMPUTE])
-        slots = []
-        computed: tuple[int, ...] = ()
-        exchanged: tuple[int, ...] = ()
-        for index, issue in enumerate(order):
-            stream = self._stream(issue, place_in_pipeline)
-            streams[stream] = None
-            computes, transfers = issue.op.kind == 'compute', issue.op.kind in ('send', 'recv')
-            after = computed if issue.late else exchanged if computes else ()
-            slots.append((issue.op.name, stream, issue.micro_batch, issue.copy, after))
-            if computes:
-                computed, exchanged = (index,), ()
-            elif transfers and self.plan.exchange == 'fused':
-                exchanged = (*exchanged, index)
-        name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place_in_pipeline}'
-        builder.add_role(name, ranks, slots, tuple(streams))
-
-    def _stream(self, issue: Issue, place_in_pipeline: int) -> str:
-        """One for each partition; sends and receives, one for each direction, phase and copy."""
-        op = issue.op
-        if op.kind == 'compute' or self.plan.streams == 'single':
-            return COMPUTE
-        if op.partition != PIPELINE:
-            return op.partition
-        peer = (place_in_pipeline + op.peer) % self.mesh.pipeline
-        ends = (place_in_pipeline, peer) if op.kind == 'send' else (peer, place_in_pipeline)
-        name = f'{PIPELINE}.{"B" if op.phase == "I" else op.phase}.{ends[0]}-{ends[1]}'
-        return f'{name}.c{issue.copy}' if self.mesh.copies > 1 else name

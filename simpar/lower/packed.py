@@ -21,15 +21,15 @@ MEMBERS = 'members'
 """How a packed weight is first filled: as its members."""
 
 
-def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], *, weights: bool) -> Shard:
+def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: int, *, weights: bool) -> Shard:
     """One parameter, sharded by rows.
 
-    Arguments: ``groups``, shard groups and replicas; ``weights``: the weight itself is sharded, not its update alone.
-    A weight that has several dims of outputs, as queries, keys and values by heads, has its rows of all of them.
+    Arguments: ``groups``, shard groups and replicas; ``outputs``, how many leading dims are its rows: a weight that has
+    several dims of outputs, as queries, keys and values by heads, has rows of all of them; ``weights``: the weight
+    itself is sharded, not its update alone.
     """
     size = tape.partitions[groups[0]].size
     local = local_shape(tape, tensor)
-    outputs = _output_dims(tape, tensor.name)
     rows, row = prod(local[:outputs]), prod(local[outputs:])
     length = -(-rows // size) * size * row
     name = tensor.name if weights else f'{tensor.name}.piece'
@@ -53,10 +53,9 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
     return replace(shard, bucket=bucket, flat=flat)
 
 
-def _output_dims(tape: Tape, parameter: str) -> int:
-    """How many leading dims of a parameter are its outputs: torch has them as one dim, its rows."""
-    found = (op.attributes['outputs'] for op in tape.ops if parameter in op.reads and 'outputs' in op.attributes)
-    return int(next(found, 1))
+def output_dims(tape: Tape) -> dict[str, int]:
+    """How many leading dims of parameters of products are outputs: torch has them as one dim, its rows."""
+    return {name: int(op.attributes['outputs']) for op in tape.ops if 'outputs' in op.attributes for name in op.reads}
 
 
 def _register(

@@ -160,7 +160,9 @@ class Repeats:
         tape.layouts.update((names[name], layout) for name, layout in template.layouts)
         tape.pending.update((names[name], axes) for name, axes in template.pending)
         for name, values in template.given:
-            tape.contributions.setdefault(names[name], []).extend(_value(value, names) for value in values)
+            parts = [_value(value, names) for value in values]
+            tape.contributions.setdefault(names[name], []).extend(parts)
+            tape.handed_on.update(part.name for part in parts)
         tape.ops += [_op(op, names, tape.stage) for op in template.ops]
         tape.saved.update(names[name] for name in template.saved)
         self.results.update(names[name] for name in template.results)

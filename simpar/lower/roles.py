@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from simpar.lower.frees import add_frees
 from simpar.lower.interleave import interleave, segments
-from simpar.lower.issue import Issue
+from simpar.lower.issue import Block, Issue, Issued, Run
 from simpar.lower.overlap import Overlap, recomputed_early
 from simpar.lower.recompute import Recompute, check_recompute, is_recomputed, recomputed
 from simpar.lower.tape import Tape
@@ -130,58 +131,85 @@ def _freeing(
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
 
 
-def issues(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, late: bool) -> list[Issue]:
+def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, late: bool) -> Issued:
     """The ops of one pipeline rank in issue order.
 
     Arguments: ``row``, its actions; ``late``: receives wait for the computation before them.
     """
-    found: list[Issue] = []
-    cut: dict[tuple[tuple[int, str], ...], list[list[OpClass]]] = {}
-    for together in _merged(row):
-        first = together[0]
-        if first.kind in TRANSFERS:
-            kind, phase = TRANSFERS[first.kind]
-            op = stages[first.stage].transfers[kind, phase]
-            micro_batch = first.micro_batch or 0
-            found += [Issue(op, micro_batch, copy, late=late and kind == 'recv') for copy in range(copies)]
-        elif first.kind in COMPUTE_KINDS:
-            found += interleave(list(_threads(stages, together, copies, cut)))
-    return found
-
-
-def _merged(row: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
-    """Actions, a forward together with the backward right behind it of the same stage and micro-batch."""
-    index = 0
-    while index < len(row):
-        pair = tuple(row[index : index + 2])
-        same = len(pair) == 2 and (pair[0].stage, pair[0].micro_batch) == (pair[1].stage, pair[1].micro_batch)
-        if same and pair[0].kind == 'F' and pair[1].kind in ('B', 'I'):
-            yield pair
-            index += 2
+    blocks: list[Block] = []
+    runs: dict[tuple[object, ...], Run] = {}
+    for actions in _threads(row):
+        first = actions[0][0]
+        if len(actions) == 1:
+            micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
+            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind)
         else:
-            yield pair[:1]
-            index += 1
+            # Parts that are of one micro-batch have it once.
+            parts = [one.micro_batch or 0 for one in chain(*actions)]
+            micro_batches = tuple(dict.fromkeys(parts))
+            key = (*[(one.stage, one.kind) for one in chain(*actions)], len(micro_batches))
+        run = runs.get(key)
+        if run is None:
+            run = runs[key] = _run(stages, actions, micro_batches, copies, late=late)
+        blocks.append(Block(run, micro_batches))
+    return Issued(tuple([block for block in blocks if block.run.issues]))
 
 
-def _threads(
-    stages: Sequence[StageOps],
-    together: tuple[Action, ...],
-    copies: int,
-    cut: dict[tuple[tuple[int, str], ...], list[list[OpClass]]],
-) -> Iterator[list[list[Issue]]]:
-    """One thread for each copy; in an overlap, one for each copy of each part.
+def _threads(row: Sequence[Action]) -> Iterator[tuple[tuple[Action, ...], ...]]:
+    """What is interleaved: the two actions of an overlap, or one action, or a forward together with its backward.
 
-    Arguments: ``cut``, segments by the stages and kinds of a thread's parts; grows, as all micro-batches are cut alike.
+    That is a backward right behind its forward, of the same stage and micro-batch.
     """
-    for parts in [(part,) for part in together[0].parts] if together[0].sub_actions else [together]:
-        kinds = tuple((part.stage, part.kind) for part in parts)
-        fill = all(stages[stage].fill for stage, _ in kinds)
-        if kinds not in cut:
-            ops = [op for stage, kind in kinds for op in stages[stage].parts[kind]]
-            cut[kinds] = segments(ops, frozenset().union(*(stages[stage].gathered for stage, _ in kinds)), fill=fill)
-        micro_batch = parts[0].micro_batch or 0
-        for copy in range(copies):
-            yield [[Issue(op, micro_batch, copy, not fill and _sums_input(op)) for op in part] for part in cut[kinds]]
+    before: Action | None = None
+    for action in row:
+        if before is not None:
+            if _goes_back(before, action):
+                yield ((before, action),)
+                before = None
+                continue
+            yield ((before,),)
+            before = None
+        if action.kind == 'F':
+            before = action
+        elif action.sub_actions:
+            yield tuple([(part,) for part in action.sub_actions])
+        elif action.kind in COMPUTE_KINDS or action.kind in TRANSFERS:
+            yield ((action,),)
+    if before is not None:
+        yield ((before,),)
+
+
+def _goes_back(forward: Action, action: Action) -> bool:
+    if action.kind not in ('B', 'I'):
+        return False
+    return action.stage == forward.stage and action.micro_batch == forward.micro_batch
+
+
+def _run(
+    stages: Sequence[StageOps],
+    threads: Sequence[tuple[Action, ...]],
+    micro_batches: tuple[int, ...],
+    copies: int,
+    *,
+    late: bool,
+) -> Run:
+    """One thread for each copy; in an overlap, one for each copy of each part."""
+    first = threads[0][0]
+    if first.kind in TRANSFERS:
+        op = stages[first.stage].transfers[TRANSFERS[first.kind]]
+        return Run(tuple(Issue(op, 0, copy, late and op.kind == 'recv') for copy in range(copies)))
+    found: list[list[list[Issue]]] = []
+    for actions in threads:
+        mine = [stages[action.stage] for action in actions]
+        fill = all(stage.fill for stage in mine)
+        ops = [op for stage, action in zip(mine, actions, strict=True) for op in stage.parts[action.kind]]
+        cut = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
+        part = micro_batches.index(actions[0].micro_batch or 0)
+        found += [
+            [[Issue(op, part, copy, not fill and _sums_input(op)) for op in segment] for segment in cut]
+            for copy in range(copies)
+        ]
+    return Run(tuple(interleave(found)))
 
 
 def _sums_input(op: OpClass) -> bool:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from simpar.lower.fusion import fuse
 from simpar.lower.optimizer_parallel import Choice, Shard, Shards, choice_of, size_of
-from simpar.lower.packed import flat_shard, padded_shard
+from simpar.lower.packed import flat_shard, output_dims, padded_shard
 from simpar.lower.pieces import local_elements, local_shape
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
@@ -48,10 +48,11 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int]) -> Shards:
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
     if choice.form != 'dim':
-        for bucket, names in _messages(tape, plan, ids, list(wanted)):
+        outputs = output_dims(tape)
+        for bucket, names in _messages(tape, plan, ids, wanted):
             # A preset takes its system's form where a message needs it: where all divides, both send the same bytes.
             if choice.everywhere or not uneven.isdisjoint(names):
-                made |= _packed(tape, choice, bucket, [wanted[name] for name in names])
+                made |= _packed(tape, choice, bucket, [wanted[name] for name in names], outputs)
     tape.notes += _full([wanted[name] for name in wanted if name in uneven - made.keys()], tape)
     for name, one in wanted.items():
         if name not in made and name not in uneven:
@@ -94,7 +95,7 @@ def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
 
 
 def _messages(
-    tape: Tape, plan: Plan, ids: Mapping[str, int], parameters: Sequence[str]
+    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, _Wanted]
 ) -> Iterator[tuple[str, list[str]]]:
     """Parameters that are reduced and gathered as one message, as far as the plan fuses them, by its name.
 
@@ -106,21 +107,26 @@ def _messages(
         for name in op.accumulates:
             stages.setdefault(tape.tensors[name].like, set()).add(op.stage)
     apart: dict[tuple[int, str, str], list[str]] = {}
-    for name in parameters:
+    for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''
-        apart.setdefault((min(stages[name]), tape.sharding(name)[0], alone), []).append(name)
-    size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in parameters}
+        apart.setdefault((min(stages[name]), one.groups[0], alone), []).append(name)
+    size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
     for (stage, _, alone), names in apart.items():
         for bucket, members in fuse(names, size, plan, ids, f'stage{stage}.' if several else '').items():
             yield alone or bucket, members
 
 
-def _packed(tape: Tape, choice: Choice, bucket: str, wanted: Sequence[_Wanted]) -> dict[str, Shard]:
+def _packed(
+    tape: Tape, choice: Choice, bucket: str, wanted: Sequence[_Wanted], outputs: Mapping[str, int]
+) -> dict[str, Shard]:
     weights = 'weights' in choice.parts
     tensors, groups = [one.tensor for one in wanted], wanted[0].groups
     if choice.form == 'padded':
-        return {tensor.name: padded_shard(tape, tensor, groups, weights=weights) for tensor in tensors}
+        return {
+            tensor.name: padded_shard(tape, tensor, groups, outputs.get(tensor.name, 1), weights=weights)
+            for tensor in tensors
+        }
     flat = flat_shard(tape, bucket, tensors, groups, weights=weights)
     return dict.fromkeys(flat.parameters, flat)
 

@@ -8,6 +8,7 @@ summed where the gradient is popped. In both, the gradient of a value with a pen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
@@ -77,6 +78,7 @@ class Tape:
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
         self.rules: list[Rule] = []
+        self.handed_on: Counter[str] = Counter()
 
     # partitions
 
@@ -281,6 +283,7 @@ class Tape:
         """Add a part of the gradient of a value, from one of the operators that read it."""
         if gradient is not None and value.needs_gradient:
             self.contributions.setdefault(value.name, []).append(gradient)
+            self.handed_on[gradient.name] += 1
 
     def parts(self, value: Value) -> list[Value]:
         """What the readers of a value gave, as sums of those that lie alike: pending sums first."""

@@ -7,10 +7,9 @@ they do not wait for each other where all is on one stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.pieces import local_elements
@@ -29,14 +28,14 @@ class Exchange:
     gradient: str = ''
     ends: tuple[tuple[str, tuple[OpClass, ...]], ...] = ()
 
-    def ops(self, held: set[str], order: Sequence[Issue]) -> tuple[OpClass, ...]:
+    def ops(self, held: set[str], issued: Iterable[OpClass]) -> tuple[OpClass, ...]:
         """What a pipeline rank issues behind its own sum of the gradient.
 
-        Arguments: ``held``, gradients that the rank adds to; ``order``, its ops so far.
+        Arguments: ``held``, gradients that the rank adds to; ``issued``, its ops so far.
         """
         if self.gradient not in held:
             return ()
-        names = {issue.op.name.removesuffix('.split') for issue in order}
+        names = {op.name.removesuffix('.split') for op in issued}
         return next((ops for adder, ops in self.ends if adder in names), ())
 
 

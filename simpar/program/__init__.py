@@ -1,6 +1,7 @@
 """Program: the hardware-free list of what every rank does, which the simulator and the executor both interpret."""
 
 from simpar.program.builder import ProgramBuilder as ProgramBuilder
+from simpar.program.csr import Csr as Csr
 from simpar.program.op import OpClass as OpClass
 from simpar.program.partition import Partition as Partition
 from simpar.program.partition import grid as grid
@@ -9,4 +10,4 @@ from simpar.program.role import Role as Role
 from simpar.program.tensor import Cut as Cut
 from simpar.program.tensor import Tensor as Tensor
 
-__all__ = ['Cut', 'OpClass', 'Partition', 'Program', 'ProgramBuilder', 'Role', 'Tensor', 'grid']
+__all__ = ['Csr', 'Cut', 'OpClass', 'Partition', 'Program', 'ProgramBuilder', 'Role', 'Tensor', 'grid']

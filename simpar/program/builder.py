@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from simpar.errors import ProgramError
-from simpar.program.needs import Slots, derive
+from simpar.program.needs import derive
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.program import Program
-from simpar.program.role import NONE, Role
+from simpar.program.role import Role
+from simpar.program.template import Slots, plain_slots
 from simpar.program.tensor import Tensor
+from simpar.program.touches import Touches, touches_of
 
 
 class ProgramBuilder:
@@ -55,44 +57,51 @@ class ProgramBuilder:
         """
         number = {stream: index for index, stream in enumerate(streams)}
         issued = list(slots)
-        op_class = np.array([self._index[slot[0]] for slot in issued], dtype=np.int64)
-        stream = np.array([number[slot[1]] for slot in issued], dtype=np.int64)
-        micro_batch = np.array([slot[2] for slot in issued], dtype=np.int64)
-        copy = np.array([slot[3] for slot in issued], dtype=np.int64)
+        rows = [(self._index[slot[0]], number[slot[1]], slot[2], slot[3]) for slot in issued]
         after = [(place, one) for place, slot in enumerate(issued) for many in slot[4:] for one in many]
+        op_class, stream, micro_batch, copy = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
-        self._roles.append((name, streams, Slots(op_class, stream, micro_batch, copy, pairs), ranks))
+        self.add_slots(name, ranks, plain_slots(op_class, stream, micro_batch, copy, pairs), streams)
+
+    def add_slots(self, name: str, ranks: Sequence[int], slots: Slots, streams: tuple[str, ...]) -> None:
+        """Add a role of these ranks whose slots are templates, block after block.
+
+        Arguments: ``slots``, whose op classes are numbered as they were added, see ``index``; and its streams as here.
+        """
+        self._roles.append((name, streams, slots, ranks))
+
+    def index(self, op: str) -> int:
+        """The number of an op class in its table."""
+        return self._index[op]
 
     def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
         """The frozen Program, its needs derived."""
         role_of_rank = np.zeros(self._world, dtype=np.int32)
         for index, (*_, ranks) in enumerate(self._roles):
             role_of_rank[list(ranks)] = index
+        op_classes = tuple(self._op_classes.values())
+        touches = touches_of(op_classes, self._tensors)
         return Program(
-            roles=tuple(self._role(name, streams, slots) for name, streams, slots, _ in self._roles),
+            roles=tuple(_role(name, streams, slots, touches) for name, streams, slots, _ in self._roles),
             role_of_rank=role_of_rank,
             partitions=dict(self._partitions),
-            op_classes=tuple(self._op_classes.values()),
+            op_classes=op_classes,
             tensors=tuple(self._tensors.values()),
             micro_batches=micro_batches,
             copies=copies,
             notes=notes,
         )
 
-    def _role(self, name: str, streams: tuple[str, ...], slots: Slots) -> Role:
-        pairs, carry = derive(slots, tuple(self._op_classes.values()), self._tensors, len(streams))
-        needs = np.array(pairs, dtype=np.int32).reshape(-1, 2)
-        first = np.diff(needs[:, 0], prepend=NONE) != 0
-        need = np.full(len(slots), NONE, dtype=np.int32)
-        need[needs[first, 0]] = needs[first, 1]
-        return Role(
-            name=name,
-            streams=streams,
-            op_class=slots.op_class.astype(np.uint32),
-            micro_batch=slots.micro_batch.astype(np.uint16),
-            copy=slots.copy.astype(np.uint16),
-            stream=slots.stream.astype(np.uint16),
-            need=need,
-            more=needs[~first],
-            carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
-        )
+
+def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:
+    need, carry = derive(slots, touches, len(streams))
+    return Role(
+        name=name,
+        streams=streams,
+        op_class=slots.column(lambda template: template.op_class, np.uint32),
+        micro_batch=slots.micro_batch(np.uint16),
+        copy=slots.column(lambda template: template.copy, np.uint16),
+        stream=slots.column(lambda template: template.stream, np.uint16),
+        need=need,
+        carry=carry,
+    )

@@ -1,174 +1,147 @@
 """Needs from dataflow: which slots must have finished before a slot may start, and no more of them than necessary.
 
 A slot must come after the last writer of what it reads, and after the readers and the last writer of what it writes or
-frees. Streams are in order, so a need that stream order or another need implies is left out (vector clocks over
-streams). Two steps are looked at: what the second needs of the first are the carry needs.
+frees. A need that stream order or other needs imply is left out, so needs are the transitive reduction of that order.
+Two steps are looked at: what the second needs of the first are the carry needs.
+
+Needs inside of a block are derived once for its template. Those between blocks meet in a *frame*: the slots that have
+such needs, and the first and last slot of each stream in every block, joined by what the inside of blocks implies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simpar.program.op import OpClass
-from simpar.program.tensor import PER_RANK, Tensor
-
-Instance = tuple[str, int, int]
-Ints = NDArray[np.int64]
-Pairs = list[tuple[int, int]]
-"""(slot, a slot that must have finished before)."""
-Wanted = list[tuple[int, ...]]
-"""For each slot those that it must come after."""
-Clock = list[int]
-"""For each stream the last slot that is known to have finished; -1: none."""
-NONE = -1
+from simpar.program.between import Between, Pairs
+from simpar.program.closure import NONE, Closure, Flags, latest
+from simpar.program.csr import Csr
+from simpar.program.inner import Inner, inner
+from simpar.program.template import EMPTY, Ints, Slots
+from simpar.program.touches import Touches
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Slots:
-    """The slots of a role in issue order, before their needs are known; columns of shape [slots].
+def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+    """Needs by slot, the latest first; and carry needs by slot, slots of the step before, the earliest first.
 
-    Arguments: ``after``, shape [k, 2], pairs (slot, an earlier one that must have finished too, whatever the tensors
-    say).
+    Arguments: ``touches`` of the op classes; ``streams``, how many streams there are.
     """
-
-    op_class: Ints
-    stream: Ints
-    micro_batch: Ints
-    copy: Ints
-    after: Ints
-
-    def __len__(self) -> int:
-        return len(self.op_class)
+    if not len(slots):
+        return Csr.of(EMPTY, EMPTY, 0), Csr.of(EMPTY, EMPTY, 0)
+    after = _after(slots)
+    insides = [inner(template, touches, own, streams) for template, own in zip(slots.templates, after, strict=True)]
+    between = Between(slots, touches, insides, streams)
+    needs, carried = _Frame(slots, insides, between, streams).kept(*between.pairs())
+    return _with(_inside(slots, insides), *needs), Csr.of(*carried, len(slots))
 
 
-def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
-    """The key of the buffer that a slot of this micro-batch and copy uses."""
-    return (tensor.name, -1, -1) if tensor.kind in PER_RANK else (tensor.name, micro_batch, copy)
+def _after(slots: Slots) -> list[Ints]:
+    """For each template the pairs of slots that keep their order whatever the tensors say."""
+    found = [np.zeros((0, 2), dtype=np.int64)] * len(slots.templates)
+    if len(slots.after):
+        block = np.searchsorted(slots.start, slots.after, side='right') - 1
+        first = np.empty(len(slots.templates), dtype=np.int64)
+        first[slots.which[::-1]] = np.arange(len(slots.which))[::-1]
+        for number, one in enumerate(first.tolist()):
+            found[number] = slots.after[(block == one).all(axis=1)] - slots.start[one]
+    return found
 
 
-def derive(
-    slots: Slots, op_classes: Sequence[OpClass], tensors: Mapping[str, Tensor], streams: int
-) -> tuple[Pairs, Pairs]:
-    """Needs, by slot, the latest first; and carry needs as pairs (slot, slot of the step before), sorted.
-
-    Arguments: ``streams``, how many streams there are.
-    """
-    count = len(slots)
-    slot, before = _dataflow(slots, op_classes, tensors)
-    same = slot < count
-    wanted = _by_slot(
-        np.append(slot[same], slots.after[:, 0]), np.append(before[same], slots.after[:, 1]), slots.stream, streams
-    )
-    carried = (slot >= count) & (before < count)
-    wanted_before = _by_slot(slot[carried] - count, before[carried], slots.stream, streams)
-    stream = slots.stream.tolist()
-    needs, clocks = _needs(wanted, stream, streams)
-    carry = _carry(wanted_before, needs, clocks, stream, streams)
-    return [(slot, need) for slot, own in enumerate(needs) for need in own], carry
+def _inside(slots: Slots, insides: Sequence[Inner]) -> Csr:
+    """The needs inside of all blocks."""
+    lengths = np.array([len(of.need) for of in insides], dtype=np.int64)[slots.which]
+    need = slots.spread([of.need for of in insides]) + np.repeat(slots.start[:-1], lengths)
+    return Csr.counted(slots.spread([of.count for of in insides]), need)
 
 
-def _touches(slots: Slots, op_classes: Sequence[OpClass], tensors: Mapping[str, Tensor]) -> tuple[Ints, Ints, Ints]:
-    """What slots do to instances, in issue order: slot, instance, 1 where the slot changes it; reads come first."""
-    used, kind_of = np.unique(slots.op_class, return_inverse=True)
-    number: dict[str, int] = {}
-    rows = []
-    for op in (op_classes[index] for index in used.tolist()):
-        names = (*op.reads, *op.writes, *op.accumulates, *op.frees)
-        rows.append(
-            [(number.setdefault(name, len(number)), place >= len(op.reads)) for place, name in enumerate(names)]
-        )
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    count = lengths[kind_of]
-    slot = np.repeat(np.arange(len(slots)), count)
-    within = np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count)
-    flat = np.array([touch for row in rows for touch in row], dtype=np.int64).reshape(-1, 2)
-    tensor, changes = flat[np.repeat((np.cumsum(lengths) - lengths)[kind_of], count) + within].T
-    part = slots.micro_batch * (slots.copy.max(initial=0) + 1) + slots.copy
-    per_rank = np.array([tensors[name].kind in PER_RANK for name in number], dtype=bool)
-    return slot, tensor * (part.max(initial=0) + 1) + np.where(per_rank[tensor], 0, part[slot]), changes
-
-
-def _dataflow(slots: Slots, op_classes: Sequence[OpClass], tensors: Mapping[str, Tensor]) -> tuple[Ints, Ints]:
-    """All pairs (slot, slot that it must come after) of two steps, whose slots are numbered on."""
-    slot, key, changes = (np.concatenate((column, column)) for column in _touches(slots, op_classes, tensors))
-    slot[len(slot) // 2 :] += len(slots)
-    order = np.argsort(key, kind='stable')
-    # Behind the last touch stands one of no instance, for those that have no change before or behind them.
-    slot, key, changes = slot[order], np.append(key[order], NONE), changes[order]
-    change = np.append(np.flatnonzero(changes), len(slot))
-    done = np.cumsum(changes)
-    last, following = change[done - changes - 1], change[done]
-    changed = key[:-1] == key[last]
-    read = (key[:-1] == key[following]) & (changes == 0)
-    return (
-        np.concatenate((slot[changed], slot[following[read]])),
-        np.concatenate((slot[last[changed]], slot[read])),
-    )
-
-
-def _by_slot(slot: Ints, before: Ints, stream: Ints, streams: int) -> Wanted:
-    """For each slot those that it must come after, the latest of each other stream, the latest first."""
-    other = stream[slot] != stream[before]
-    slot, before = slot[other], before[other]
-    order = np.lexsort((before, stream[before], slot))
-    slot, before = slot[order], before[order]
-    key = slot * streams + stream[before]
-    latest = np.diff(key, append=NONE) != 0
-    slot, before = slot[latest], before[latest]
+def _with(inside: Csr, slot: Ints, before: Ints) -> Csr:
+    """Needs of earlier blocks put behind those of the own block, which are all later."""
+    if not len(slot):
+        return inside
     order = np.lexsort((-before, slot))
-    flat = before[order].tolist()
-    bounds = np.searchsorted(slot[order], np.arange(len(stream) + 1)).tolist()
-    return [tuple(flat[begin:end]) for begin, end in pairwise(bounds)]
+    slot, before = slot[order], before[order]
+    count = np.diff(inside.start) + np.bincount(slot, minlength=len(inside))
+    return Csr.counted(count, np.insert(inside.item, inside.start[slot + 1], before))
 
 
-def _needs(wanted: Wanted, stream: list[int], streams: int) -> tuple[Wanted, list[Clock]]:
-    """Those of the wanted that no other implies; and each slot's clock."""
-    head = [[NONE] * streams for _ in range(streams)]
-    clocks: list[Clock] = []
-    needs = []
-    for on, before in zip(stream, wanted, strict=True):
-        clock, own = head[on], []
-        for need in before:
-            if clock[stream[need]] < need:
-                clock = _merge(clock, clocks[need], stream[need], need)
-                own.append(need)
-        needs.append(tuple(own))
-        clocks.append(clock)
-        head[on] = clock
-    return needs, clocks
+class _Frame:
+    """Tells which pairs of slots of different blocks are needs.
 
-
-def _carry(wanted: Wanted, needs: Wanted, before: list[Clock], stream: list[int], streams: int) -> Pairs:
-    """Those of the wanted of the step before that no other implies; clocks are of that step.
-
-    Arguments: ``before``, the clocks at its end.
+    Its members are numbered in issue order; those of the second step are numbered on.
     """
-    count = len(stream)
-    head = [[NONE] * streams for _ in range(streams)]
-    for slot, on in enumerate(stream):
-        head[on] = before[slot]
-    clocks: list[Clock] = []
-    carry = []
-    for slot, (on, own) in enumerate(zip(stream, needs, strict=True)):
-        clock = head[on]
-        for need in own:
-            clock = _merge(clock, clocks[need], stream[need], count)
-        for need in wanted[slot]:
-            if clock[stream[need]] < need:
-                clock = _merge(clock, before[need], stream[need], need)
-                carry.append((slot, need))
-        clocks.append(clock)
-        head[on] = clock
-    return sorted(carry)
+
+    def __init__(self, slots: Slots, insides: Sequence[Inner], between: Between, streams: int) -> None:
+        self._slots = slots
+        self._insides = insides
+        self._between = between
+        self._streams = streams
+
+    def kept(self, later: Ints, before: Ints) -> tuple[Pairs, Pairs]:
+        """The needs among pairs of slots; and the carry needs, as pairs of slots of their own steps."""
+        if not len(later):
+            return (EMPTY, EMPTY), (EMPTY, EMPTY)
+        slot, block, stream, joined = self._members(later, before)
+        count, slots = len(slot), len(self._slots)
+        step = later >= slots
+        later = np.searchsorted(slot, later - slots * step) + count * step
+        before = np.searchsorted(slot, before)
+        again = np.column_stack((later[~step], before[~step])) + count
+        later, before = np.concatenate((joined, joined + count, again, np.column_stack((later, before)))).T
+        stream = np.append(stream, stream)
+        later, before = latest(later, before, stream, self._streams)
+        closure = Closure(stream, later, before, self._streams)
+        kept = ~closure.implied(later, before) & (before < count)
+        order = np.argsort(before[kept], kind='stable')
+        later, before = later[kept][order], before[kept][order]
+        carried = later >= count
+        apart = ~carried & (block[later % count] != block[before])
+        return (slot[later[apart]], slot[before[apart]]), (slot[later[carried] - count], slot[before[carried]])
+
+    def _members(self, later: Ints, before: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The slots that have pairs and the edges of all blocks: slots, blocks, streams; and who comes after whom."""
+        slots, between = self._slots, self._between
+        ends = np.append(between.in_template(later), between.in_template(before))
+        stays = np.concatenate([of.edge for of in self._insides])
+        stays[ends] = True
+        stays &= ~self._aside(between.stream[ends])[between.stream]
+        bounds = slots.base.tolist()
+        places, joined = [], []
+        for of, begin, end in zip(self._insides, bounds[:-1], bounds[1:], strict=True):
+            places.append(np.flatnonzero(stays[begin:end]))
+            joined.append(_joined(of, places[-1], between.stream[begin:end]))
+        count = np.array([len(own) for own in places], dtype=np.int64)[slots.which]
+        block = np.repeat(np.arange(len(count)), count)
+        place = slots.spread(places)
+        pairs = np.array([len(own) for own in joined], dtype=np.int64)[slots.which]
+        first = np.repeat(np.cumsum(count) - count, pairs)
+        after = np.concatenate([joined[template] for template in slots.which.tolist()]) + first[:, None]
+        stream = between.stream[slots.base[slots.which][block] + place]
+        return slots.start[block] + place, block, stream, after
+
+    def _aside(self, busy: Ints) -> Flags:
+        """Streams that need not be in the frame: without pairs, and joined to one other stream alone.
+
+        A path that leaves that one for a while would have come as far without.
+        """
+        partners = np.logical_or.reduce([of.meets for of in self._insides]).sum(axis=1)
+        partners[busy] = self._streams
+        return np.asarray(partners <= 1)
 
 
-def _merge(clock: Clock, other: Clock, stream: int, slot: int) -> Clock:
-    """What is known by who knows two clocks and that a slot has finished."""
-    merged = list(map(max, clock, other))
-    merged[stream] = slot
-    return merged
+def _joined(of: Inner, places: Ints, stream: Ints) -> Ints:
+    """Pairs of members of a block, numbered from its first: the latest on each stream that must come before.
+
+    Arguments: ``places``, members among the slots of the block; ``stream``, of those slots.
+    """
+    clock = of.clock[places]
+    member, on = np.nonzero((clock >= 0) & (stream[places, None] != np.arange(clock.shape[1])))
+    if not len(member):
+        return np.zeros((0, 2), dtype=np.int64)
+    number = np.full(of.clock.shape, NONE, dtype=np.int64)
+    number[places, stream[places]] = np.arange(len(places))
+    number = np.maximum.accumulate(number, axis=0)
+    # At least the first slot of a stream is a member, unless none of them is.
+    before = number[clock[member, on], on]
+    there = before != NONE
+    return np.column_stack((member[there], before[there]))

@@ -14,6 +14,7 @@ from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 from simpar.program.tensor import BYTES, Tensor
+from simpar.program.turns import Turns, turns_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,11 @@ class Program:
     def role(self, rank: int) -> Role:
         """The role of a rank."""
         return self.roles[int(self.role_of_rank[rank])]
+
+    @cached_property
+    def turns(self) -> tuple[Turns, ...]:
+        """For each role, in which order its ops meet those of others."""
+        return tuple(turns_of(role, self.op_classes, self.partitions) for role in self.roles)
 
     @cached_property
     def tensors_of_role(self) -> tuple[frozenset[str], ...]:

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NONE = -1
+from simpar.program.csr import Csr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Role:
-    """The slots of one role: 20 bytes each, plus an overflow list for second and further needs.
+    """The slots of one role: 14 bytes each, and 4 for each need.
 
     Arguments:
         name: e.g. ``stage0``.
         streams: names of the role's in-order queues; ``compute`` or the name of a communication stream.
-        op_class, micro_batch, copy, stream, need: arrays over slots in issue order. ``need`` is the first need of a
-            slot (a slot of the same role and step that must have finished), or -1.
-        more: shape [k, 2], pairs (slot, need) beyond the first, sorted.
-        carry: shape [k, 2], pairs (slot, slot of the step before that must have finished), sorted.
+        op_class, micro_batch, copy, stream: shape [slots], in issue order.
+        need: for each slot the slots of the same step that must have finished before it, the latest first.
+        carry: for each slot those of the step before, the earliest first.
     """
 
     name: str
@@ -29,23 +28,21 @@ class Role:
     micro_batch: NDArray[np.uint16]
     copy: NDArray[np.uint16]
     stream: NDArray[np.uint16]
-    need: NDArray[np.int32]
-    more: NDArray[np.int32]
-    carry: NDArray[np.int32]
+    need: Csr
+    carry: Csr
 
     def __len__(self) -> int:
         return len(self.op_class)
 
     def needs(self) -> list[tuple[int, ...]]:
         """For each slot, the slots of the same step that it needs."""
-        needs: list[tuple[int, ...]] = [() if need == NONE else (need,) for need in self.need.tolist()]
-        for slot, need in self.more.tolist():
-            needs[slot] += (need,)
-        return needs
+        return self.need.rows()
 
     def carried(self) -> list[tuple[int, ...]]:
         """For each slot, the slots of the step before that it needs."""
-        carried: list[tuple[int, ...]] = [()] * len(self)
-        for slot, need in self.carry.tolist():
-            carried[slot] += (need,)
-        return carried
+        return self.carry.rows()
+
+    def by_stream(self) -> Csr:
+        """For each stream, its slots in issue order."""
+        order = np.argsort(self.stream, kind='stable')
+        return Csr.counted(np.bincount(self.stream, minlength=len(self.streams)), order)

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
+from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.program import Program
-from simpar.program.role import NONE, Role
+from simpar.program.role import Role
 from simpar.program.tensor import Cut, Tensor
 
 HEADER = 'simpar-program 1'
@@ -171,11 +172,8 @@ class _Parts:
     def _role(self, role: dict[str, Any], slots: list[list[Any]]) -> Role:
         index = {name: position for position, name in enumerate(self.ops)}
         stream = {name: position for position, name in enumerate(role['streams'])}
-        pairs = [(slot, need) for slot, row in enumerate(slots) for need in row[4][1:]]
-        carry = [(slot, need) for slot, row in enumerate(slots) for need in row[5]]
-        if any(need >= slot for slot, row in enumerate(slots) for need in row[4]) or any(
-            need >= len(slots) for _, need in carry
-        ):
+        needs, carry = (_lists([row[column] for row in slots]) for column in (4, 5))
+        if (needs.item >= needs.row).any() or (carry.item >= len(slots)).any():
             raise ValueError(f'role {role["name"]}: a need must stand before its slot')
         return Role(
             name=role['name'],
@@ -184,10 +182,14 @@ class _Parts:
             stream=np.array([stream[row[1]] for row in slots], dtype=np.uint16),
             micro_batch=np.array([row[2] for row in slots], dtype=np.uint16),
             copy=np.array([row[3] for row in slots], dtype=np.uint16),
-            need=np.array([row[4][0] if row[4] else NONE for row in slots], dtype=np.int32),
-            more=np.array(pairs, dtype=np.int32).reshape(-1, 2),
-            carry=np.array(carry, dtype=np.int32).reshape(-1, 2),
+            need=needs,
+            carry=carry,
         )
+
+
+def _lists(rows: list[list[int]]) -> Csr:
+    count = np.array([len(row) for row in rows], dtype=np.int64)
+    return Csr.counted(count, np.array([item for row in rows for item in row], dtype=np.int32))
 
 
 def _row(kind: type[Row], fields: dict[str, Any]) -> Row:

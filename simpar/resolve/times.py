@@ -15,7 +15,7 @@ from simpar.lower import lower
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
 from simpar.program import Program, Role
-from simpar.program.needs import Instance, instance
+from simpar.program.touches import Instance, instance
 from simpar.workload import Workload
 
 PHASES = ('F', 'I', 'W')

@@ -1,0 +1,62 @@
+"""Slots: the issue order of a pipeline rank as arrays, a template for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.lower.issue import Issued, Run
+from simpar.lower.streams import Streams
+from simpar.program.template import Slots, Template
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+_NO_PART = -1
+
+
+def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, fused: bool) -> Slots:
+    """The slots of an issue order.
+
+    Arguments: ``index`` of an op class by its name; ``streams``, which are numbered as they are met; ``fused``:
+    computation waits for all that is sent and received behind the computation before it.
+    """
+    runs = order.runs
+    number = {run: at for at, run in enumerate(runs)}
+    parts = max((len(block.micro_batches) for block in order.blocks), default=0)
+    padded = [(*block.micro_batches, *(_NO_PART,) * (parts - len(block.micro_batches))) for block in order.blocks]
+    slots = Slots(
+        tuple(_template(run, index, streams) for run in runs),
+        np.array([number[block.run] for block in order.blocks], dtype=np.int64),
+        np.array(padded, dtype=np.int64).reshape(-1, parts),
+        np.zeros((0, 2), dtype=np.int64),
+    )
+    return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, fused=fused))
+
+
+def _template(run: Run, index: Callable[[str], int], streams: Streams) -> Template:
+    rows = [(index(issue.op.name), streams.number(issue), issue.micro_batch, issue.copy) for issue in run.issues]
+    return Template(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+
+
+def _after(slots: Slots, runs: tuple[Run, ...], *, fused: bool) -> Ints:
+    """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
+    late = [np.array([issue.late for issue in run.issues], dtype=bool) for run in runs]
+    transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
+    if not fused and not any(column.any() for column in late):
+        return slots.after
+    computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
+    waits = np.flatnonzero(slots.spread(late))
+    computed = np.flatnonzero(slots.spread(computes))
+    if not len(computed):
+        return slots.after
+    at = np.searchsorted(computed, waits) - 1
+    pairs = np.column_stack((waits, computed[at]))[at >= 0]
+    if fused:
+        sent = np.flatnonzero(slots.spread(transfers))
+        into = np.searchsorted(computed, sent)
+        meets = into < len(computed)
+        exchanged = np.column_stack((computed[into[meets]], sent[meets]))
+        pairs = np.append(pairs, exchanged[~np.isin(exchanged[:, 0], waits)], axis=0)
+    return pairs

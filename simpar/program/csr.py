@@ -1,0 +1,62 @@
+"""Lists of numbers by slot, as two arrays (compressed sparse rows)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Csr:
+    """Row i holds ``item[start[i]:start[i + 1]]``.
+
+    Arguments: ``start``, shape [rows + 1], int32; ``item``, shape [items], int32.
+    """
+
+    start: NDArray[np.int32]
+    item: NDArray[np.int32]
+
+    @staticmethod
+    def of(row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
+        """From pairs (row, item) in any order; the items of a row keep theirs."""
+        order = np.argsort(row, kind='stable')
+        return Csr.counted(np.bincount(row, minlength=rows), item[order])
+
+    @staticmethod
+    def counted(count: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]]) -> Csr:
+        """From how many items each row has, and the items row by row."""
+        start = np.zeros(len(count) + 1, dtype=np.int32)
+        np.cumsum(count, out=start[1:])
+        return Csr(start, item.astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def fits(self, rows: int, items: int) -> bool:
+        """Whether it has so many rows, of numbers from 0 and below ``items``."""
+        bounds = len(self.start) == rows + 1 and self.start[0] == 0 and self.start[-1] == len(self.item)
+        return bool(bounds and (np.diff(self.start) >= 0).all() and ((self.item >= 0) & (self.item < items)).all())
+
+    def without(self, index: int) -> Csr:
+        """The lists less the item of this index."""
+        count = np.diff(self.start)
+        count[self.row[index]] -= 1
+        return Csr.counted(count, np.delete(self.item, index))
+
+    @property
+    def row(self) -> NDArray[np.int64]:
+        """Shape [items], the row of each item."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    def pairs(self) -> NDArray[np.int64]:
+        """Shape [items, 2], (row, item)."""
+        return np.column_stack((self.row, self.item))
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """Every row as a tuple."""
+        flat = self.item.tolist()
+        return [tuple(flat[begin:end]) for begin, end in pairwise(self.start.tolist())]
