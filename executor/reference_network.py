@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch.nn import functional
 
+from executor.reference_model import Declared, Input, OfModel, Parameters
 from simpar.model import (
     INPUT,
     Add,
@@ -33,13 +34,11 @@ from simpar.model import (
     network_shapes,
     reads_of,
 )
+from simpar.workload import Workload
 
 EPSILON: Final = 1e-5
-Parameters = dict[str, torch.Tensor]
-Declared = tuple[str, tuple[int, ...], str]
-"""Name, shape and draw of a parameter."""
-Input = tuple[str, str, tuple[int, ...], bool]
-"""Name, draw, shape, and whether it holds integers."""
+DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
+"""Losses whose target is a tensor like the result."""
 
 
 def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
@@ -121,3 +120,22 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
 """By kind, a layer's result of its own parameters and what it reads."""
+
+
+def _inputs(workload: Workload) -> tuple[Input, Input]:
+    classes, mnist = workload.loss not in DIFFERENCES, workload.data == 'mnist'
+    return network_inputs(cast('Network', workload.model), workload.batch, classes=classes, mnist=mnist)
+
+
+def _parameters(workload: Workload) -> Iterator[Declared]:
+    return network_parameters(cast('Network', workload.model), workload.batch)
+
+
+def _loss(
+    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, _: torch.Tensor
+) -> torch.Tensor:
+    y = network_result(cast('Network', workload.model), parameters, x)
+    return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
+
+
+REFERENCE_OF_NETWORK: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simpar.cost.price import price as price
     from simpar.engine import simulate as simulate
     from simpar.model import Network as Network
-    from simpar.model.library.transformer import Transformer as Transformer
+    from simpar.model.library.gpt import Transformer as Transformer
     from simpar.plan import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
@@ -47,7 +47,7 @@ _HOMES: Final = {
     'Program': 'simpar.program',
     'Schedule': 'simpar.schedule',
     'Trace': 'simpar.trace',
-    'Transformer': 'simpar.model.library.transformer',
+    'Transformer': 'simpar.model.library.gpt',
     'Workload': 'simpar.workload',
     'case_of': 'simpar.case',
     'cluster': 'simpar.profiles',

@@ -11,7 +11,7 @@ from simpar.document import OneOf, Short
 from simpar.model import Network, Strategy
 from simpar.model.keys import Size
 from simpar.model.library.cross_entropy import LossForm
-from simpar.model.library.transformer import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
+from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'

@@ -12,7 +12,7 @@ from simpar.cost.compute import PRODUCTS
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.model.library.transformer import Transformer
+from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, Tensor
 from simpar.program.op import Phase

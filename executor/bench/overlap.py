@@ -17,7 +17,7 @@ from executor.bench.sizes import Sizes
 from executor.measure import Statistics
 from simpar.intervals import Intervals, union
 from simpar.lower import lower
-from simpar.model.library.transformer import Transformer
+from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.trace import Span, Trace

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any, Final
 
-from simpar.model import Network
 from simpar.plan import Plan
 from simpar.schedule import Schedule
 from simpar.workload import MODEL, Workload
@@ -74,12 +73,9 @@ def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Ite
     name = _OPTIMIZERS[type(workload.optimizer).__name__]
     yield from _of(workload.optimizer, f'workload.optimizer.{name}', ('workload', 'optimizer'))
     model = workload.model
-    if not isinstance(model, Network):
-        yield from _of(model, 'workload.transformer', ('workload', 'model'))
-        return
-    yield from _of(model, 'workload.network', ('workload', 'model'))
-    listed = 'workload.network' + ('.layers' if ('workload', 'network', 'layers') in wanted else '')
-    for place, layer in enumerate(model.layers):
+    yield from _of(model, f'workload.{model.key}', ('workload', 'model'))
+    listed = f'workload.{model.key}' + ('.layers' if ('workload', model.key, 'layers') in wanted else '')
+    for place, layer in enumerate(model.listed):
         yield from _of(layer, f'{listed}.{place}.{layer.key}', ('workload', 'model', 'layers', place))
 
 

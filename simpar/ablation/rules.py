@@ -12,7 +12,6 @@ from typing import Final
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key
-from simpar.model import Network, layer_names
 
 Rule = Callable[[Facts], str]
 """Why a key can have no effect; empty where it may have one."""
@@ -125,8 +124,7 @@ IDLE: Final[Mapping[str, Rule]] = {
 
 
 def _marks(facts: Facts) -> bool:
-    layers = facts.workload.model.layers if isinstance(facts.workload.model, Network) else ()
-    return any(getattr(layer, 'recompute', False) for layer in layers)
+    return any(operator.recompute for operator in facts.workload.model.operators.values())
 
 
 def _always(facts: Facts) -> bool:
@@ -185,7 +183,7 @@ def idle(key: Key, facts: Facts) -> str:
 def _layer(key: Key, facts: Facts) -> str:
     """The name of the layer that a key is of."""
     model, place = facts.workload.model, key.path[-2]
-    return layer_names(model)[place] if isinstance(model, Network) and isinstance(place, int) else ''
+    return model.nodes[place].name if isinstance(place, int) else ''
 
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from simpar.commands.listing import Listing
 from simpar.lower import lower
 from simpar.lower.cross_entropy import KINDS
 from simpar.lower.record import has_strategies
-from simpar.model import OPERATORS, Dense, Flatten, Network, Operator, Weighted, layer_names
+from simpar.model import OPERATORS, Dense, Flatten, Weighted
 from simpar.model.library.cross_entropy import CROSS_ENTROPY
 from simpar.model.operators import OP_CLASSES
 from simpar.model.operators.shape import FLATTEN
@@ -77,24 +77,18 @@ def _in_whole_products(case: Case) -> Program:
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
 
 
-def _layers(workload: Workload) -> dict[str, Operator]:
-    """A network's layers by name."""
-    model = workload.model
-    return dict(zip(layer_names(model), model.layers, strict=True)) if isinstance(model, Network) else {}
-
-
 def flattens(workload: Workload) -> frozenset[str]:
     """Names of the layers that flatten."""
-    return frozenset(name for name, layer in _layers(workload).items() if isinstance(layer, Flatten))
+    return frozenset(name for name, layer in workload.model.operators.items() if isinstance(layer, Flatten))
 
 
 def _with_layouts(case: Case) -> list[str]:
-    return [name for name, layer in _layers(case.workload).items() if layer.layout]
+    return [name for name, layer in case.workload.model.operators.items() if layer.layout]
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
     """How results are cut whose sums are scattered, as a user asked for it."""
-    dense = {name: layer for name, layer in _layers(case.workload).items() if isinstance(layer, Dense)}
+    dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
     by_axes = (name for name, layer in dense.items() if layer.out_layout)
     laid = {name: listing.cuts(listing.program.tensor[name]) for name in by_axes}
     return {name: list(layer.out_strategy) for name, layer in dense.items()} | laid

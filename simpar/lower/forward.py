@@ -25,24 +25,12 @@ from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Flatten, Operator, Reshape, Weighted
 from simpar.model.dropout import KEYS
+from simpar.model.model import Source
 from simpar.model.node import Node
 from simpar.model.operators.stream import Bias
 from simpar.workload import Workload
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An input of a graph.
-
-    Arguments: ``shape`` of a micro-batch; ``drawn``, how its values are drawn; ``integer``: it holds indices.
-    """
-
-    name: str
-    shape: Shape
-    drawn: str
-    integer: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.lower.pieces import layer_of
-from simpar.model import Network, layer_names
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -89,10 +88,5 @@ def fusion_ids(workload: Workload, plan: Plan, parameters: Sequence[str]) -> dic
                 f'({", ".join(layers[:8])}{", ..." if len(layers) > 8 else ""}); list {len(layers)} ids'
             )
         return dict(zip(layers, plan.fusion_ids, strict=True))
-    marks = _marks(workload.model) if isinstance(workload.model, Network) else {}
-    return {layer: marks.get(layer, UNMARKED) for layer in layers}
-
-
-def _marks(model: Network) -> dict[str, int]:
-    marks = (getattr(layer, 'comm_fusion', None) for layer in model.layers)
-    return {name: mark for name, mark in zip(layer_names(model), marks, strict=True) if mark is not None}
+    marks = {name: operator.comm_fusion for name, operator in workload.model.operators.items()}
+    return {layer: UNMARKED if (mark := marks.get(layer)) is None else mark for layer in layers}

@@ -12,7 +12,6 @@ from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
-from simpar.lower.model_graph import ModelGraph
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
 from simpar.lower.pieces import pieces
@@ -25,6 +24,7 @@ from simpar.lower.streams import Streams
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.update import updates
+from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
@@ -86,7 +86,7 @@ def _fitting(order: Order, plan: Plan) -> Order:
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
-    def __init__(self, tape: Tape, graph: ModelGraph, plan: Plan, workload: Workload) -> None:
+    def __init__(self, tape: Tape, graph: Graph, plan: Plan, workload: Workload) -> None:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan

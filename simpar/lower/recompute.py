@@ -15,10 +15,10 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.lower.model_graph import ModelGraph
 from simpar.lower.pieces import layer_of
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
+from simpar.model.model import Graph
 from simpar.plan import Plan
 from simpar.program import OpClass
 
@@ -72,7 +72,7 @@ class Recompute:
         return chosen and (not self.stages or stage in self.stages)
 
 
-def recompute_of(plan: Plan, graph: ModelGraph) -> Recompute:
+def recompute_of(plan: Plan, graph: Graph) -> Recompute:
     """What a plan, and the marks of operators, ask to be recomputed.
 
     Raises ``Infeasible`` where attention is to be recomputed and there is none.
@@ -87,7 +87,7 @@ def recompute_of(plan: Plan, graph: ModelGraph) -> Recompute:
             raise Infeasible('plan.recompute: selective runs attention again, and the model has none; write full')
         return replace(common, regions=regions_of(graph.nodes, cores))
     patterns = () if isinstance(plan.recompute, str) else plan.recompute
-    marked = frozenset(node.name for node in graph.nodes if getattr(node.operator, 'recompute', False))
+    marked = frozenset(node.name for node in graph.nodes if node.operator.recompute)
     return replace(common, patterns=patterns, marked=marked, handed_on=layers if graph.hands_on else None)
 
 

@@ -10,12 +10,12 @@ from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
 from simpar.lower.mesh import Mesh, mesh_of
-from simpar.lower.model_graph import ModelGraph, model_graph
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.repeat import NotRepeated
+from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
-from simpar.model import Network
+from simpar.model.model import Graph
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -24,14 +24,12 @@ class Recorded(NamedTuple):
     """A tape, and the graph that is on it."""
 
     tape: Tape
-    graph: ModelGraph
+    graph: Graph
 
 
 def has_strategies(workload: Workload) -> bool:
     """Whether an operator of the model, or its loss, says itself how it is split."""
-    model = workload.model
-    layers = model.layers if isinstance(model, Network) else ()
-    given = (getattr(layer, 'strategy', ()) or getattr(layer, 'layout', ()) for layer in layers)
+    given = (operator.strategy or operator.layout for operator in workload.model.operators.values())
     return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
 
 
@@ -61,7 +59,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         shard_group=plan.shard_group,
     )
     given = () if isinstance(plan.stages, str) else plan.stages
-    graph = model_graph(workload, workload.batch // plan.micro_batches, mesh.stages, given)
+    graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:
@@ -73,7 +71,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         degrees=degrees,
         workload=workload,
         nodes=graph.nodes,
-        stages=graph.stages,
+        stages=stages_of(workload.model, mesh.stages, given),
         sources=graph.sources,
         shapes=graph.shapes,
         deviation=graph.deviation,
@@ -91,8 +89,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
 
 def _by_strategies(workload: Workload, plan: Plan) -> bool:
     """Whether layouts come from strategies: given ones, or by batch for a graph without degrees."""
-    model = workload.model
-    return has_strategies(workload) or (isinstance(model, Network) and model.is_graph and plan.tensor == 1)
+    return has_strategies(workload) or (workload.model.by_batch and plan.tensor == 1)
 
 
 def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.model import Dense, Network, Weighted, layer_names
-
-BLOCK: Final = re.compile(r'[A-Za-z]+\d+(?=_)')
-"""What the names of operators of one block begin with."""
+from simpar.model.model import Model
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,44 +41,25 @@ def marked_stages(marks: Sequence[int | None], stages: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def layers_of(model: Network) -> tuple[int, ...]:
-    """For each operator of a network the layer that it belongs to.
+def stages_of(model: Model, stages: int, given: Sequence[int]) -> tuple[int, ...]:
+    """For each operator of a model its stage: by marks, or by counts.
 
-    Operators whose names begin alike, as ``layer3_up`` and ``layer3_gelu``, are one layer; else a layer is a product
-    with a weight and what follows it, as people count layers.
+    Arguments: ``given``, of each stage how many layers it holds, or what else people count in the model; empty: equal
+    counts. What stands before the first is in the first stage, what stands behind the last in the last. Raises
+    ``Infeasible`` where these do not fit.
     """
-    blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(model)]
-    named = len(set(blocks)) > 1
-    layers: list[int] = []
-    layer = -1
-    for place, operator in enumerate(model.layers):
-        begins = (
-            blocks[place] not in ('', blocks[place - 1] if place else '') if named else isinstance(operator, Weighted)
-        )
-        layer += begins or layer < 0
-        layers.append(layer)
-    return tuple(layers)
-
-
-def layer_stages(model: Network, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
-    """For each operator of a network its stage: by marks, or by counts.
-
-    Arguments: ``given``, of each stage how many layers it holds, or operators, or dense layers, each with what follows
-    it; empty: equal counts of dense layers, or of operators where these are too few. Raises ``Infeasible`` where these
-    do not fit.
-    """
-    marked = marked_stages([layer.pipeline_stage for layer in model.layers], stages)
+    marked = marked_stages([node.operator.pipeline_stage for node in model.nodes], stages)
     if marked:
         return marked
-    dense, layers = len(model.dense), layers_of(model)
-    if sum(given) == layers[-1] + 1:
-        of_layer = stage_of_layer(layers[-1] + 1, stages, given)
-        return tuple(of_layer[layer] for layer in layers)
-    if sum(given) == len(model.layers) or (not given and dense < stages):
-        return stage_of_layer(len(model.layers), stages, given)
-    of_dense = iter(stage_of_layer(dense, stages, given))
-    found, stage = [], 0
-    for layer in model.layers:
-        stage = next(of_dense) if isinstance(layer, Dense) else stage
-        found.append(stage)
-    return tuple(found)
+    unit = unit_of(model, stages, given)
+    count = model.counts[unit]
+    place = {-1: 0, count: stages - 1, **dict(enumerate(stage_of_layer(count, stages, tuple(given))))}
+    return tuple(place[number] for number in model.counted[unit])
+
+
+def unit_of(model: Model, stages: int, given: Sequence[int]) -> str:
+    """What stages are counted in: what there are as many of as ``given``, else what there are enough of."""
+    counts = model.counts
+    fit = [name for name, count in counts.items() if sum(given) == count]
+    enough = [name for name in reversed(counts) if counts[name] >= stages]
+    return next(iter(fit if given else enough), next(reversed(counts)))

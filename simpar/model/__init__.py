@@ -4,17 +4,7 @@ Layers stand in order. Each reads the one before it, or those that it names; ``x
 every value counts samples, or what samples are cut into (a reshape of 8 samples of 128 tokens to 1024 rows).
 """
 
-from simpar.model.graph import (
-    INPUT,
-    Layer,
-    Misfit,
-    Network,
-    Shapes,
-    layer_names,
-    network_shapes,
-    reads_of,
-    shapes_of,
-)
+from simpar.model.graph import Layer, Network
 from simpar.model.keys import Cuts, Deviation, Strategy
 from simpar.model.operators import KINDS, OPERATORS
 from simpar.model.operators.base import Operator, Sharded, Trained, Weighted
@@ -27,6 +17,7 @@ from simpar.model.operators.product import MatMul
 from simpar.model.operators.reduce import Reduce
 from simpar.model.operators.shape import Flatten, Reshape, Transpose
 from simpar.model.primitive import Shape
+from simpar.model.shapes import INPUT, Misfit, Shapes, layer_names, network_shapes, reads_of, shapes_of
 
 __all__ = [
     'INPUT',

@@ -1,31 +1,35 @@
-"""Networks: operators in order, each with its name and what it reads; the shapes of all values, and what misfits."""
+"""Networks: operators in order, as files list them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from simpar.document import OneOf
-from simpar.errors import Infeasible
+from simpar.document import Complaint, Key, OneOf
 from simpar.model.keys import Deviation, Width
+from simpar.model.model import Asked, Graph, Model, Source
+from simpar.model.network_fits import network_fits
+from simpar.model.node import Node
 from simpar.model.operators import KINDS
-from simpar.model.operators.base import MisfitError, Operator
+from simpar.model.operators.base import Operator
 from simpar.model.operators.embedding import Embedding
 from simpar.model.operators.linear import Dense
 from simpar.model.operators.pointwise import Mul, Relu
 from simpar.model.operators.shape import Flatten
-from simpar.model.primitive import Shape
+from simpar.model.shapes import INPUT, layer_names, layers_of, network_shapes, reads_of
 
-INPUT: Final = 'x'
-"""The name of the network's input."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Layer = Annotated[Operator, OneOf(**KINDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Model):
     """Layers, each reading the one before it or those that it names.
 
     Arguments: ``input``, shape of a sample, where the first layer does not tell; ``weight_deviation``, standard
@@ -38,6 +42,8 @@ class Network:
         Field(max_length=7, examples=[[512]], description='shape of a sample; empty: what the first dense layer takes'),
     ] = ()
     weight_deviation: Deviation = 0.01
+
+    key: ClassVar[str] = 'network'
 
     def __post_init__(self) -> None:
         """A ``mul`` of two values is the ``multiply`` that it is a way to write."""
@@ -60,92 +66,56 @@ class Network:
         """Shape of a sample."""
         return self.input or (self.dense[0].inputs,)
 
+    @property
+    def by_batch(self) -> bool:
+        """Graphs are."""
+        return self.is_graph
 
-def layer_names(network: Network) -> tuple[str, ...]:
-    """The names that programs give to layers: their own, or kind and count."""
-    counts: dict[str, int] = {}
-    names = []
-    for layer in network.layers:
-        kind = layer.key
-        names.append(layer.name or f'{kind}{counts.get(kind, 0)}')
-        counts[kind] = counts.get(kind, 0) + 1
-    return tuple(names)
+    @property
+    def listed(self) -> tuple[Operator, ...]:
+        """All layers."""
+        return self.layers
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Its layers."""
+        named = zip(layer_names(self), self.layers, reads_of(self), layers_of(self), strict=True)
+        return tuple(Node(name, operator, reads, layer) for name, operator, reads, layer in named)
 
-def reads_of(network: Network) -> Iterator[tuple[str, ...]]:
-    """For each layer the names of what it reads."""
-    before = INPUT
-    for name, layer in zip(layer_names(network), network.layers, strict=True):
-        yield layer.reads(before)
-        before = name
+    def graph(self, batch: int, *, digits: bool = False) -> Graph:
+        """Of one input, tokens or features."""
+        shapes, nodes = network_shapes(self, batch), self.nodes
+        first = self.layers[0]
+        tokens = f'tokens:{first.vocab}' if isinstance(first, Embedding) else ''
+        drawn = tokens or ('mnist' if digits else 'normal:1')
+        return Graph(
+            nodes=nodes,
+            sources=(Source(INPUT, shapes[INPUT], drawn, bool(tokens)),),
+            shapes=shapes,
+            deviation=self.weight_deviation,
+            drawn_labels='classes',
+            layers=nodes[-1].layer + 1,
+            hands_on=False,
+        )
 
+    @property
+    def counted(self) -> Mapping[str, Sequence[int]]:
+        """In layers, operators and dense layers, each with what follows it."""
+        dense = accumulate((isinstance(layer, Dense) for layer in self.layers), initial=-1)
+        return {'layers': layers_of(self), 'operators': range(len(self.layers)), 'dense layers': tuple(dense)[1:]}
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """What is wrong with a layer.
+    def settled(self) -> Self:
+        """With the shape of a sample, but for a chain, which an input would make a graph that is lowered otherwise."""
+        return replace(self, input=self.sample) if self.is_graph else self
 
-    Arguments: ``place`` of the layer; ``key`` of it to change, empty: the layer; ``what`` is wrong; ``remedy``.
-    """
+    def in_short(self, tree: Any) -> Any:
+        """The list of its layers where it has nothing else."""
+        return tree['layers'] if self == Network(layers=self.layers) else tree
 
-    place: int
-    key: str
-    what: str
-    remedy: str
+    def file_key(self, place: int, key: str = '') -> Key:
+        """Where a file has a layer, or a key of it."""
+        return ('workload', self.key, 'layers', place, self.layers[place].key, *((key,) if key else ()))
 
-
-@dataclass(slots=True)
-class Shapes:
-    """Shapes by name, for so many samples, and all misfits; a layer that does not fit has no shape."""
-
-    samples: int
-    of: dict[str, Shape] = field(default_factory=dict)
-    misfits: list[Misfit] = field(default_factory=list)
-
-    def read(self, place: int, layer: Operator, name: str, reads: tuple[str, ...], known: set[str]) -> None:
-        """Add a layer's shape, or what is wrong with it."""
-        for missing in (read for read in reads if read not in known):
-            shown = ', '.join(sorted(known)[:12])
-            self.misfits.append(Misfit(place, 'of', f'{missing} is no layer before this one', f'write one of {shown}'))
-        if not all(read in self.of for read in reads):
-            return
-        try:
-            self.of[name] = layer.result_shape(self.samples, *(self.of[read] for read in reads))
-        except MisfitError as wrong:
-            self.misfits.append(Misfit(place, wrong.key, wrong.what, wrong.remedy))
-
-
-def shapes_of(network: Network, samples: int) -> Shapes:
-    """The shape of every layer's result by name, and of the input; and what does not fit.
-
-    Arguments: ``samples``, in dim 0 of the input.
-    """
-    found = Shapes(samples, {INPUT: (samples, *network.sample)})
-    known = {INPUT}
-    unread: dict[str, int] = {}
-    named = zip(layer_names(network), network.layers, reads_of(network), strict=True)
-    for place, (name, layer, reads) in enumerate(named):
-        found.read(place, layer, name, reads, known)
-        known.add(name)
-        unread[name] = place
-        for read in reads:
-            unread.pop(read, None)
-        if isinstance(layer, Embedding) and place:
-            found.misfits.append(
-                Misfit(place, '', 'an embedding reads the tokens of samples', 'make it the first layer')
-            )
-    for name, place in list(unread.items())[:-1]:
-        what = f'nobody reads what {name} gives'
-        found.misfits.append(Misfit(place, '', what, f'leave it out, or write of: {name} in a later layer'))
-    return found
-
-
-def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
-    """The shape of every layer's result by name, and of the input.
-
-    Raises ``Infeasible`` with the first thing that does not fit.
-    """
-    found = shapes_of(network, samples)
-    if found.misfits:
-        wrong = found.misfits[0]
-        raise Infeasible(f'{layer_names(network)[wrong.place]}: {wrong.what}; {wrong.remedy}')
-    return found.of
+    def misfits(self, asked: Asked) -> Iterator[Complaint]:
+        """Names, shapes, the loss and the data."""
+        return network_fits(self, asked)

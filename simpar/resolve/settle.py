@@ -7,11 +7,9 @@ from typing import Final
 
 from simpar.lower.lower import order_of
 from simpar.lower.optimizer_parallel import Part, choice_of
-from simpar.lower.stages import stage_of_layer
-from simpar.model import Network
+from simpar.lower.stages import stage_of_layer, unit_of
 from simpar.plan import Plan
-from simpar.resolve.times import layers_of
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 _PARTS: Final[tuple[Part, ...]] = ('state', 'gradients', 'weights')
 
@@ -33,23 +31,20 @@ def _staged(workload: Workload, plan: Plan) -> Plan:
         plan = replace(plan, recompute_stages=tuple(range(stages)))
     if plan.stages or marked(workload):
         return plan
-    layers = layers_of(workload)
-    if isinstance(workload.model, Network) and layers < stages:
-        layers = len(workload.model.layers)
-    of_layer = stage_of_layer(layers, stages, ())
+    model = workload.model
+    of_layer = stage_of_layer(model.counts[unit_of(model, stages, ())], stages, ())
     return replace(plan, stages=tuple(of_layer.count(stage) for stage in range(stages)))
 
 
 def marked(workload: Workload) -> bool:
     """Whether layers say by marks which stage they are in."""
-    layers = workload.model.layers if isinstance(workload.model, Network) else ()
-    return any(getattr(layer, 'pipeline_stage', None) is not None for layer in layers)
+    return any(operator.pipeline_stage is not None for operator in workload.model.operators.values())
 
 
 def recomputes(workload: Workload, plan: Plan) -> bool:
     """Whether a plan, or marks of layers, ask for recomputation in any stage."""
-    layers = workload.model.layers if isinstance(workload.model, Network) else ()
-    return plan.recompute not in ('none', ()) or any(layer.recompute for layer in layers)
+    marks = (operator.recompute for operator in workload.model.operators.values())
+    return plan.recompute not in ('none', ()) or any(marks)
 
 
 def _sharded(plan: Plan) -> Plan:
@@ -71,10 +66,4 @@ def settled_workload(workload: Workload) -> Workload:
 
     A layer without a strategy stays without: it lies as what it reads does, which a strategy cannot always say.
     """
-    model = workload.model
-    if isinstance(model, Transformer):
-        model = replace(model, ffn=model.ffn_width, kv_heads=model.key_value_heads)
-    elif model.is_graph:
-        # An input would make a graph of a chain, whose operators are lowered otherwise.
-        model = replace(model, input=model.sample)
-    return replace(workload, model=model, gradients=workload.gradients or workload.precision)
+    return replace(workload, model=workload.model.settled(), gradients=workload.gradients or workload.precision)

@@ -12,7 +12,6 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.model import Dense, Network
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
 from simpar.program import Program, Role
@@ -52,11 +51,8 @@ class LayerTimes:
 
 
 def layers_of(workload: Workload) -> int:
-    """Layers that stages are counted in: blocks of a transformer, dense layers of a network."""
-    model = workload.model
-    if isinstance(model, Network):
-        return sum(isinstance(layer, Dense) for layer in model.layers)
-    return model.layers
+    """Layers that stages have equal counts of: blocks of a transformer, dense layers of a network."""
+    return [*workload.model.counts.values()][-1]
 
 
 def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:

@@ -7,7 +7,8 @@ from math import prod
 
 from simpar.document import Complaint, dotted
 from simpar.errors import Problem, ScheduleError
-from simpar.schedule.checks import batch_fits, divisors
+from simpar.model.advice import divisors
+from simpar.schedule.checks import batch_fits
 from simpar.schedule.schedule import Schedule
 
 

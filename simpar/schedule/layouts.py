@@ -7,29 +7,29 @@ from itertools import chain
 from typing import Final
 
 from simpar.document import Complaint
-from simpar.model import Network, Operator
+from simpar.model import Operator
+from simpar.model.model import Model
 from simpar.plan import Plan
-from simpar.schedule.networks import layer_key
 
 UNCUT: Final = 'none'
 """What a layout has for a dim that no axis cuts."""
 
 
-def layouts_fit(model: Network, plan: Plan) -> Iterator[Complaint]:
+def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
         yield Complaint(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
-    for place, layer in enumerate(model.layers):
+    for place, layer in enumerate(model.operators.values()):
         for key, what, instead in _of_layer(layer, plan):
-            yield Complaint(layer_key(model, place, key), what, instead)
+            yield Complaint(model.file_key(place, key), what, instead)
 
 
 def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, remedy."""
-    layout, out = layer.layout, getattr(layer, 'out_layout', ())
+    layout, out = layer.layout, layer.out_layout
     if layout and plan.search != 'none':
         yield 'layout', f'names axes, but {plan.search} takes strategies', 'write strategy instead, or search: none'
-    if layout and (layer.strategy or getattr(layer, 'out_strategy', ())):
+    if layout and (layer.strategy or layer.out_strategy):
         yield 'layout', 'stands beside a strategy', 'write one of them'
     if out and not layout:
         yield 'out_layout', 'stands without a layout', 'write out_strategy, or layout too'

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint
 from simpar.lower.optimizer_parallel import conflicts
-from simpar.model import Network, Trained
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -26,15 +25,7 @@ def _fusion(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         yield Complaint(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
     if plan.fusion_ids and plan.fusion != 'ids':
         yield Complaint(('plan', 'fusion_ids'), 'ids are not asked for', 'write fusion: ids too')
-    layers = _layers(workload)
+    layers = workload.model.trained_layers
     if plan.fusion == 'ids' and plan.fusion_ids and len(plan.fusion_ids) != layers:
         what = f'lists {len(plan.fusion_ids)} ids, but {layers} layers have parameters'
         yield Complaint(('plan', 'fusion_ids'), what, f'list {layers} ids')
-
-
-def _layers(workload: Workload) -> int:
-    """A transformer's are embedding, position, layers, norm, and the head unless it is the embedding's."""
-    model = workload.model
-    if isinstance(model, Network):
-        return sum(isinstance(layer, Trained) for layer in model.layers)
-    return model.layers + 3 + (not model.tied)

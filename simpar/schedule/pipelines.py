@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint, Key
 from simpar.errors import ScheduleError
-from simpar.lower.stages import layers_of
-from simpar.model import Conv2d, Dense, Network
+from simpar.model import Conv2d, Dense
+from simpar.model.model import Model
 from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.schedule.networks import NETWORK, layer_key
 from simpar.schedule.terms import value_term
 from simpar.workload import Workload
 
@@ -72,12 +71,9 @@ def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Complaint]:
 
 def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]:
     model = workload.model
-    is_network = isinstance(model, Network)
-    counts = {'layers': model.layers} if not isinstance(model, Network) else {
-        'layers': layers_of(model)[-1] + 1, 'operators': len(model.layers), 'dense layers': len(model.dense)
-    }  # fmt: skip
+    counts = model.counts
     most = max(counts.values())
-    if isinstance(model, Network):
+    if _marked(model):
         yield from _marks(model, order.stages)
     if isinstance(plan.stages, str):
         return
@@ -92,27 +88,26 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Complaint]
     elif not plan.stages and most < order.stages:
         few = f'{order.stages} stages for {told}'
         yield Complaint(('plan', 'pipeline'), few, f'write a pipeline of at most {max(most, 1)} stages')
-    if is_network and 0 in plan.stages:
+    if 0 in plan.stages and not model.empty_stages:
         yield Complaint(('plan', 'stages'), 'a stage of a network holds no layer', f'give each at least one of {most}')
 
 
-def _marks(model: Network, stages: int) -> Iterator[Complaint]:
+def _marks(model: Model, stages: int) -> Iterator[Complaint]:
     """Marks must rise to the last stage, one by one; what comes before the first mark is stage 0."""
-    if not _marked(model):
-        return
     stage, held = 0, False
-    for place, layer in enumerate(model.layers):
+    for place, layer in enumerate(model.operators.values()):
         mark = stage if layer.pipeline_stage is None else layer.pipeline_stage
         if not stage <= mark <= stage + held or mark >= stages:
             what = f'{mark} does not follow {stage} in a pipeline of {stages} stages'
-            key = layer_key(model, place, 'pipeline_stage')
-            yield Complaint(key, what, f'mark stages 0 to {stages - 1} in order, none left out')
+            yield Complaint(
+                model.file_key(place, 'pipeline_stage'), what, f'mark stages 0 to {stages - 1} in order, none left out'
+            )
             return
         stage, held = mark, held or isinstance(layer, Dense | Conv2d)
     if stage != stages - 1:
         what = f'marks end with stage {stage} of {stages}'
-        yield Complaint(NETWORK, what, f'mark a layer with pipeline_stage: {stages - 1}')
+        yield Complaint(('workload', model.key), what, f'mark a layer with pipeline_stage: {stages - 1}')
 
 
-def _marked(model: Network) -> bool:
-    return any(layer.pipeline_stage is not None for layer in model.layers)
+def _marked(model: Model) -> bool:
+    return any(layer.pipeline_stage is not None for layer in model.operators.values())

@@ -23,7 +23,6 @@ from simpar.document import (
     read,
 )
 from simpar.errors import Problem, ScheduleError
-from simpar.model import Network
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
@@ -172,10 +171,8 @@ def written(schedule: Contents) -> dict[str, Any]:
     tree: dict[str, Any] = dump(schedule, Contents)
     workload = tree['workload']
     model = workload.pop(MODEL)
-    network = schedule.workload.model
-    if isinstance(network, Network) and network == Network(layers=network.layers):
-        model['network'] = model['network']['layers']
-    return {**tree, 'workload': {**model, **workload}}
+    short = {key: schedule.workload.model.in_short(keys) for key, keys in model.items()}
+    return {**tree, 'workload': {**short, **workload}}
 
 
 def _values(contents: Contents) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from simpar.document import Complaint
 from simpar.lower.record import has_strategies
-from simpar.model import Network
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
@@ -16,8 +15,7 @@ from simpar.workload import Workload
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     yield from _loss_fits(workload)
-    if isinstance(workload.model, Network):
-        yield from layouts_fit(workload.model, plan)
+    yield from layouts_fit(workload.model, plan)
 
 
 def _loss_fits(workload: Workload) -> Iterator[Complaint]:

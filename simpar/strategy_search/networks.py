@@ -15,7 +15,7 @@ from simpar.model.library.cross_entropy import (
     SMOOTH,
     LossOperator,
 )
-from simpar.model.library.transformer import Transformer
+from simpar.model.library.gpt import Transformer
 from simpar.model.primitive import Call, Shape
 from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
 from simpar.workload import Workload

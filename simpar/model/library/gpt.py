@@ -5,19 +5,149 @@ Operators that Megatron-LM fuses are one: bias, dropout and residual; all of a g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from math import gcd
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from pydantic import Field
+
+from simpar.document import Complaint
 from simpar.model import Embedding, Gelu, LayerNorm, Operator
-from simpar.model.dropout import KEYS
-from simpar.model.library.transformer import Transformer
+from simpar.model.advice import divisors, multiple
+from simpar.model.dropout import DRAW, KEYS
+from simpar.model.keys import Deviation, Size
+from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
 from simpar.model.operators.linear import Product
 from simpar.model.operators.stream import Dropout, Position, Residual
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TOKENS = 'tokens'
+FILE = ('workload', 'transformer')
 VOCABULARY = 'the vocabulary (embedding and head)'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer(Model):
+    """A GPT: token and position embedding, pre-norm blocks of causal attention and GELU feed-forward, norm, head.
+
+    Arguments: ``ffn``, width of the feed-forward, 4 × hidden unless given; ``kv_heads``, heads unless given (GQA);
+    ``tied``: the head uses the token embedding's weight; ``attention``: ``flash`` keeps no probabilities, ``unfused``
+    keeps them; ``dropout``, probability of zeros behind the embedding, in the probabilities of attention and behind
+    both halves of a layer, before they are added (Megatron-LM).
+    """
+
+    layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
+    hidden: Annotated[Size, Field(description='width of the residual stream; a multiple of heads')]
+    heads: Annotated[Size, Field(description='attention heads')]
+    vocab: Annotated[Size, Field(description='tokens in the vocabulary')]
+    sequence: Annotated[Size, Field(description='tokens in a sample')]
+    ffn: Annotated[int, Field(ge=0, le=2**22, description='width of the feed-forward; 0: 4 × hidden')] = 0
+    kv_heads: Annotated[int, Field(ge=0, le=2**20, description='heads of keys and values (GQA); 0: heads')] = 0
+    tied: Annotated[bool, Field(description="the head uses the token embedding's weight")] = False
+    attention: Annotated[
+        Literal['flash', 'unfused'], Field(description='flash keeps no probabilities; unfused writes and keeps them')
+    ] = 'flash'
+    dropout: Annotated[
+        float, Field(ge=0, lt=1, description='probability of zeros, of attention and behind embedding and half-layers')
+    ] = 0.0
+    weight_deviation: Deviation = 0.02
+
+    key: ClassVar[str] = 'transformer'
+    empty_stages: ClassVar[bool] = True
+
+    @property
+    def ffn_width(self) -> int:
+        """Width of the feed-forward."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Embedding, position, the operators of all layers, norm and head."""
+        return _nodes(self)
+
+    def graph(self, batch: int, *, digits: bool = False) -> Graph:
+        """Of tokens and, with dropout, keys that masks are drawn from."""
+        sources = [Source(TOKENS, (batch, self.sequence), f'tokens:{self.vocab}', integer=True)]
+        if self.dropout:
+            sources.append(Source(KEYS, (batch,), DRAW, integer=True))
+        shapes = {source.name: source.shape for source in sources}
+        for node in self.nodes:
+            shapes[node.name] = node.operator.result_shape(batch, *(shapes[read] for read in node.reads))
+        return Graph(
+            nodes=self.nodes,
+            sources=tuple(sources),
+            shapes=shapes,
+            deviation=self.weight_deviation,
+            drawn_labels='tokens',
+            layers=self.layers,
+            hands_on=True,
+        )
+
+    @property
+    def counted(self) -> Mapping[str, Sequence[int]]:
+        """In layers."""
+        return {'layers': tuple(node.layer for node in self.nodes)}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Norm and head stand behind the layers."""
+        return {'layers': self.layers}
+
+    def settled(self) -> Self:
+        """With its widths and heads."""
+        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads)
+
+    def misfits(self, asked: Asked) -> Iterator[Complaint]:
+        """Widths, heads, the loss, the data and degrees."""
+        return chain(_sizes(self), _asked(asked), _degrees(self, asked))
+
+
+@lru_cache(maxsize=8)
+def _nodes(model: Transformer) -> tuple[Node, ...]:
+    return tuple(gpt_nodes(model))
+
+
+def _sizes(model: Transformer) -> Iterator[Complaint]:
+    if model.hidden % model.heads:
+        what = f'{model.hidden} does not divide by heads {model.heads}'
+        yield Complaint((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
+    if model.heads % model.key_value_heads:
+        what = f'{model.key_value_heads} does not divide heads {model.heads}'
+        yield Complaint((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
+
+
+def _asked(asked: Asked) -> Iterator[Complaint]:
+    if asked.loss != 'cross-entropy':
+        yield Complaint(('workload', 'loss'), f'a transformer has no {asked.loss}', 'write cross-entropy')
+    if asked.data == 'mnist':
+        yield Complaint(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
+
+
+def _degrees(model: Transformer, asked: Asked) -> Iterator[Complaint]:
+    """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
+    tensor = asked.tensor
+    if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
+        what = f'sequence {model.sequence} does not divide by tensor {tensor}'
+        instead = multiple(model.sequence, tensor).removeprefix('write ')
+        yield Complaint(('plan', 'sequence_parallel'), what, f'write false, or a sequence that is {instead}')
+    for name, heads in (('heads', model.heads), ('kv_heads', model.key_value_heads)):
+        if heads % tensor:
+            common = gcd(model.heads, model.key_value_heads)
+            what = f'{name} {heads} of the transformer do not divide by tensor {tensor}'
+            yield Complaint(('plan', 'tensor'), what, f'write one of {divisors(common)}')
+            return
 
 
 def gpt_nodes(model: Transformer) -> Iterator[Node]:

@@ -122,6 +122,11 @@ class Operator(ABC):
         return ()
 
     @property
+    def comm_fusion(self) -> Fused:
+        """Its messages are fused with those of equal id; none: the plan says."""
+        return None
+
+    @property
     def out_strategy(self) -> Cuts:
         """Slices of its result where a sum over ranks is scattered; empty: it is not."""
         return ()
@@ -219,6 +224,11 @@ class Trained(Sharded):
     """An operator that has parameters."""
 
     comm_fusion: Fused = None
+
+    @property
+    def has_own(self) -> bool:
+        """Whether any of them is its own, not another operator's too."""
+        return True
 
 
 @keys

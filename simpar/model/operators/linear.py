@@ -171,6 +171,11 @@ class Product(Weighted, Unary):
     gathers: bool = False
     what: str = ''
 
+    @property
+    def has_own(self) -> bool:
+        """Not where its only parameter is tied."""
+        return self.bias or not self.weight
+
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Rows of all outputs."""
         return (*reads[0][:-1], prod(self.outputs))

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simpar.document import Complaint, Key
-from simpar.model import Dense, Embedding, Network, Shape, Shapes, layer_names, shapes_of
-from simpar.plan import Plan
-from simpar.workload import Workload
+from simpar.model.model import Asked
+from simpar.model.operators.embedding import Embedding
+from simpar.model.operators.linear import Dense
+from simpar.model.primitive import Shape
+from simpar.model.shapes import Shapes, layer_names, shapes_of
+
+if TYPE_CHECKING:
+    from simpar.model.graph import Network
 
 MNIST_PIXELS: Final = 28 * 28
 MNIST_CLASSES: Final = 10
@@ -21,36 +26,31 @@ MOST_ELEMENTS: Final = 2**56
 NETWORK: Final[Key] = ('workload', 'network')
 
 
-def network_fits(workload: Workload, model: Network, plan: Plan) -> Iterator[Complaint]:
+def network_fits(model: Network, asked: Asked) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
     clashes = list(_names(model))
     yield from clashes
     if not model.is_graph:
-        yield from _chain(workload, model)
+        yield from _chain(asked, model)
         return
     if _sample_is_told(model) and not clashes:
-        yield from _graph(workload, model, plan.micro_batches * plan.copies)
+        yield from _graph(asked, model)
     elif not clashes:
         yield _untold(model)
-
-
-def layer_key(model: Network, place: int, key: str = '') -> Key:
-    """Where a file has a layer, or a key of it."""
-    return (*NETWORK, 'layers', place, model.layers[place].key, *((key,) if key else ()))
 
 
 def _names(model: Network) -> Iterator[Complaint]:
     taken = set(RESERVED)
     for place, name in enumerate(layer_names(model)):
         if name in taken:
-            yield Complaint(layer_key(model, place, 'name'), f'the name {name} is taken', 'write another name')
+            yield Complaint(model.file_key(place, 'name'), f'the name {name} is taken', 'write another name')
         taken.add(name)
 
 
 # chains of dense layers and activations
 
 
-def _chain(workload: Workload, model: Network) -> Iterator[Complaint]:
+def _chain(asked: Asked, model: Network) -> Iterator[Complaint]:
     dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
     if not dense:
         yield Complaint(NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
@@ -58,25 +58,25 @@ def _chain(workload: Workload, model: Network) -> Iterator[Complaint]:
     for (_, before), (place, layer) in pairwise(dense):
         if layer.inputs != before.outputs:
             what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
-            yield Complaint(layer_key(model, place, 'in'), what, f'write {before.outputs}')
-    if workload.data == 'mnist':
-        yield from _mnist(workload, model, dense)
+            yield Complaint(model.file_key(place, 'in'), what, f'write {before.outputs}')
+    if asked.data == 'mnist':
+        yield from _mnist(asked, model, dense)
 
 
-def _mnist(workload: Workload, model: Network, dense: list[tuple[int, Dense]]) -> Iterator[Complaint]:
+def _mnist(asked: Asked, model: Network, dense: list[tuple[int, Dense]]) -> Iterator[Complaint]:
     (start, first), (end, last) = dense[0], dense[-1]
     if first.inputs != MNIST_PIXELS:
         what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
-        yield Complaint(layer_key(model, start, 'in'), what, f'write {MNIST_PIXELS}')
+        yield Complaint(model.file_key(start, 'in'), what, f'write {MNIST_PIXELS}')
     if last.outputs < MNIST_CLASSES:
         what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
-        yield Complaint(layer_key(model, end, 'out'), what, f'write at least {MNIST_CLASSES}')
-    yield from _by_class(workload)
+        yield Complaint(model.file_key(end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    yield from _by_class(asked)
 
 
-def _by_class(workload: Workload) -> Iterator[Complaint]:
-    if workload.loss != 'cross-entropy':
-        what = f'mnist has classes, which {workload.loss} cannot take'
+def _by_class(asked: Asked) -> Iterator[Complaint]:
+    if asked.loss != 'cross-entropy':
+        what = f'mnist has classes, which {asked.loss} cannot take'
         yield Complaint(('workload', 'loss'), what, 'write cross-entropy')
 
 
@@ -96,27 +96,27 @@ def _untold(model: Network) -> Complaint:
     return Complaint(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [512]')
 
 
-def _graph(workload: Workload, model: Network, slices: int) -> Iterator[Complaint]:
-    """Arguments: ``slices``, copies of micro-batches that the batch is cut into."""
-    divides = workload.batch % slices == 0
-    found = shapes_of(model, workload.batch // slices if divides else workload.batch)
+def _graph(asked: Asked, model: Network) -> Iterator[Complaint]:
+    slices = asked.slices
+    divides = asked.batch % slices == 0
+    found = shapes_of(model, asked.batch // slices if divides else asked.batch)
     for misfit in found.misfits:
-        yield Complaint(layer_key(model, misfit.place, misfit.key), misfit.what, misfit.remedy)
+        yield Complaint(model.file_key(misfit.place, misfit.key), misfit.what, misfit.remedy)
     yield from _sizes(model, found, slices if divides else 1)
     last = found.of.get(layer_names(model)[-1])
-    if workload.data == 'mnist':
-        yield from _digits(workload, model, found, last)
-    if last is not None and len(last) != 2 and workload.loss == 'cross-entropy':
+    if asked.data == 'mnist':
+        yield from _digits(asked, model, found, last)
+    if last is not None and len(last) != 2 and asked.loss == 'cross-entropy':
         what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
         yield Complaint(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
 
 
-def _digits(workload: Workload, model: Network, found: Shapes, last: Shape | None) -> Iterator[Complaint]:
+def _digits(asked: Asked, model: Network, found: Shapes, last: Shape | None) -> Iterator[Complaint]:
     """Images of mnist for a graph: one row of classes for each.
 
     Arguments: ``last``, shape of the result, where it is known.
     """
-    yield from _by_class(workload)
+    yield from _by_class(asked)
     if isinstance(model.layers[0], Embedding):
         yield Complaint(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
     elif prod(model.sample) != MNIST_PIXELS:
@@ -136,5 +136,5 @@ def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Complaint]:
     for place, name in enumerate(layer_names(model)):
         if prod(found.of.get(name, ())) * slices > MOST_ELEMENTS:
             what = f'gives {list(found.of[name])}, too many elements'
-            yield Complaint(layer_key(model, place), what, 'choose smaller dims or a smaller batch')
+            yield Complaint(model.file_key(place), what, 'choose smaller dims or a smaller batch')
             return

@@ -1,0 +1,29 @@
+"""What the reference knows of a kind of model: its inputs, its parameters and its loss, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from simpar.workload import Workload
+
+Parameters = dict[str, torch.Tensor]
+Declared = tuple[str, tuple[int, ...], str]
+"""Name, shape and draw of a parameter."""
+Input = tuple[str, str, tuple[int, ...], bool]
+"""Name, draw, shape, and whether it holds integers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfModel:
+    """A kind of model.
+
+    Arguments: ``inputs``, the model's input and its target; ``loss`` of a copy, from its input, its target and the keys
+    that dropout draws from.
+    """
+
+    inputs: Callable[[Workload], tuple[Input, Input]]
+    parameters: Callable[[Workload], Iterator[Declared]]
+    loss: Callable[[Workload, Parameters, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
