@@ -55,8 +55,7 @@ def stages_of(
     """
     recompute, overlap = recompute or Recompute(), overlap or Overlap()
     check_recompute(recompute, tape.ops, len(order.placement))
-    split = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'I'}
-    whole = {part.stage for row in order.actions for action in row for part in action.parts if part.kind == 'B'}
+    done = {(part.stage, part.kind) for row in order.actions for action in row for part in action.parts}
     ops: list[list[OpClass]] = [[] for _ in order.placement]
     for op in tape.ops:
         ops[op.stage].append(op)
@@ -65,10 +64,10 @@ def stages_of(
     made: list[OpClass] = []
     for stage, mine in enumerate(ops):
         elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
-        done = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        cut = tiled(tape, done, elsewhere, tiles)
+        again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
+        cut = tiled(tape, again, elsewhere, tiles)
         made += cut
-        found.append(_stage(tape, cut, elsewhere, overlap, split=stage in split, whole=stage in whole))
+        found.append(_stage(tape, cut, elsewhere, overlap, split=(stage, 'I') in done, whole=(stage, 'B') in done))
     tape.notes += nothing_tiled(made, tiles)
     return found
 

@@ -82,6 +82,13 @@ class Slots:
         part = self.column(lambda template: template.part, np.int64)
         return np.asarray(self.micro_batches.astype(kind)[block, part])
 
+    def as_one(self) -> Slots:
+        """The same slots as one block, of which none is known to be like another."""
+        op_class = self.column(lambda template: template.op_class, np.int64)
+        stream = self.column(lambda template: template.stream, np.int64)
+        copy = self.column(lambda template: template.copy, np.int64)
+        return plain_slots(op_class, stream, self.micro_batch(np.int64), copy, self.after)
+
     def spread(self, columns: Sequence[Ints]) -> Ints:
         """What each template has, block after block."""
         return np.concatenate([columns[template] for template in self.which.tolist()] or [EMPTY])
