@@ -239,13 +239,16 @@ def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_
     assert message in str(caught.value)
 
 
-def test_a_transformer_takes_no_strategy_of_its_loss(tmp_path):
+def test_a_transformer_takes_a_strategy_of_its_loss(tmp_path):
     text = SCHEDULE.format(batch=16, plan='{}').partition('  network')[0]
     model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 16\n'
     path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{text}{model}  loss_strategy: [[2, 2, 1], [2, 2]]\n', encoding='utf-8')
+    program = load_case(path).program
+    assert program.tensor['loss'].shape == (4,)
     path.write_text(f'{text}{model}  loss_strategy: [[2, 1], [2]]\n', encoding='utf-8')
-    with pytest.raises(ScheduleError, match=r'loss_strategy: a transformer takes degrees'):
-        load_case(path)
+    with pytest.raises(Infeasible, match=r'loss: strategy .* the inputs have 3, 2'):
+        load_case(path).predict()
 
 
 def test_a_loss_is_cut_by_batch_unless_told_otherwise():
