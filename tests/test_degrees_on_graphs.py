@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.numerics import check
-
 from simpar.lower import lower
 from simpar.lower.lower import order_of
 from simpar.lower.record import record

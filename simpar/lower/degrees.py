@@ -110,7 +110,10 @@ class Degrees:
         return [outermost(self.data, rows), *(self._without_tensor(axes) for axes in others)]
 
     def _without_tensor(self, axes: Axes) -> Axes:
-        return (_minus(axes, self.tensor) or ()) if self.tensor and axes else axes
+        """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
+        for taken in (self.tensor, self.data) if self.tensor else ():
+            axes = (_minus(axes, taken) or ()) if axes else axes
+        return axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
         """A layout of the residual stream: with sequence parallelism split along the sequence, or along rows."""

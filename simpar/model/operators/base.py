@@ -97,6 +97,8 @@ class Operator(ABC):
     """What of them no strategy splits, for the docs."""
     lead: ClassVar[int] = 0
     """Which of the inputs in its strategy is the first value that it reads."""
+    splits_result: ClassVar[int] = 0
+    """Where the sum behind it may be scattered, how many inputs stand in its strategy; 0: it may not."""
     roles: ClassVar[tuple[str, ...]] = ('x',)
     """The roles of what it reads, in its ops."""
 
