@@ -129,7 +129,11 @@ class Degrees:
             return layout
         dims = list(layout.dims)
         dims[dim] = merged((*dims[dim], *self.tensor))
-        return TensorLayout(layout.world, tuple(dims))
+        try:
+            return TensorLayout(layout.world, tuple(dims))
+        except Infeasible:
+            # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2): it stays as it is.
+            return layout
 
     def _splits(self, layout: TensorLayout) -> bool:
         """Whether the tensor ranks hold different slices."""

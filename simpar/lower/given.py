@@ -34,8 +34,11 @@ def with_strategies(nodes: Sequence[Node], strategies: Mapping[str, Strategy]) -
     found = []
     for node in nodes:
         matching = [pattern for pattern in strategies if _matches(node.name, pattern)]
-        free -= set(matching)
-        found.append(_given(node, strategies[matching[0]]) if matching else node)
+        if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
+            free -= set(matching)
+            node = _given(node, strategies[matching[0]])  # noqa: PLW2901
+        found.append(node)
+    _tie(found)
     if free:
         names = [node.name for node in nodes if isinstance(node.operator, Sharded)]
         more = ', ...' if len(names) > SHOWN else ''
@@ -45,6 +48,16 @@ def with_strategies(nodes: Sequence[Node], strategies: Mapping[str, Strategy]) -
     return tuple(found)
 
 
+def _tie(nodes: list[Node]) -> None:
+    """Where only the second operator of a tied weight has a strategy, the first splits the weight as that one."""
+    place = {f'{node.name}.weight': number for number, node in enumerate(nodes)}
+    for node in nodes:
+        first = place.get(node.operator.tied, -1)
+        if node.operator.strategy and first >= 0 and not nodes[first].operator.strategy:
+            rows, (k, n) = node.operator.strategy[:2]
+            nodes[first] = replace(nodes[first], operator=told(nodes[first].operator, ((n, k), rows[:-1])))
+
+
 def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
@@ -52,7 +65,7 @@ def _matches(name: str, pattern: str) -> bool:
 def _given(node: Node, strategy: Strategy) -> Node:
     operator = node.operator
     if not isinstance(operator, Sharded):
-        raise Infeasible(f'plan.strategies: {node.name} takes no strategy, it lies as its input does; leave it out')
+        raise Infeasible(f'plan.strategies: {node.name} takes no strategy, it lies as what it reads; leave it out')
     return replace(node, operator=told(operator, strategy))
 
 

@@ -159,6 +159,11 @@ class Operator(ABC):
     def ops(self, local: Local) -> Ops:
         """What one rank does in F, I and W."""
 
+    @property
+    def tied(self) -> str:
+        """The name of the weight that it shares with an operator before it; empty: none."""
+        return ''
+
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """What it trains.
 

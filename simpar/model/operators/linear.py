@@ -176,6 +176,11 @@ class Product(Weighted, Unary):
     what: str = ''
 
     @property
+    def tied(self) -> str:
+        """Its weight, if that has a name of its own."""
+        return self.weight
+
+    @property
     def has_own(self) -> bool:
         """Not where its only parameter is tied."""
         return self.bias or not self.weight
