@@ -162,11 +162,11 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
-    from simpar.lower.record import has_strategies
+    from simpar.lower.given import has_strategies
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
-    laid = has_strategies(case.workload)
+    laid = has_strategies(case.workload, case.plan)
     asked = {
         'strategies of operators': laid,
         f'data {plan.data}': plan.data > 1 and not laid,

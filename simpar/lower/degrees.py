@@ -110,7 +110,10 @@ class Degrees:
         return [outermost(self.data, rows), *(self._without_tensor(axes) for axes in others)]
 
     def _without_tensor(self, axes: Axes) -> Axes:
-        return (_minus(axes, self.tensor) or ()) if self.tensor and axes else axes
+        """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
+        for taken in (self.tensor, self.data) if self.tensor else ():
+            axes = (_minus(axes, taken) or ()) if axes else axes
+        return axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
         """A layout of the residual stream: with sequence parallelism split along the sequence, or along rows."""
@@ -126,7 +129,11 @@ class Degrees:
             return layout
         dims = list(layout.dims)
         dims[dim] = merged((*dims[dim], *self.tensor))
-        return TensorLayout(layout.world, tuple(dims))
+        try:
+            return TensorLayout(layout.world, tuple(dims))
+        except Infeasible:
+            # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2): it stays as it is.
+            return layout
 
     def _splits(self, layout: TensorLayout) -> bool:
         """Whether the tensor ranks hold different slices."""

@@ -149,6 +149,10 @@ class Tape:
         if name not in self.tensors:
             self.register(value, 'parameter', batch_dim=None, initial=initial)
             self.register(value.like(f'd:{name}'), 'gradient', self.gradients, batch_dim=None, like=name)
+        elif self.layouts[name] != layout:
+            raise Infeasible(
+                f'{name}: two operators have it (tied), and their strategies split it unlike; split both alike, or none'
+            )
         return value
 
     def held(self, name: str) -> int:

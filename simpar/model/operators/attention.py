@@ -13,7 +13,7 @@ from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
 from simpar.model.dropout import dropped
-from simpar.model.operators.base import Sharded, operator
+from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Primitive, Shape, dim_names
@@ -169,8 +169,8 @@ class AttentionScores(Sharded):
 
 
 @operator
-class AttentionValues(Sharded):
-    """Probabilities · v for every head; the gradient of v is handed to the operator of the scores."""
+class AttentionValues(Operator):
+    """Probabilities · v for every head; the gradient of v is handed to the operator of the scores, as which it lies."""
 
     key = 'attention_values'
     written = False
@@ -209,7 +209,7 @@ class AttentionValues(Sharded):
 
 
 @operator
-class CausalSoftmax(SameShape, Sharded):
+class CausalSoftmax(SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future."""
 
     key = 'causal_softmax'

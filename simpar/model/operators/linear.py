@@ -100,6 +100,7 @@ class Dense(Biased):
     key = 'dense'
     primitives: ClassVar = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
     inputs_told = 'x [rows, in], weight [in, out]'
+    splits_result = 2
 
     inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
     outputs: Annotated[Width, Field(alias='out', description='features of its result')]
@@ -162,14 +163,22 @@ class Product(Weighted, Unary):
     written = False
     primitives: ClassVar = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
     inputs_told = 'x [..., in], weight [in, out]'
+    splits_result = 2
 
     outputs: Shape
     inputs: Shape
     bias: bool = True
     weight: str = ''
+    out_strategy: Cuts = ()
+    out_layout: Aliases = ()
     split: str = 'outputs'
     gathers: bool = False
     what: str = ''
+
+    @property
+    def tied(self) -> str:
+        """Its weight, if that has a name of its own."""
+        return self.weight
 
     @property
     def has_own(self) -> bool:

@@ -9,7 +9,7 @@ from simpar.layout import TensorLayout
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
 from simpar.model.dropout import dropped
-from simpar.model.operators.base import Sharded, Trained, operator
+from simpar.model.operators.base import Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
@@ -65,7 +65,7 @@ class Position(SameShape, Trained):
 
 
 @operator
-class Dropout(SameShape, Sharded):
+class Dropout(SameShape):
     """x × mask / (1 − probability); keeps the mask, a byte an element.
 
     Arguments: ``site``, what its mask is drawn for.
