@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ['errors', 'units', 'intervals', 'files', 'document'],
@@ -22,6 +20,14 @@ PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, n
 FILES = sorted((ROOT / 'simpar').rglob('*.py'))
 
 
+def dotted(path: Path) -> str:
+    """The name that a file is imported by."""
+    return '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+
+
+KNOWN = set(map(dotted, FILES))
+
+
 def imported(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, also inside functions."""
     names = set()
@@ -34,6 +40,18 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def imported_on_top(path: Path) -> set[str]:
+    """The same, but for imports inside functions, which run when all modules are there; a name may be a module."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f'{node.module}.{alias.name}' for alias in node.names}
+            names |= modules & KNOWN or {node.module}
+    return names
+
+
 def test_every_room_has_a_floor():
     rooms = {path.relative_to(ROOT / 'simpar').parts[0].removesuffix('.py') for path in FILES}
     assert rooms <= set(PLACE), (
@@ -41,14 +59,14 @@ def test_every_room_has_a_floor():
     )
 
 
-@pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_imports_lower_floors_or_to_its_left(path):
-    room = path.relative_to(ROOT / 'simpar').parts[0].removesuffix('.py')
-    for name in imported(path):
-        parts = name.split('.')
-        assert parts[0] not in ('executor', 'torch'), f'{path.name} imports {name}'
-        if parts[0] == 'simpar' and len(parts) > 1 and parts[1] != room:
-            assert PLACE[parts[1]] < PLACE[room], f'{path.name} on floor {PLACE[room][0]} imports {name}'
+def test_a_file_imports_lower_floors_or_to_its_left():
+    for path in FILES:
+        room = path.relative_to(ROOT / 'simpar').parts[0].removesuffix('.py')
+        for name in imported(path):
+            parts = name.split('.')
+            assert parts[0] not in ('executor', 'torch'), f'{path.name} imports {name}'
+            if parts[0] == 'simpar' and len(parts) > 1 and parts[1] != room:
+                assert PLACE[parts[1]] < PLACE[room], f'{path.name} on floor {PLACE[room][0]} imports {name}'
 
 
 def test_lowering_knows_neither_cost_nor_hardware():
@@ -56,8 +74,17 @@ def test_lowering_knows_neither_cost_nor_hardware():
     assert not [name for name in names if name.startswith(('simpar.cost', 'simpar.hardware', 'simpar.engine'))]
 
 
-@pytest.mark.parametrize(
-    'path', FILES + sorted((ROOT / 'executor').rglob('*.py')), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_no_file_is_longer_than_400_lines(path):
-    assert len(path.read_text(encoding='utf-8').splitlines()) <= 400
+def test_no_file_is_longer_than_400_lines():
+    every = FILES + sorted((ROOT / 'executor').rglob('*.py'))
+    lines = {path.name: len(path.read_text(encoding='utf-8').splitlines()) for path in every}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
+def test_no_two_files_import_each_other_in_a_circle():
+    """Within a folder, too, where files may import one another."""
+    imports = {dotted(path): imported_on_top(path) & KNOWN for path in FILES}
+    left = dict(imports)
+    while ready := [name for name, needs in left.items() if not needs & left.keys() - {name}]:
+        for name in ready:
+            del left[name]
+    assert not left, f'import each other: {sorted(left)}'

@@ -108,6 +108,7 @@ SITUATIONS = [
     (GPT, '{zero: 1, shard_threshold: 1 B}', 'plan.shard_threshold', 'the same parameters are sharded'),
     (GPT, '{gather: on-use, shard_group: 4, accumulate: sharded, prefetch: 3}',
      'plan.gather plan.shard_group plan.accumulate plan.prefetch', 'nothing is sharded'),
+    (GPT, 'shard_form: flat', 'plan.shard_form', 'nothing is sharded'),
     (GPT, '{zero: 2, prefetch: 3}', 'plan.prefetch', 'no weight is gathered'),
     (GPT, '{zero: 3, prefetch: 3, overlap: [enable_grad_comm_opt]}', 'plan.prefetch', 'does not list'),
     (GPT, 'copies_loss: sum', 'plan.copies_loss', 'one copy'),

@@ -28,6 +28,7 @@ class Mover:
         method, all_to_all: of ``simpar.layout.redistribute``.
         results: of ops emitted forward.
         moved: what values became before, by name, layout and stage.
+        again: what the backward gathered once more, by the name of what the forward gathered.
     """
 
     tape: Tape
@@ -35,6 +36,7 @@ class Mover:
     all_to_all: bool = False
     results: set[str] = field(default_factory=set)
     moved: dict[tuple[str, TensorLayout, int], Value] = field(default_factory=dict)
+    again: dict[str, Value] = field(default_factory=dict)
 
     @property
     def as_compiler(self) -> bool:
@@ -73,8 +75,11 @@ class Mover:
         """What the backward reads of a value that is gathered once more instead of kept."""
         if value.again is None:
             return value
-        found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
-        return self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+        # One gather for all that read the same, as where queries, keys and values are products of their own.
+        if value.name not in self.again:
+            found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
+            self.again[value.name] = self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+        return self.again[value.name]
 
     def share(self) -> None:
         """Do once what several redistributions of a value begin with alike, forward; each gradient has its own way.

@@ -93,7 +93,7 @@ def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: t
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
     ranks = world // plan.pipeline
-    if plan.data and plan.data * plan.tensor != ranks:
+    if plan.data > 1 and plan.data * plan.tensor != ranks:
         raise Infeasible(
             f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
         )

@@ -113,7 +113,9 @@ def _messages(
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
     for (stage, _, alone), names in apart.items():
-        for bucket, members in fuse(names, size, plan, ids, f'stage{stage}.' if several else '').items():
+        # Not the names of other messages: those are counted without regard to what is used in two stages.
+        scope = f'stage{stage}.packed.' if several else 'packed.'
+        for bucket, members in fuse(names, size, plan, ids, scope).items():
             yield alone or bucket, members
 
 
