@@ -12,7 +12,6 @@ from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.proposal import weighed
-from simpar.schedule import written
 from simpar.workload import Workload
 from simpar.written_out import written_out
 
@@ -68,11 +67,33 @@ def test_a_resolved_file_has_what_was_found(tmp_path):
         'plan: {search: exact}\n'
     )
     case = load_case(path)
-    tree = written(written_out(case))
-    assert tree['plan']['search'] == 'none'
+    tree = written_out(case)
+    assert tree['plan'].get('search', 'none') == 'none'
     assert {'layer*.qkv', 'head'} <= set(tree['plan']['strategies'])
 
 
 def test_double_recursive_search_says_why_it_takes_powers_of_two_alone():
     with pytest.raises(Infeasible, match='6 devices are not a power of two'):
         find_strategies(GPT, Plan(search='double-recursive'), cluster(PROFILE, devices=6))
+
+
+ANY_RANKS = [
+    (3, Plan(search='exact')),
+    (6, Plan(search='exact')),
+    (6, Plan(search='exact', objective='time', strategies={'layer0.fc1': ((1, 1, 1), (1, 6))})),
+    (12, Plan(search='exact', copies=2)),
+    (6, Plan(search='exact', pipeline=2, micro_batches=2)),
+    (6, Plan(search='sharding-propagation', strategies={'layer0.fc1': ((3, 1, 1), (1, 2))})),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(('ranks', 'plan'), ANY_RANKS)
+def test_ranks_that_are_no_power_of_two(ranks, plan):
+    from executor.numerics import check
+
+    found = find_strategies(GPT, plan, cluster(PROFILE, nodes=2 if ranks > 8 else 1, devices=min(ranks, 6)))
+    check(lower(found.workload, found.plan, ranks), found.workload, found.plan, steps=1)
+    for tensor in (one for one in (1, 2, 3, 6) if plan == Plan(search='exact') and ranks % one == 0):
+        degrees = Plan(data=ranks // tensor, tensor=tensor)
+        assert found.proposals[0].sent <= weighed('degrees', GPT, degrees, cluster(PROFILE, devices=ranks)).sent

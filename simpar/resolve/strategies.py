@@ -8,7 +8,7 @@ from functools import cached_property
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.errors import ScheduleError
+from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
@@ -26,6 +26,7 @@ from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.pool import Pool
 from simpar.resolve.proposal import Proposal
+from simpar.resolve.rows import Rules, divided, odd_factor, times
 from simpar.resolve.step_bytes import StepBytes
 from simpar.resolve.step_seconds import StepSeconds
 from simpar.strategy_search import (
@@ -74,8 +75,9 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
     Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
     the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
     by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
-    Raises ``Infeasible`` where ranks are no power of two or no strategies can be lowered, ``ScheduleError`` where the
-    search does not take the strategies that are given.
+    Devices that are no power of two: the odd factor splits samples, exact search and propagation split the rest.
+    Raises ``Infeasible`` where no strategies can be lowered, or double recursive search has devices that are no power
+    of two; ``ScheduleError`` where the search does not take the strategies that are given.
     """
     search = _Search(workload, plan, cluster)
     if plan.search == 'none':
@@ -94,6 +96,8 @@ class _Search:
     def __init__(self, workload: Workload, plan: Plan, cluster: Cluster) -> None:
         self.workload, self.plan, self.cluster = workload, plan, cluster
         self.devices = cluster.world // plan.pipeline
+        self.odd = 1 if plan.search == 'double-recursive' else odd_factor(self.devices)
+        self.twos = self.devices // self.odd
         self.slices = plan.micro_batches * plan.copies
         self.nodes = with_strategies(workload.model.nodes, plan.strategies)
         self.operators = {node.name: node.operator for node in self.nodes}
@@ -116,6 +120,26 @@ class _Search:
     def model(self) -> ModelGraph:
         """One copy of a micro-batch."""
         return replace(self.workload.model.graph(self.batch), nodes=self.nodes)
+
+    @cached_property
+    def part(self) -> ModelGraph:
+        """What the odd factor of the devices leaves of its samples to a search by twos."""
+        return (
+            replace(self.workload.model.graph(self.batch // self.odd), nodes=self.nodes) if self.odd > 1 else self.model
+        )
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Named dims of all operators."""
+        return {node.name: (self.axes(node), node.operator.lead) for node in self.nodes}
+
+    def by_twos(self, fixed: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """What is fixed in a part of the samples."""
+        return divided(fixed, self.rules, self.odd) if self.odd > 1 else fixed
+
+    def in_full(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """What was chosen for a part of the samples, for all parts."""
+        return times(choices, self.rules, self.odd) if self.odd > 1 else choices
 
     @property
     def result(self) -> Shape:
@@ -141,7 +165,7 @@ class _Search:
         nodes = self.nodes if biases else tuple(map(_without_bias, self.nodes))
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
         loss = told.loss_operators if in_operators(told) else told.loss
-        return model_graph(replace(self.model, nodes=nodes), loss, dataset)
+        return model_graph(replace(self.part, nodes=nodes), loss, dataset)
 
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
@@ -157,7 +181,18 @@ class _Search:
     # searches
 
     def propagated(self, compat: Compat) -> Mapping[str, Choice]:
-        return self.with_flattens(propagate(self.graph(), self.fixed, self.devices, compat))
+        if self.batch % self.odd:
+            raise Infeasible(
+                f'plan.search: {self.devices} devices are no power of two, and their odd factor {self.odd} does not '
+                f'divide the {self.batch} samples of a copy; write a multiple of {self.slices * self.odd} as batch'
+            )
+        fixed = self.by_twos(self.fixed)
+        if not fixed:
+            raise Infeasible(
+                f'plan.search: propagation over {self.devices} devices, no power of two, starts at an operator whose '
+                f'rows are split by a multiple of {self.odd}; give one such a strategy'
+            )
+        return self.with_flattens(self.in_full(propagate(self.graph(), fixed, self.twos, compat)))
 
     def recursive(self, compat: Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
@@ -193,21 +228,31 @@ class _Search:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
         objective = StepBytes(
             itemsize=BYTES[self.workload.precision],
-            devices=self.devices,
+            devices=self.twos,
             slices=self.slices,
             method=self.method,
             all_to_all=self.plan.all_to_all,
         )
-        graph = self.exact_graph()
-        least = exact(graph, self.devices, objective, fixed=self.exactly_fixed)
+        if self.batch % self.odd:
+            return self.of_known({}, None)
+        graph, fixed = self.exact_graph(), self.by_twos(self.exactly_fixed)
+        least = exact(graph, self.twos, objective, fixed=fixed)
         seconds = self.in_seconds(objective) if self.plan.objective == 'time' else {}
         count = BEST // 2 if seconds and len(graph.operators) > MANY else BEST
         few = {
-            name: ranked(graph, self.devices, count, one, fixed=self.exactly_fixed)
+            name: ranked(graph, self.twos, count, one, fixed=fixed)
             for name, one in {'exact': objective, **seconds}.items()
         }
+        few['exact'] = [least, *few['exact']]
+        return self.of_known(few, least.cost if self.odd == 1 else None)
+
+    def of_known(self, few: Mapping[str, Sequence[Found]], bound: float | None) -> Strategies:
+        """The best of all that is known.
+
+        Arguments: ``few``, the best few by each of some objectives, the first twice.
+        """
         known = Pool(replace(self.plan, search='none', redistribution=self.method), self.cluster)
-        for name, choices in self.tried(least, few):
+        for name, choices in self.tried(few):
             known.add(name, *self.applied(choices))
         ranking = known.ranking
         best = ranking[0]
@@ -218,8 +263,8 @@ class _Search:
             plan=replace(self.plan, search='none', strategies=best.plan.strategies),
             origins=origins,
             proposals=ranking,
-            bound=least.cost,
-            seconds=min((few[name][0].cost for name in seconds), default=None),
+            bound=bound,
+            seconds=min((found[0].cost for name, found in few.items() if name != 'exact'), default=None),
         )
 
     def in_seconds(self, objective: StepBytes) -> dict[str, Objective]:
@@ -234,16 +279,16 @@ class _Search:
         )
         return {'exact by time': in_line, 'exact by time, gradients hidden': replace(in_line, hidden=True)}
 
-    def tried(self, least: Found, few: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Mapping[str, Choice]]]:
+    def tried(self, few: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name.
 
         Arguments: ``few``, the best few by each of some objectives.
         """
-        yield 'exact', self.without_flattens(least.choices)
         for name, best in few.items():
-            for place, found in enumerate(best, 1):
-                yield f'{name}, number {place}', self.without_flattens(found.choices)
-        for compat in VERSIONS:
+            for place, found in enumerate(best, name != 'exact'):
+                called = f'{name}, number {place}' if place else name
+                yield called, self.without_flattens(self.in_full(found.choices))
+        for compat in VERSIONS if self.odd == 1 else ():
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:
                 try:
