@@ -56,7 +56,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     )
     given = () if isinstance(plan.stages, str) else plan.stages
     graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
-    graph = replace(graph, nodes=with_strategies(graph.nodes, plan.strategies))
+    graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:

@@ -22,6 +22,9 @@ def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
     for place, layer in enumerate(model.operators.values()):
         for key, what, instead in _of_layer(layer, plan):
             yield Complaint(model.file_key(place, key), what, instead)
+    for pattern, layouts in plan.layouts.items():
+        for _, what, instead in _axes('layouts', chain.from_iterable(layouts), plan):
+            yield Complaint(('plan', 'layouts', pattern), what, instead)
 
 
 def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
