@@ -99,7 +99,7 @@ class _Search:
         self.odd = 1 if plan.search == 'double-recursive' else odd_factor(self.devices)
         self.twos = self.devices // self.odd
         self.slices = plan.micro_batches * plan.copies
-        self.nodes = with_strategies(workload.model.nodes, plan.strategies)
+        self.nodes = with_strategies(workload.model.nodes, plan)
         self.operators = {node.name: node.operator for node in self.nodes}
         given = {name: operator.strategy for name, operator in self.operators.items()}
         self.fixed = in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
@@ -324,7 +324,7 @@ class _Search:
 
     def takes(self, node: Node, choices: Mapping[str, Choice]) -> bool:
         """Whether an operator takes what was chosen for it; a file's own layers say what is wrong with it."""
-        if node.name in self.fixed or node.name not in choices or not isinstance(node.operator, Sharded):
+        if node.name in self.fixed or node.name not in choices or node.operator.layout:
             return False
         if node.name in self.tied:
             return False
@@ -338,13 +338,13 @@ class _Search:
         return frozenset(firsts | {node.name for node in self.nodes if node.operator.tied})
 
     def origins(
-        self, workload: Workload, strategies: Collection[str], origin: str | Mapping[str, str]
+        self, workload: Workload, strategies: Mapping[str, Strategy], origin: str | Mapping[str, str]
     ) -> dict[str, str]:
         """Where the strategies of operators and loss come from; of those that have none, nothing.
 
-        Arguments: ``strategies``, patterns of the plan.
+        Arguments: ``strategies`` of the plan.
         """
-        nodes = with_strategies(workload.model.nodes, dict.fromkeys(strategies, ((),)))
+        nodes = with_strategies(workload.model.nodes, Plan(strategies=dict(strategies)))
         names = [node.name for node in nodes if node.operator.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
         found = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}
