@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -62,6 +62,27 @@ class RowProduct(MatrixProduct):
         """b0, ..., m, k, n."""
         x, (inputs, outputs) = shapes
         return product_axes(name, x, (outputs,), (inputs,))
+
+    def as_seen(self, shape: Shape) -> Shape:
+        """All rows in one dim."""
+        return (prod(shape[:-1]), shape[-1])
+
+    def main_output(self, use: Use, main: Main, rank: int) -> Pieces:
+        """Rows of samples first."""
+        return (*_rows(main.output[2], use.output), main.output[3])
+
+    def main_strategy(self, use: Use, main: Main) -> Pieced:
+        """Rows of samples first."""
+        return (*_rows(main.first[2], use.shapes[0]), main.first[3]), main.second[2:]
+
+
+def _rows(pieces: int, shape: Shape) -> Pieces:
+    """Slices of all rows, dealt to the dims before the last, the first first."""
+    found = []
+    for length in shape[:-1]:
+        found.append(gcd(pieces, length))
+        pieces //= found[-1]
+    return tuple(found)
 
 
 MAT_MUL, ROW_PRODUCT = MatrixProduct('MatMul', 'matrix'), RowProduct('RowMatMul', 'matrix')
@@ -174,6 +195,11 @@ class Product(Weighted, Unary):
     split: str = 'outputs'
     gathers: bool = False
     what: str = ''
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """The product; its bias lies as it does."""
+        weight = Parameter('weight', (prod(self.inputs), prod(self.outputs)))
+        yield Step(primitive=ROW_PRODUCT, reads=(*reads, weight), shape=result)
 
     @property
     def tied(self) -> str:
