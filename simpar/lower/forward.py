@@ -6,7 +6,7 @@ Each operator lies as its strategy or its layout says; by degrees; or as what it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, takewhile
 from math import gcd
@@ -206,10 +206,8 @@ class Forward:
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation)  # fmt: skip
         ops = node.operator.ops(site)
-        y = Value(name, y.shape, y.layout, bool(ops.parameters) or any(read.needs_gradient for read in reads))
-        site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.deviation)  # fmt: skip
-        y = emit(site, ops, roles)
+        trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
+        y = emit(replace(site, values={**values, 'y': replace(y, needs_gradient=trained)}), ops, roles)
         if not placed.local.partial:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
@@ -219,8 +217,7 @@ class Forward:
             return y
         bias = Bias(product=node.name, bias_shape=biases[0])
         z = Value(f'{node.name}.biased', y.shape, y.layout)
-        site = Site(tape=self.tape, mover=self.mover, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(),
-                    output=y.layout, deviation=self.deviation)  # fmt: skip
+        site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:

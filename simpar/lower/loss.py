@@ -13,10 +13,12 @@ from simpar.layout.axis import Axis, size_of
 from simpar.layout.operator import Operator
 from simpar.lower.cross_entropy import CrossEntropy
 from simpar.lower.degrees import Degrees
+from simpar.lower.emit import Site, emit
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
+from simpar.model import Reshape
 from simpar.program import Cut, Tensor
 from simpar.program.op import Attribute
 from simpar.workload import Workload
@@ -55,6 +57,7 @@ def add_loss(
     by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
     classes = drawn or f'{drawn_labels}:{y.shape[-1]}'
     if workload.loss_operators != 'one':
+        y = _as_rows(tape, mover, placer, y)
         labels = register('labels', y.shape[:-1], classes, 'int64')
         of_a_copy = scale(tape, tape.mesh.copies, summed=summed)
         CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
@@ -72,6 +75,20 @@ def add_loss(
     target = mover.move(target, layouts[1])
     factor = scale(tape, prod(target.shape), summed=summed)
     _Loss(tape, workload, y, target, factor).emit()
+
+
+def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
+    """Logits [batch, sequence, classes] as rows of classes, which the operators of the loss take."""
+    if len(y.shape) == 2:
+        return y
+    operator = Reshape(shape=(-1, y.shape[-1]))
+    rule = operator.axes('loss.rows', y.shape)
+    placed = placer.followed(rule, y.layout)
+    x = mover.move(y, placed.inputs[0])
+    rows = Value('loss.rows', rule.output_shape, placed.local)
+    site = Site(tape=tape, mover=mover, name=rows.name, values={'x': x, 'y': rows}, inputs=placed.inputs,
+                output=placed.output, deviation=0.0)  # fmt: skip
+    return emit(site, operator.ops(site), operator.roles)
 
 
 def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -> Layouts:
