@@ -193,6 +193,8 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.exchange': 'what is sent and received waits alike without it',
     'plan.dataset': 'every rank reads the same samples without it',
     'plan.device_matrix': 'no layout names its axes',
+    'plan.strategies': 'these operators are split so without them, too',
+    'plan.layouts': 'these operators are split so without them, too',
     'plan.redistribution': 'no value is redistributed another way',
     'plan.all_to_all': 'no redistribution uses an all-to-all',
     'plan.sequence_parallel': 'tensor is 1: there is nothing to shard the sequence over',

@@ -332,7 +332,7 @@ class _Search:
         """Whether an operator takes what was chosen for it; a file's own layers say what is wrong with it."""
         if node.name in self.fixed or node.name not in choices or node.operator.layout:
             return False
-        if node.name in self.tied:
+        if node.name in self.tied or not isinstance(node.operator, Sharded):
             return False
         return node.operator.written or not self.axes(node).wrong(choices[node.name].strategy, self.devices)
 
