@@ -13,7 +13,7 @@ from simpar.hardware import Cluster
 from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
 from simpar.lower.given import counts_of, with_strategies
-from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Strategy
+from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
 from simpar.model.node import Node
@@ -186,7 +186,7 @@ class _Search:
     def propagated(self, compat: Compat) -> Mapping[str, Choice]:
         self.check_samples()
         fixed = self.by_twos(self.fixed)
-        # Where nobody's rows are split by the odd factor there is nothing to start from: degrees, or the batch, say all.
+        # Where the odd factor splits nobody's rows there is nothing to start from: degrees or the batch say all.
         if not fixed:
             return {}
         return self.with_flattens(self.in_full(propagate(self.graph(), fixed, self.twos, compat)))
