@@ -63,7 +63,9 @@ def _end(ops: Sequence[OpClass], lives: Mapping[str, Sequence[_Life]], life: _Li
         return max(readers)
     found = [_first_reader(lives.get(name, ()), index) for index in collectives for name in ops[index].writes]
     end = max([*readers, *(index for index in found if index is not None)])
-    return end if end < life.until else max(readers)
+    # Where W is apart it comes behind the send, which may then not end what W reads.
+    late = ops[end].kind == 'send' and any(ops[index].phase == 'W' for index in readers)
+    return end if end < life.until and not late else max(readers)
 
 
 def _first_reader(lives: Sequence[_Life], writer: int) -> int | None:
