@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from math import prod
 from typing import Any, TypeVar
 
 from simpar.errors import Infeasible
@@ -96,3 +97,11 @@ def told(operator: Operator, strategy: Strategy) -> Operator:
         inputs, result = strategy[: operator.splits_result], strategy[operator.splits_result :]
         own |= {'strategy': inputs, 'out_strategy': result[0] if result else (), 'out_layout': ()}
     return replace(operator, **own)
+
+
+def counts_of(layouts: Layouts, matrix: Mapping[str, int]) -> Strategy:
+    """The strategy that layouts come to: into how many slices the axes of a device matrix split each dim."""
+    return tuple(
+        tuple(prod(matrix[axis] for axis in dim.split('+')) if dim.lower() != 'none' else 1 for dim in dims)
+        for dims in layouts
+    )

@@ -12,7 +12,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
-from simpar.lower.given import with_strategies
+from simpar.lower.given import counts_of, with_strategies
 from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
@@ -75,9 +75,9 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
     Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
     the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
     by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
-    Devices that are no power of two: the odd factor splits samples, exact search and propagation split the rest.
-    Raises ``Infeasible`` where no strategies can be lowered, or double recursive search has devices that are no power
-    of two; ``ScheduleError`` where the search does not take the strategies that are given.
+    Devices that are no power of two, which MindSpore's searches do not take: the odd factor splits samples, and the
+    search splits the rest. Raises ``Infeasible`` where no strategies can be lowered, ``ScheduleError`` where the search
+    does not take the strategies that are given.
     """
     search = _Search(workload, plan, cluster)
     if plan.search == 'none':
@@ -96,12 +96,15 @@ class _Search:
     def __init__(self, workload: Workload, plan: Plan, cluster: Cluster) -> None:
         self.workload, self.plan, self.cluster = workload, plan, cluster
         self.devices = cluster.world // plan.pipeline
-        self.odd = 1 if plan.search == 'double-recursive' else odd_factor(self.devices)
+        self.odd = odd_factor(self.devices)
         self.twos = self.devices // self.odd
         self.slices = plan.micro_batches * plan.copies
         self.nodes = with_strategies(workload.model.nodes, plan)
         self.operators = {node.name: node.operator for node in self.nodes}
-        given = {name: operator.strategy for name, operator in self.operators.items()}
+        matrix = plan.device_matrix
+        given = {
+            name: operator.strategy or counts_of(operator.layout, matrix) for name, operator in self.operators.items()
+        }
         self.fixed = in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
         self.loss = first_node(workload)
         self.fixed |= given_loss(workload)
@@ -181,26 +184,29 @@ class _Search:
     # searches
 
     def propagated(self, compat: Compat) -> Mapping[str, Choice]:
+        self.check_samples()
+        fixed = self.by_twos(self.fixed)
+        # Where the odd factor splits nobody's rows there is nothing to start from: degrees or the batch say all.
+        if not fixed:
+            return {}
+        return self.with_flattens(self.in_full(propagate(self.graph(), fixed, self.twos, compat)))
+
+    def check_samples(self) -> None:
+        """The odd factor of the devices must divide the samples of a copy."""
         if self.batch % self.odd:
             raise Infeasible(
                 f'plan.search: {self.devices} devices are no power of two, and their odd factor {self.odd} does not '
                 f'divide the {self.batch} samples of a copy; write a multiple of {self.slices * self.odd} as batch'
             )
-        fixed = self.by_twos(self.fixed)
-        if not fixed:
-            raise Infeasible(
-                f'plan.search: propagation over {self.devices} devices, no power of two, starts at an operator whose '
-                f'rows are split by a multiple of {self.odd}; give one such a strategy'
-            )
-        return self.with_flattens(self.in_full(propagate(self.graph(), fixed, self.twos, compat)))
 
     def recursive(self, compat: Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
-        stages = self.plan.pipeline
-        found = double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
+        self.check_samples()
+        stages = self.plan.pipeline // odd_factor(self.plan.pipeline)
+        found = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
         # What the compiler makes of an embedding is not known from any record: it is left to be cut by batch.
         kept = {name: choice for name, choice in found.items() if not isinstance(self.operators.get(name), Embedding)}
-        return self.with_flattens(kept)
+        return self.with_flattens(self.in_full(kept))
 
     def with_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """Those of a flatten as the network's takes them."""
@@ -288,7 +294,7 @@ class _Search:
             for place, found in enumerate(best, name != 'exact'):
                 called = f'{name}, number {place}' if place else name
                 yield called, self.without_flattens(self.in_full(found.choices))
-        for compat in VERSIONS if self.odd == 1 else ():
+        for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:
                 try:

@@ -30,8 +30,6 @@ def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
 def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, remedy."""
     layout, out = layer.layout, layer.out_layout
-    if layout and plan.search != 'none':
-        yield 'layout', f'names axes, but {plan.search} takes strategies', 'write strategy instead, or search: none'
     if layout and (layer.strategy or layer.out_strategy):
         yield 'layout', 'stands beside a strategy', 'write one of them'
     if out and not layout:

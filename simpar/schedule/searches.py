@@ -14,7 +14,8 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     if plan.search == 'none':
         return
     key, model = ('plan', 'search'), workload.model
-    given = bool(plan.strategies) or any(operator.strategy for operator in model.operators.values())
+    told = (operator.strategy or operator.layout for operator in model.operators.values())
+    given = bool(plan.strategies or plan.layouts) or any(told)
     if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
         what = 'sharding-propagation starts at layers that you cut, and there is none'
         instead = 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]'
