@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from simpar.case import load_case
-from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
@@ -72,17 +71,13 @@ def test_a_resolved_file_has_what_was_found(tmp_path):
     assert {'layer*.qkv', 'head'} <= set(tree['plan']['strategies'])
 
 
-def test_double_recursive_search_says_why_it_takes_powers_of_two_alone():
-    with pytest.raises(Infeasible, match='6 devices are not a power of two'):
-        find_strategies(GPT, Plan(search='double-recursive'), cluster(PROFILE, devices=6))
-
-
 ANY_RANKS = [
     (3, Plan(search='exact')),
     (6, Plan(search='exact')),
     (6, Plan(search='exact', objective='time', strategies={'layer0.fc1': ((1, 1, 1), (1, 6))})),
     (12, Plan(search='exact', copies=2)),
     (6, Plan(search='exact', pipeline=2, micro_batches=2)),
+    (6, Plan(search='double-recursive')),
     (6, Plan(search='sharding-propagation', strategies={'layer0.fc1': ((3, 1, 1), (1, 2))})),
 ]
 

@@ -9,7 +9,7 @@ from simpar.case import load_case
 from simpar.commands.check import facts_of
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -195,8 +195,8 @@ def test_fewer_data_ranks_than_ranks_do_not_go_with_strategies():
 
 
 def test_a_network_without_any_strategy_has_none():
-    assert has_strategies(TUTORIAL)
-    assert not has_strategies(network(dense(()), Relu()))
+    assert has_strategies(TUTORIAL, Plan())
+    assert not has_strategies(network(dense(()), Relu()), Plan())
 
 
 SCHEDULE = """\
