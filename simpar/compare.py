@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
-from simpar.recording import RecordedLane, RecordedSlot, Recording, record
 from simpar.trace import Times, Trace
+from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved
 from simpar.units import format_time
 
 FORMAT: Final = 'simpar comparison 1'
@@ -101,15 +101,15 @@ class Comparison:
             raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
 
 
-def compare(predicted: Trace | Recording, measured: Trace | Recording, *, percentile: float = 50.0) -> Comparison:
+def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, percentile: float = 50.0) -> Comparison:
     """Compare two traces of one Program.
 
     Arguments: ``percentile`` of the measured steps that is compared with the last predicted step, e.g. 10 on a machine
     that others disturb. Ops are compared by their medians over the measured steps. Raises ``ScheduleError`` if the
     traces are of different Programs.
     """
-    one = record(predicted) if isinstance(predicted, Trace) else predicted
-    other = record(measured) if isinstance(measured, Trace) else measured
+    one = to_saved(predicted) if isinstance(predicted, Trace) else predicted
+    other = to_saved(measured) if isinstance(measured, Trace) else measured
     _same_program(one, other)
     ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, _warm(other))) for rank in range(_world(one))]
     warm = other.step_times[_warm(other)]
@@ -168,7 +168,7 @@ def comparison_screen(comparison: Comparison, *, colour: bool | None = None, wid
 class _Rank(NamedTuple):
     """A rank's ops: seconds of one step, medians over steps; shape [slots]."""
 
-    slots: tuple[RecordedSlot, ...]
+    slots: tuple[SavedSlot, ...]
     pause: Times
     wait: Times
     run: Times
@@ -177,7 +177,7 @@ class _Rank(NamedTuple):
 Ranks = list[tuple[_Rank, _Rank]]
 
 
-def _same_program(one: Recording, other: Recording) -> None:
+def _same_program(one: SavedTrace, other: SavedTrace) -> None:
     """Refuse traces that cannot be joined."""
     if one.program != other.program:
         what = f'the traces are of different programs ({one.program[:12]}… and {other.program[:12]}…)'
@@ -189,26 +189,26 @@ def _same_program(one: Recording, other: Recording) -> None:
             raise ScheduleError(Problem('compare', f'the traces name different ops on rank {rank}'))
 
 
-def _world(recording: Recording) -> int:
-    return len(recording.lane_of_rank)
+def _world(saved: SavedTrace) -> int:
+    return len(saved.lane_of_rank)
 
 
-def _lane(recording: Recording, rank: int) -> RecordedLane:
-    return recording.lanes[recording.lane_of_rank[rank]]
+def _lane(saved: SavedTrace, rank: int) -> SavedRank:
+    return saved.lanes[saved.lane_of_rank[rank]]
 
 
-def _slots(recording: Recording, rank: int) -> tuple[RecordedSlot, ...]:
-    return recording.roles[_lane(recording, rank).role]
+def _slots(saved: SavedTrace, rank: int) -> tuple[SavedSlot, ...]:
+    return saved.roles[_lane(saved, rank).role]
 
 
-def _warm(recording: Recording) -> slice:
+def _warm(saved: SavedTrace) -> slice:
     """All steps but the first, where there are more."""
-    return slice(min(1, len(recording.step_times) - 1), None)
+    return slice(min(1, len(saved.step_times) - 1), None)
 
 
-def _table(recording: Recording, rank: int, steps: slice) -> _Rank:
+def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
     """Pause, wait and run of every op of a rank."""
-    lane, slots = _lane(recording, rank), _slots(recording, rank)
+    lane, slots = _lane(saved, rank), _slots(saved, rank)
     before = np.empty_like(lane.end_KS)
     tail: dict[str, int] = {}
     for slot, described in enumerate(slots):

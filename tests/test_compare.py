@@ -13,8 +13,8 @@ from worked import worked_costs, worked_program
 from simpar.compare import compare, comparison_json, comparison_screen
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
-from simpar.recording import load_trace, record, save_trace
 from simpar.trace import Lane
+from simpar.trace_files import load_trace, save_trace, to_saved
 
 PROGRAM = worked_program()
 
@@ -104,12 +104,12 @@ def test_other_programs_are_refused():
     other = replace(predicted(), program=PROGRAM.replace(notes=(), copies=3))
     with pytest.raises(ScheduleError, match='different programs'):
         compare(predicted(), other)
-    recording = record(predicted())
-    shifted = replace(recording, roles=(recording.roles[0][::-1],))
+    saved = to_saved(predicted())
+    shifted = replace(saved, roles=(saved.roles[0][::-1],))
     with pytest.raises(ScheduleError, match='different ops on rank 0'):
-        compare(recording, shifted)
+        compare(saved, shifted)
     with pytest.raises(ScheduleError, match='2 ranks, the other 1'):
-        compare(recording, replace(recording, lane_of_rank=(0,)))
+        compare(saved, replace(saved, lane_of_rank=(0,)))
 
 
 def test_a_saved_trace_compares_like_the_trace(tmp_path):

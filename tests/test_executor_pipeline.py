@@ -14,7 +14,7 @@ from simpar.commands.check import MOST_STREAMS
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.recording import load_trace
+from simpar.trace_files import load_trace
 from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True), batch=8)

@@ -23,7 +23,7 @@ from simpar.errors import ScheduleError
 from simpar.files import write_whole
 from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
 from simpar.metrics import metrics
-from simpar.recording import record, save_trace, traced
+from simpar.trace_files import save_trace, to_saved, to_trace
 
 HTA = Path(__file__).parent / 'recorded' / 'hta'
 RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
@@ -215,10 +215,10 @@ def test_prediction_and_measurement_stand_side_by_side(tmp_path):
 
 
 def test_a_recording_is_drawn_as_the_trace_that_it_is_of():
-    found = traced(record(PIPELINE), PIPELINE.program)
+    found = to_trace(to_saved(PIPELINE), PIPELINE.program)
     assert list(events(found, [0, 1], Style())) == list(events(PIPELINE, [0, 1], Style()))
     with pytest.raises(ScheduleError, match=r'the trace: is of program .*; measure the schedule again'):
-        traced(record(PIPELINE), PROGRAM)
+        to_trace(to_saved(PIPELINE), PROGRAM)
 
 
 def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys):

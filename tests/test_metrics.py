@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
 from simpar.engine import simulate
-from simpar.intervals import fold, length, minus, union
+from simpar.interval_sets import fold, length, minus, union
 from simpar.metrics import metrics
 from simpar.trace import Lane, Trace
 

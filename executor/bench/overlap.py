@@ -15,7 +15,7 @@ from executor.bench.ranks import Timed, TimedPool
 from executor.bench.sample import WARM_UP
 from executor.bench.sizes import Sizes
 from executor.measure import Statistics
-from simpar.intervals import Intervals, union
+from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan

@@ -105,7 +105,7 @@ def _say(line: str) -> None:
 def _show(options: argparse.Namespace, execution: Execution) -> None:
     trace = execution.trace
     if options.save:
-        from simpar.recording import save_trace
+        from simpar.trace_files import save_trace
 
         save_trace(options.save, trace)
     notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]

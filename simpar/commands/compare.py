@@ -7,7 +7,7 @@ import json
 import sys
 
 from simpar.compare import compare, comparison_json, comparison_screen
-from simpar.recording import load_trace
+from simpar.trace_files import load_trace
 
 
 def command(options: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ from simpar.case import Case, load_case
 from simpar.commands.executor import need_torch, start
 from simpar.compare import compare, comparison_json, comparison_screen
 from simpar.predict import Prediction
-from simpar.recording import Recording, load_trace, traced
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
+from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 WARM_UP = 2
 LOW = 10.0
@@ -41,7 +41,7 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> None:
+def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace) -> None:
     prediction = case.predict()
     comparison = compare(prediction.trace, measured, percentile=LOW)
     written = _write(options.trace, case, prediction, measured) if options.trace else []
@@ -59,12 +59,12 @@ def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> Non
         print(f'wrote {path}')
 
 
-def _write(folder: Path, case: Case, prediction: Prediction, measured: Recording) -> list[Path]:
+def _write(folder: Path, case: Case, prediction: Prediction, measured: SavedTrace) -> list[Path]:
     """Both traces for Perfetto, one beside the other."""
     from simpar.kineto import write_kineto
 
     library = case.cluster.profile.library.name.lower()
-    both = traced(measured, case.program)
+    both = to_trace(measured, case.program)
     return write_kineto(folder, prediction.trace, measured=both, costs=prediction.costs, library=library)
 
 

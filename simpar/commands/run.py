@@ -14,7 +14,7 @@ FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
-    """Print the answer; write plot, trace and recording where asked; raise ``Infeasible`` where memory does not do."""
+    """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     case = load_case(options.file, options.set)
     prediction = case.predict()
     written = _write(options, prediction, case)
@@ -53,7 +53,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         paths = write_kineto(options.trace, prediction.trace, costs=prediction.costs, library=library)
         written += [str(path) for path in paths]
     if options.save:
-        from simpar.recording import save_trace
+        from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
         save_trace(options.save, prediction.trace)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.intervals import Intervals, fold, length, union
+from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
 from simpar.trace import Lane, Times, Trace

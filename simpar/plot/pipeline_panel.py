@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.intervals import Intervals
+from simpar.interval_sets import Intervals
 from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
 from simpar.plot.pipeline_view import Box, BoxKind, Label, Layer, PipelineView, Row
 from simpar.plot.view import share

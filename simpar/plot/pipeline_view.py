@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.intervals import Intervals, fold, length, minus, union
+from simpar.interval_sets import Intervals, fold, length, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
 from simpar.pipeline.action import Action
 from simpar.program import Program, Role

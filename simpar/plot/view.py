@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.intervals import Intervals, fold, minus, union
+from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import RankMetrics, is_communication, is_transfer, metrics, named_streams
 from simpar.trace import Times, Trace
 

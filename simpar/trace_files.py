@@ -25,7 +25,7 @@ _MOST_PROBLEMS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedSlot:
+class SavedSlot:
     """What a slot of a role is: ``op`` names it with its micro-batch and copy, ``op_class`` without."""
 
     op: str
@@ -38,8 +38,8 @@ class RecordedSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordedLane:
-    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the recording's roles."""
+class SavedRank:
+    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the saved trace's roles."""
 
     rank: int
     role: int
@@ -49,7 +49,7 @@ class RecordedLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recording:
+class SavedTrace:
     """A trace on its own.
 
     Arguments: ``program``, the hash of the Program; ``roles``, the slots of each role in issue order; ``lane_of_rank``,
@@ -58,8 +58,8 @@ class Recording:
 
     program: str
     origin: Origin
-    roles: tuple[tuple[RecordedSlot, ...], ...]
-    lanes: tuple[RecordedLane, ...]
+    roles: tuple[tuple[SavedSlot, ...], ...]
+    lanes: tuple[SavedRank, ...]
     lane_of_rank: tuple[int, ...]
 
     @property
@@ -69,7 +69,7 @@ class Recording:
         return np.asarray(np.diff(ends, prepend=0.0))
 
 
-def record(trace: Trace) -> Recording:
+def to_saved(trace: Trace) -> SavedTrace:
     """A trace on its own."""
     program = trace.program
     used = sorted({int(program.role_of_rank[lane.rank]) for lane in trace.lanes})
@@ -79,7 +79,7 @@ def record(trace: Trace) -> Recording:
         ops = [program.op(role, slot) for slot in range(len(role))]
         roles.append(
             tuple(
-                RecordedSlot(
+                SavedSlot(
                     op=program.action(role, slot),
                     op_class=op.name,
                     kind=op.kind,
@@ -91,12 +91,12 @@ def record(trace: Trace) -> Recording:
                 for slot, op in enumerate(ops)
             )
         )
-    return Recording(
+    return SavedTrace(
         program=program.hash,
         origin=trace.origin,
         roles=tuple(roles),
         lanes=tuple(
-            RecordedLane(
+            SavedRank(
                 lane.rank,
                 used.index(int(program.role_of_rank[lane.rank])),
                 lane.arrive_KS,
@@ -109,28 +109,28 @@ def record(trace: Trace) -> Recording:
     )
 
 
-def traced(recording: Recording, program: Program) -> Trace:
-    """The trace that a recording of this program is of.
+def to_trace(saved: SavedTrace, program: Program) -> Trace:
+    """The trace that a saved trace of this program is of.
 
     Raises ``ScheduleError`` where it is of another.
     """
-    if recording.program != program.hash:
-        what = f'is of program {recording.program[:12]}, not of {program.hash[:12]}'
+    if saved.program != program.hash:
+        what = f'is of program {saved.program[:12]}, not of {program.hash[:12]}'
         raise ScheduleError(Problem('the trace', what, 'measure the schedule again'))
-    lanes = (Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in recording.lanes)
-    return Trace(program, recording.origin, tuple(lanes), np.array(recording.lane_of_rank, dtype=np.int32))
+    lanes = (Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in saved.lanes)
+    return Trace(program, saved.origin, tuple(lanes), np.array(saved.lane_of_rank, dtype=np.int32))
 
 
-def save_trace(path: Path, trace: Trace | Recording) -> None:
+def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
     """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``."""
-    recording = record(trace) if isinstance(trace, Trace) else trace
-    columns = list(RecordedSlot.__slots__)
+    saved = to_saved(trace) if isinstance(trace, Trace) else trace
+    columns = list(SavedSlot.__slots__)
     content = {
         'format': FORMAT,
-        'program': recording.program,
-        'origin': recording.origin,
-        'lane_of_rank': list(recording.lane_of_rank),
-        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in recording.roles],
+        'program': saved.program,
+        'origin': saved.origin,
+        'lane_of_rank': list(saved.lane_of_rank),
+        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in saved.roles],
         'lanes': [
             {
                 'rank': lane.rank,
@@ -139,13 +139,13 @@ def save_trace(path: Path, trace: Trace | Recording) -> None:
                 'start': lane.start_KS.tolist(),
                 'end': lane.end_KS.tolist(),
             }
-            for lane in recording.lanes
+            for lane in saved.lanes
         ],
     }
     write_whole(path, json.dumps(content) + '\n')
 
 
-def load_trace(path: Path) -> Recording:
+def load_trace(path: Path) -> SavedTrace:
     """Read a trace that ``save_trace`` wrote.
 
     Raises ``ScheduleError`` with what is wrong, if it is no such file or does not fit together.
@@ -160,7 +160,7 @@ def load_trace(path: Path) -> Recording:
         raise ScheduleError([_problem(path, one) for one in error.errors()[:_MOST_PROBLEMS]]) from error
     if wrong := _misfit(content):
         raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
-    return Recording(
+    return SavedTrace(
         program=content.program,
         origin=content.origin,
         roles=tuple(_slots(role) for role in content.roles),
@@ -245,12 +245,10 @@ def _misfit_of_times(lane: _LaneContent, steps: int, slots: int) -> str:
     return ''
 
 
-def _slots(role: _RoleContent) -> tuple[RecordedSlot, ...]:
-    columns = [getattr(role, name) for name in RecordedSlot.__slots__]
-    return tuple(
-        RecordedSlot(**dict(zip(RecordedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True)
-    )
+def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
+    columns = [getattr(role, name) for name in SavedSlot.__slots__]
+    return tuple(SavedSlot(**dict(zip(SavedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True))
 
 
-def _lane(lane: _LaneContent) -> RecordedLane:
-    return RecordedLane(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))
+def _lane(lane: _LaneContent) -> SavedRank:
+    return SavedRank(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))
