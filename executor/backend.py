@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from executor import lab
+from executor import netns
 from executor.assemble import Execution, assemble_run
 from executor.faults import Fault
 from executor.net import Net
@@ -57,7 +57,7 @@ class Pool:
         self._loaded: set[str] = set()
         threads = 1 if pinned else max(1, (os.cpu_count() or 1) // world)
         try:
-            if self.net.kind == 'lab':
+            if self.net.kind == 'netns':
                 self._hub = self._start_hub()
             for rank in range(world):
                 setup = Setup(
@@ -140,7 +140,7 @@ class Pool:
         return assemble_run(program, outcomes, request.compute, self.notes)
 
     def cut(self, rank: int) -> None:
-        """Take a rank's cable out (lab only); what the run in progress makes of it is a failure."""
+        """Take a rank's cable out (namespaces only); what the run in progress makes of it is a failure."""
         if self._hub is not None:
             self._ask_hub('cut', rank, 0)
 
@@ -166,10 +166,10 @@ class Pool:
         return _Child(process, ours, held)
 
     def _start_hub(self) -> _Child:
-        lab.require()
-        if self.world > lab.MAX_RANKS:
-            raise RunFailed(f'a lab has room for {lab.MAX_RANKS} ranks, not for {self.world}')
-        child = self._start(lab.hub)
+        netns.require()
+        if self.world > netns.MAX_RANKS:
+            raise RunFailed(f'a network of namespaces has room for {netns.MAX_RANKS} ranks, not for {self.world}')
+        child = self._start(netns.hub)
         if problem := child.pipe.recv():
             child.end(0.0)
             raise RunFailed(problem)
@@ -185,7 +185,7 @@ class Pool:
         """Ranks into their network, rank 0's store up, and all ranks at it."""
         pids = self._gather('hello', INIT_TIMEOUT)
         for rank, child in enumerate(self._children):
-            if self.net.kind == 'lab':
+            if self.net.kind == 'netns':
                 self._ask_hub('attach', rank, pids[rank])
             child.say('attached')
         (found,) = self._gather('port', INIT_TIMEOUT, self._children[:1])

@@ -37,8 +37,8 @@ def run_external(launch: Launch, program: Program, request: Request, net: Net, t
 
     Raises ``RunFailed`` naming rank, op and peer, or what keeps the ranks from meeting.
     """
-    if net.kind == 'lab':
-        raise RunFailed(f'--net lab needs ranks of its own, but {launch.by} has started them; leave it out')
+    if net.kind == 'netns':
+        raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
     if launch.world != program.world:
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
     if launch.local:

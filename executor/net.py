@@ -16,9 +16,9 @@ from typing import Literal
 from executor.clock import Clock
 from simpar.units import format_rate, format_time, parse
 
-NetKind = Literal['none', 'paced', 'lab']
+NetKind = Literal['none', 'paced', 'netns']
 _BITS = re.compile(r'([0-9.]+)\s*([kmg])bit')
-USAGE = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or lab:RATE (lab:1Gbit/s)'
+USAGE = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or netns:RATE (netns:1Gbit/s)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Net:
 
 
 def parse_net(text: str) -> Net:
-    """Read ``none``, ``paced:RATE,LATENCY`` or ``lab:RATE``; raises ``ValueError`` saying what to write.
+    """Read ``none``, ``paced:RATE,LATENCY`` or ``netns:RATE``; raises ``ValueError`` saying what to write.
 
     Rates are written as everywhere (``125 MB/s``, ``1Gbit/s``) or as tc writes them (``1gbit``).
     """
@@ -51,8 +51,9 @@ def parse_net(text: str) -> Net:
         return Net()
     if kind == 'paced' and len(parts) in (1, 2):
         return Net('paced', _rate(parts[0]), parse(parts[1], 'time') if len(parts) == 2 else 0.0)
-    if kind == 'lab' and len(parts) == 1:
-        return Net('lab', _rate(parts[0]))
+    # ``lab`` is what ``netns`` was called before; scripts and documents still write it.
+    if kind in ('netns', 'lab') and len(parts) == 1:
+        return Net('netns', _rate(parts[0]))
     raise ValueError(f'not a network: {text!r}; write {USAGE}')
 
 

@@ -42,7 +42,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--nproc', type=_positive, metavar='N', help='start so many ranks; must be what the job needs')
     verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
     verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
-    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     verb.add_argument(
         '--timeout', type=_time, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
     )

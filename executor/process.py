@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import torch
 import torch.distributed as dist
 
-from executor import lab
+from executor import netns
 from executor.clock import Clock, sharpen_sleep
 from executor.net import Net
 from executor.rank import INIT_TIMEOUT, Rank
@@ -135,17 +135,17 @@ def _wait_for_the_end() -> None:
 
 def _join_network(setup: Setup, talk: _Talk) -> str:
     """Enter a network namespace of its own, if asked; returns the address of rank 0."""
-    if setup.net.kind != 'lab':
+    if setup.net.kind != 'netns':
         os.environ['GLOO_SOCKET_IFNAME'] = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
         talk.say('hello', os.getpid())
         talk.expect('attached')
         return LOOPBACK
-    lab.enter()
+    netns.enter()
     talk.say('hello', os.getpid())
     talk.expect('attached')
-    lab.shape(setup.rank, setup.net.rate)
-    os.environ['GLOO_SOCKET_IFNAME'] = lab.DEVICE
-    return lab.address(0)
+    netns.shape(setup.rank, setup.net.rate)
+    os.environ['GLOO_SOCKET_IFNAME'] = netns.DEVICE
+    return netns.address(0)
 
 
 def _serve(setup: Setup, talk: _Talk, host: str) -> None:

@@ -222,7 +222,7 @@ def test_a_port_that_is_taken_is_named(job):
     [
         (['--nproc', '3'], '2', 'the job is for 2 ranks, not for --nproc 3'),
         ([], '4', 'the job is for 2 ranks, but RANK and WORLD_SIZE has started 4'),
-        (['--net', 'lab:1gbit'], '2', '--net lab needs ranks of its own'),
+        (['--net', 'lab:1gbit'], '2', '--net netns needs ranks of its own'),
     ],
 )
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):

@@ -20,7 +20,7 @@ from simpar.units import format_time
 
 CASES = ('copies', 'pipelines', 'optimizer', 'tiles', 'all')
 LONG = parse_net('paced:500mbit,10ms')
-"""Where latency decides; a shaped lab has rates only, so this one is always paced."""
+"""Where latency decides; namespaces shape rates only, so this network is always paced."""
 
 
 def main() -> int:
@@ -131,7 +131,7 @@ def _net(text: str) -> Net:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if net.kind == 'none':
-        raise argparse.ArgumentTypeError('a network of known rate is needed: paced:RATE,LATENCY or lab:RATE')
+        raise argparse.ArgumentTypeError('a network of known rate is needed: paced:RATE,LATENCY or netns:RATE')
     return net
 
 

@@ -1,4 +1,4 @@
-"""The lab: real links between ranks on one machine, shaped by the kernel, of which nothing is left when the run ends.
+"""Network namespaces: real links between ranks on one machine, which the kernel shapes and which end with the run.
 
 Every rank enters a network namespace of its own. A hub process has one too, with a bridge in it, and puts a veth cable
 between the bridge and each rank. What a rank sends is shaped by HTB, small packets (acknowledgements) first, and its
@@ -55,12 +55,12 @@ PAYLOAD: Final = 1448
 
 
 def address(rank: int) -> str:
-    """A rank's address in the lab."""
+    """A rank's address in the network of namespaces."""
     return f'{NETWORK}.{rank + 1}'
 
 
 def lacking() -> str:
-    """Why there can be no lab on this machine; empty where there can."""
+    """Why this machine cannot build network namespaces; empty where it can."""
     if sys.platform != 'linux':
         return 'network namespaces are a feature of Linux'
     missing = [tool for tool in ('ip', 'tc', 'unshare') if shutil.which(tool) is None]
@@ -75,9 +75,9 @@ def lacking() -> str:
 
 
 def require() -> None:
-    """Raises ``RunFailed`` where there can be no lab."""
+    """Raise ``RunFailed`` where this machine cannot build network namespaces."""
     if reason := lacking():
-        raise RunFailed(f'no lab network on this machine: {reason}; {HELP}')
+        raise RunFailed(f'no network namespaces on this machine: {reason}; {HELP}')
 
 
 def enter() -> None:
@@ -129,7 +129,7 @@ def _do(command: str, given: str = '') -> None:
     done = subprocess.run(shlex.split(command), input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().replace('\n', '; ')
-        raise RunFailed(f'the lab cannot be built: `{command}`: {reason}')
+        raise RunFailed(f'the network namespaces cannot be built: `{command}`: {reason}')
 
 
 def hub(pipe: Connection, lifeline: Connection) -> None:
