@@ -27,8 +27,8 @@ prove-pairs: .venv-test/installed
 	.venv-test/bin/python -m tests.pairs
 
 netns: .venv-test/installed
-	.venv-test/bin/python -m executor.evidence --net netns:500mbit --ranks 2
-	.venv-test/bin/python -m executor.evidence --net netns:500mbit --ranks 4
+	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
+	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 4
 
 # the name before
 lab: netns

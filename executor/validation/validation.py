@@ -12,11 +12,19 @@ import numpy as np
 
 from executor.assemble import Execution
 from executor.backend import Pool
-from executor.evidence.calibration import CalibratedCollectives, Kind, Line, Samples, kinds_of, program_of, sizes_around
-from executor.evidence.cases import EvidenceCase
 from executor.measure import FIRST_STEADY, Statistics
 from executor.net import Net
 from executor.rank import Request
+from executor.validation.calibration import (
+    CalibratedCollectives,
+    Kind,
+    Line,
+    Samples,
+    kinds_of,
+    program_of,
+    sizes_around,
+)
+from executor.validation.cases import ValidationCase
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster, ShareFigure
@@ -53,7 +61,7 @@ def _into(found: list[float]) -> Callable[[Execution], None]:
 class Row:
     """One case: predicted seconds of a step, measured ones, and the same of the case that gain is measured from."""
 
-    case: EvidenceCase
+    case: ValidationCase
     predicted: float
     measured: Statistics
     gain_predicted: float | None
@@ -73,7 +81,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Validation:
     """All rows of a run, and the lines that communication was calibrated to."""
 
     net: Net
@@ -101,8 +109,8 @@ class Evidence:
         return wrong
 
 
-def gather(
-    cases: Sequence[EvidenceCase],
+def run_cases(
+    cases: Sequence[ValidationCase],
     net: Net,
     world: int,
     *,
@@ -110,7 +118,7 @@ def gather(
     steps_a_run: int = STEPS,
     timeout: float = 60.0,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Evidence:
+) -> Validation:
     """Measure everything, calibrate from the same rounds, predict.
 
     Arguments: ``rounds`` that count, after one of warm-up; ``steps_a_run``, of which those from the third on count;
@@ -137,7 +145,7 @@ def gather(
         case.name: simulate(case.program, price(case.program, hardware, collective=calibrated)).step for case in cases
     }
     measured = {name: Statistics(np.array(found)) for name, found in steps.items()}
-    return Evidence(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)
+    return Validation(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)
 
 
 def emulated_cluster(net: Net, world: int) -> Cluster:
@@ -165,7 +173,7 @@ def _measure(jobs: Sequence[Job], pool: Pool, rounds: int, progress: Callable[[i
         progress(turn, rounds)
 
 
-def _row(case: EvidenceCase, predicted: dict[str, float], steps: dict[str, Statistics]) -> Row:
+def _row(case: ValidationCase, predicted: dict[str, float], steps: dict[str, Statistics]) -> Row:
     if not case.against:
         return Row(case, predicted[case.name], steps[case.name], None, None)
     return Row(
