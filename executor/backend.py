@@ -263,7 +263,7 @@ class Pool:
         failures = list(failures)
         while (left := until - time.perf_counter()) > 0:
             for child in self._speaking(left):
-                failures += child.last_words()
+                failures += child.last_failures()
         dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
         if program is not None:
             raise RunFailed(explain(program, self._status, dead, failures, self._timeout))
@@ -317,7 +317,7 @@ class _Child:
         word, what = pickle.loads(self.pipe.recv_bytes())
         return word, what
 
-    def last_words(self) -> list[Failure]:
+    def last_failures(self) -> list[Failure]:
         """Failures that the rank still reports."""
         try:
             word, what = self.hear()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from simpar.memory import facts, peak_words
+from simpar.memory import facts, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.plot import headline
 from simpar.predict import Prediction
@@ -42,8 +42,8 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         parts += ['', _why(prediction, baseline)]
     staged = is_pipeline(prediction.program)
     parts += ['', _stages(prediction), '', _mean_streams(prediction)] if staged else ['', _streams(prediction)]
-    parts += ['', prediction.critical_path.words]
-    parts.append(f'Memory: {peak_words(prediction.memory.fullest, prediction.device_memory)}.')
+    parts += ['', prediction.critical_path.summary]
+    parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
     return rendered(parts, colour=colour, width=width)
@@ -212,7 +212,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'cold_step': prediction.cold_step,
         'steady': _window(prediction.metrics.steady),
         'cold': _window(prediction.metrics.cold),
-        'critical_path': {'words': path.words, 'shares': path.shares, 'stretched': path.stretched},
+        'critical_path': {'words': path.summary, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
         'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
         'memory': facts(prediction.memory, prediction.device_memory),

@@ -36,7 +36,7 @@ def test_worked_program_computes_all_the_time():
     assert ' '.join(names) == 'FA FA FB FB L IB L IB WB WA WB WA U'
     assert path.shares == {'compute': 1.0}
     assert path.stretched == 12
-    assert path.words == (
+    assert path.summary == (
         'Critical path: 100 % compute (FB 21 %, FA 18 %, IB 18 %, 4 more).'
         ' 21 % of the step is work on this path stretched by what ran beside it.'
     )
@@ -53,14 +53,15 @@ def test_a_slow_host_is_the_whole_path_but_the_last_op():
     path = path_of(worked_costs(PROGRAM, host=8.0))
     assert path.end - path.begin == 19 * 8
     assert story(path) == [('host', 0, 19 * 8 - 2), ('U', 0, 2)]
-    assert path.words == 'Critical path: 99 % waiting for the host, 1 % compute (U 1 %).'
+    assert path.summary == 'Critical path: 99 % waiting for the host, 1 % compute (U 1 %).'
 
 
 def test_the_path_runs_on_the_rank_that_comes_last():
     path = path_of(worked_costs(PROGRAM, slow={1: 0.5}))
     assert {segment.rank for segment in path.segments} == {1}
     assert path.shares == {'compute': 1.0}
-    assert 'all compute on rank 1' in path.words
+    assert 'all compute on rank 1' in path.summary
+    assert path.words == path.summary
 
 
 def test_the_path_crosses_to_the_peer_that_arrived_last():
@@ -71,7 +72,7 @@ def test_the_path_crosses_to_the_peer_that_arrived_last():
     assert story(path)[-4:] == [('IB', 1, 8.0), ('GB', 0, 4.0), ('WA', 0, 4.0), ('U', 0, 40.0)]
     assert [rank for _, rank, _ in story(path)] == [1] * 9 + [0] * 3
     assert path.shares['tp all_reduce in the backward'] == 4 / 110.125
-    assert 'on rank' not in path.words
+    assert 'on rank' not in path.summary
 
 
 def test_one_copy_exposes_its_communication():

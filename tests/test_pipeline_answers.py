@@ -139,7 +139,7 @@ def test_the_path_goes_back_and_forth_with_the_messages():
     }
     assert path.shares == pytest.approx(expected)
     assert path.stretched == pytest.approx(0, abs=1e-9)
-    assert 'host' not in path.words
+    assert 'host' not in path.summary
     sends = [(segment.op.kind, segment.seconds) for segment in path.segments if segment.kind == 'communication']
     assert [seconds for _, seconds in sends] == [3, 3]
 
@@ -149,14 +149,14 @@ def test_a_busy_last_stage_is_named_first():
     plan = plan_of(ranks=2, micro_batches=8)
     trace, costs = trace_of(plan, send=0.5)
     slow = replace(costs, rank_speed=np.array([1.0, 0.5]))
-    words = critical_path(simulate(trace.program, slow, steps=1), slow, 0).words
+    words = critical_path(simulate(trace.program, slow, steps=1), slow, 0).summary
     whole = 8 * 2 * (F + B) + F + B + 2 * 0.5
     assert words.startswith(f'Critical path: {8 * 2 * (F + B) / whole * 100:.0f} % compute of stage 1 (')
     assert f'{(F + B) / whole * 100:.0f} % compute of stage 0' in words
 
 
 def test_stages_that_share_the_path_are_told_in_one_breath():
-    words = critical_path(one_micro_batch(send=3.0)[0], None, 0).words
+    words = critical_path(one_micro_batch(send=3.0)[0], None, 0).summary
     assert words.startswith('Critical path: 80 % compute (stage ')
     assert all(f'stage {stage} 40 %' in words for stage in (0, 1))
     assert '20 % pipeline sends' in words

@@ -1,4 +1,4 @@
-"""The critical path as segments, shares and words."""
+"""The critical path as segments, shares and a summary in sentences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
 _WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
 _COMPUTE: Final = 'compute of stage '
 _NAMED: Final = 3
-"""How many compute op classes, and how many stages, the words name."""
+"""How many compute op classes, and how many stages, the summary names."""
 _MAIN: Final = 0.6
 """Share of the compute with which a stage is told apart from the others."""
 _MOST: Final = 6
-"""How many parts of the step the words tell apart."""
+"""How many parts of the step the summary tells apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,18 @@ class CriticalPath:
         return dict(sorted(((k, v / whole) for k, v in seconds.items()), key=lambda item: (-item[1], item[0])))
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """The path in one or two sentences."""
         if not self.segments:
             return 'Nothing takes time in this step.'
         return f'{_main_sentence(self)}{_stretched_sentence(self)}'
 
+    # The name before this one, which scripts and notebooks still read.
+    words = summary
+
 
 def _what(segment: Segment, *, staged: bool) -> str:
-    """What the words call a segment's time."""
+    """What the summary calls a segment's time."""
     op = segment.op
     if op is None:
         return 'waiting for the host' if segment.kind == 'host' else 'waiting for no op (overhead)'
@@ -88,9 +91,9 @@ def _what(segment: Segment, *, staged: bool) -> str:
 
 def _main_sentence(path: CriticalPath) -> str:
     told = sorted(_told(path), key=lambda item: -item[1])
-    shown = [(words, share) for words, share in told if share >= 0.005][:_MOST]
+    shown = [(text, share) for text, share in told if share >= 0.005][:_MOST]
     rest = sum(share for _, share in told) - sum(share for _, share in shown)
-    parts = [f'{_percent(share)} {words}' for words, share in shown]
+    parts = [f'{_percent(share)} {text}' for text, share in shown]
     if rest >= 0.005:
         parts.append(f'{_percent(rest)} other')
     return f'Critical path: {", ".join(parts)}{_on_rank(path)}.'

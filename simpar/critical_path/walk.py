@@ -1,4 +1,4 @@
-"""The critical path of a step: from the op that ends last back through what made each op start, in segments and words.
+"""The critical path of a step: from the op that ends last back through what made each op start, in segments.
 
 The segments cover the window without gap or overlap. A segment is an op that ran, the host (which had not issued the op
 yet, and so has held things up since the window began: it issues without pause), or, in a measured trace, an overhead:

@@ -1,7 +1,7 @@
 """Memory: what every rank holds over the time of a step, from its program's writes and frees and a trace's times."""
 
 from simpar.memory.answer import facts as facts
-from simpar.memory.answer import peak_words as peak_words
+from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
 from simpar.memory.lifetimes import ALWAYS as ALWAYS
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
@@ -26,6 +26,6 @@ __all__ = [
     'in_flight',
     'lifetimes',
     'memory',
-    'peak_words',
+    'peak_summary',
     'sequential',
 ]

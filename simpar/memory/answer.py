@@ -9,7 +9,7 @@ from simpar.memory.rank import RankMemory
 from simpar.units import format_size
 
 
-def peak_words(rank: RankMemory, size: float | None = None) -> str:
+def peak_summary(rank: RankMemory, size: float | None = None) -> str:
     """A rank's peak in a sentence: how much, of how much, at which op, of what; ``size``, bytes of its device."""
     peak = rank.peak
     kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in peak.kinds.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.errors import Infeasible
-from simpar.memory.answer import peak_words
+from simpar.memory.answer import peak_summary
 from simpar.memory.memory import Memory
 from simpar.units import format_size
 
@@ -19,7 +19,7 @@ def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1) -> 
     if fullest.peak.bytes <= size:
         return
     over = format_size(fullest.peak.bytes - size)
-    raise Infeasible(f'{over} too much: {peak_words(fullest, size)}; {_would_fit(memory, size, batch, multiple)}')
+    raise Infeasible(f'{over} too much: {peak_summary(fullest, size)}; {_would_fit(memory, size, batch, multiple)}')
 
 
 def _would_fit(memory: Memory, size: float, batch: int, multiple: int) -> str:

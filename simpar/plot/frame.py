@@ -73,19 +73,19 @@ def write_figure(path: Path, figure: Figure) -> None:
 
 def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
     """The answer in a sentence; arguments: name and seconds of a step, of the plan and of its baseline."""
-    words = f'{plan[0]}: {format_time(plan[1])} a step'
+    text = f'{plan[0]}: {format_time(plan[1])} a step'
     if baseline is None:
-        return words
+        return text
     gain = baseline[1] / plan[1] - 1
     how = 'as fast as' if abs(gain) < 0.0005 else f'{abs(gain) * 100:.1f} % {"faster" if gain > 0 else "slower"} than'
-    return f'{words}, {how} {baseline[0]} ({format_time(baseline[1])})'
+    return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
 
 
-def title(figure: Figure, words: str, patches: list[Patch]) -> None:
+def title(figure: Figure, text: str, patches: list[Patch]) -> None:
     """The answer, smaller where it is long, and below it the legend."""
     height = float(figure.get_size_inches()[1])
-    size = LARGE * min(1.0, LONG / len(words))
-    figure.text(0.012, 1 - 0.12 / height, words, fontsize=size, fontweight='bold', va='top')
+    size = LARGE * min(1.0, LONG / len(text))
+    figure.text(0.012, 1 - 0.12 / height, text, fontsize=size, fontweight='bold', va='top')
     figure.legend(
         handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / height), ncols=len(patches),
         frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
@@ -132,14 +132,14 @@ class Frame:
         """A line where the step ends."""
         self.axes.axvline(step * self.scale, color='black', linewidth=1.4)
 
-    def saving(self, since: float, until: float, words: str) -> None:
-        """An arrow from the end of the step to a later time, with words over it."""
+    def saving(self, since: float, until: float, text: str) -> None:
+        """An arrow from the end of the step to a later time, with text over it."""
         middle = sum(self.axes.get_ylim()) / 2
         ends = since * self.scale, until * self.scale
         arrow: dict[str, Any] = {'arrowstyle': '<->', 'shrinkA': 0, 'shrinkB': 0, 'linewidth': 1.0}
         self.axes.annotate('', (ends[0], middle), (ends[1], middle), arrowprops=arrow)
-        if self.letters(until - since, 8.0) > len(words) + 1:
-            self.axes.text(sum(ends) / 2, middle - 0.1, words, ha='center', va='bottom', fontsize=8)
+        if self.letters(until - since, 8.0) > len(text) + 1:
+            self.axes.text(sum(ends) / 2, middle - 0.1, text, ha='center', va='bottom', fontsize=8)
 
     def letters(self, seconds: float, points: float) -> float:
         """How many letters of a size a time has room for."""

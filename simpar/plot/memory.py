@@ -106,7 +106,7 @@ class _Page:
             panel = _Panel(axes, rank, seconds, unit)
             used |= panel.draw(self.colours)
             number = rank.rank if self.asked is None else self.asked
-            panel.frame(f'{name}: {_words(rank, self.size)}; rank {number}', limit)
+            panel.frame(f'{name}: {_peak_text(rank, self.size)}; rank {number}', limit)
         axes.set_xlabel(f'time in the step ({time_unit})', fontsize=9, labelpad=2)
         self._headline(figure, used)
 
@@ -115,10 +115,10 @@ class _Page:
         from matplotlib.patches import Patch
 
         name, rank = self.shown[-1]
-        words = f'{name}: {format_size(rank.peak.bytes)} at its peak'
+        text = f'{name}: {format_size(rank.peak.bytes)} at its peak'
         if len(self.shown) > 1:
-            words += f'; {self.shown[0][0]}: {format_size(self.shown[0][1].peak.bytes)}'
-        figure.text(0.012, 1 - 0.12 / self.height, words, fontsize=13, fontweight='bold', va='top')
+            text += f'; {self.shown[0][0]}: {format_size(self.shown[0][1].peak.bytes)}'
+        figure.text(0.012, 1 - 0.12 / self.height, text, fontsize=13, fontweight='bold', va='top')
         patches = [
             Patch(facecolor=colour, label=_KINDS[label][0] if label in _KINDS else label)
             for label, colour in self.colours.items()
@@ -181,7 +181,7 @@ class _Panel:
                       va='bottom', transform=axes.get_yaxis_transform())  # fmt: skip
 
 
-def _words(rank: RankMemory, size: float | None) -> str:
+def _peak_text(rank: RankMemory, size: float | None) -> str:
     """How much of the device a rank's peak takes, and what of it always stays."""
     share = '' if size is None else f' ({rank.peak.bytes / size * 100:.3g} % of the device)'
     stays = f', of which {format_size(rank.always)} always'

@@ -148,8 +148,8 @@ def _heading(view: PipelineView, averaged: float) -> str:
     """A panel's name and its figures."""
     shares = f'; shares of time, averaged over {format_time(averaged)}' if averaged else ''
     means = [sum(seconds) / len(view.rows) / view.step * 100 for seconds in zip(*map(_bare, view.rows), strict=True)]
-    words = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
-    return f'{view.name}: {format_time(view.step)} a step, {words}{shares}'
+    means_text = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
+    return f'{view.name}: {format_time(view.step)} a step, {means_text}{shares}'
 
 
 def _bare(row: Row) -> tuple[float, float]:

@@ -83,11 +83,11 @@ class PipelinePanel:
         """Bubble and exposed communication of every row, at its right."""
         for column, figure in enumerate(('bubble', 'exposed')):
             right = 1.0 + (0.6 + 0.6 * column) / self.frame.inches
-            words: dict[str, Any] = {'ha': 'right', 'fontsize': 8, 'transform': self.frame.axes.get_yaxis_transform()}
-            self.frame.axes.text(right, -0.5 - 0.05 / self.height, figure, va='bottom', color='#555555', **words)
+            style: dict[str, Any] = {'ha': 'right', 'fontsize': 8, 'transform': self.frame.axes.get_yaxis_transform()}
+            self.frame.axes.text(right, -0.5 - 0.05 / self.height, figure, va='bottom', color='#555555', **style)
             for number, row in enumerate(self.view.rows):
                 percent = 100 * getattr(row.metrics, figure) / self.view.step
-                self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **words)
+                self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **style)
 
     def _styles(self) -> dict[BoxKind, _Style]:
         """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""

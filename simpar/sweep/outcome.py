@@ -71,7 +71,7 @@ def predicted(schedule: Schedule) -> Outcome:
 
 def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
     """The outcome of what an error refuses; ``outcome``, what is known of it all the same."""
-    return replace(outcome, reason=_few_words(error, outcome), detail=str(error))
+    return replace(outcome, reason=_short_reason(error, outcome), detail=str(error))
 
 
 def predict_all(schedules: Sequence[Schedule], jobs: int = 1, progress: Progress | None = None) -> list[Outcome]:
@@ -118,7 +118,7 @@ def _figures(prediction: Prediction) -> Figures:
     )
 
 
-def _few_words(error: SimparError, outcome: Outcome) -> str:
+def _short_reason(error: SimparError, outcome: Outcome) -> str:
     if outcome.peak > outcome.device:
         return f'does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}'
     if isinstance(error, ScheduleError):

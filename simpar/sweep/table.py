@@ -34,11 +34,11 @@ def screen(answer: SweepAnswer, *, colour: bool | None = None) -> str:
     notes = [*_in_full(answer, lines), *_notes(answer)]
     for line in lines:
         line.truncate(WIDTH, overflow='ellipsis')
-    parts: list[Any] = [best_words(answer), '', *lines, *(['', *notes] if notes else [])]
+    parts: list[Any] = [best_summary(answer), '', *lines, *(['', *notes] if notes else [])]
     return rendered(parts, colour=colour, width=WIDTH)
 
 
-def best_words(answer: SweepAnswer, *, brief: bool = False) -> str:
+def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
     """The fastest row in a sentence, over what its gain is measured from; ``brief`` leaves that out."""
     rows = f'{len(answer.results)} rows'
     if answer.best is None:
@@ -49,11 +49,9 @@ def best_words(answer: SweepAnswer, *, brief: bool = False) -> str:
     if not answer.batches_differ:
         step = best.step or 0.0
         return lead + headline((name, step), None if brief or seconds is None else (reference, seconds))
-    words = f'{lead}{name}: {_rate(best)}'
+    text = f'{lead}{name}: {_rate(best)}'
     return (
-        words
-        if brief or best.is_baseline or best.gain is None
-        else f'{words}, {best.gain * 100:+.1f} % over {reference}'
+        text if brief or best.is_baseline or best.gain is None else f'{text}, {best.gain * 100:+.1f} % over {reference}'
     )
 
 
