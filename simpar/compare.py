@@ -124,7 +124,7 @@ def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, perc
     )
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison as one object; seconds, errors as shares."""
     return {
         'format': FORMAT,
@@ -150,9 +150,9 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_screen(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
-    """The comparison on one screen; arguments as of ``report.screen``."""
-    from simpar.report import rendered, table
+def render_comparison(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
+    """The comparison on one screen; arguments as of ``report.render``."""
+    from simpar.report import render_parts, table
 
     phases = table('', 'predicted', comparison.origin, 'difference', 'error')
     rows = {'step': comparison.step, 'first step, from cold': comparison.cold_step, **comparison.phases}
@@ -162,7 +162,7 @@ def comparison_screen(comparison: Comparison, *, colour: bool | None = None, wid
     worst.columns[-1].justify = 'left'
     for op in comparison.worst:
         worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
-    return rendered([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
+    return render_parts([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
 
 
 class _Rank(NamedTuple):

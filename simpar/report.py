@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from simpar.memory import facts, peak_summary
+from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.plot import headline
 from simpar.predict import Prediction
@@ -27,7 +27,7 @@ _MOST_PIPELINE_RANKS = 8
 """How many pipeline ranks the screen shows: of more, the first and the last."""
 
 
-def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
+def render(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
     """The answer on one screen.
 
     Arguments: ``colour``, unless given only if standard output is a terminal and NO_COLOR is not set; ``width`` in
@@ -46,11 +46,11 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
-    return rendered(parts, colour=colour, width=width)
+    return render_parts(parts, colour=colour, width=width)
 
 
-def rendered(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
-    """Lines and tables below one another, the first bold; arguments as of ``screen``."""
+def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
+    """Lines and tables below one another, the first bold; arguments as of ``render``."""
     from rich.console import Console
 
     coloured = (sys.stdout.isatty() and not os.environ.get('NO_COLOR')) if colour is None else colour
@@ -80,7 +80,7 @@ def table(*columns: str) -> Table:
     return empty
 
 
-def as_json(prediction: Prediction) -> dict[str, Any]:
+def to_dict(prediction: Prediction) -> dict[str, Any]:
     """The answer as one object; seconds, and shares from 0 to 1."""
     from simpar import __version__
 
@@ -215,7 +215,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'critical_path': {'words': path.summary, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
         'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
-        'memory': facts(prediction.memory, prediction.device_memory),
+        'memory': memory_to_dict(prediction.memory, prediction.device_memory),
         'notes': list(prediction.notes),
     }
 

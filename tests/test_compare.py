@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
-from simpar.compare import compare, comparison_json, comparison_screen
+from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
 from simpar.trace import Lane
@@ -117,7 +117,7 @@ def test_a_saved_trace_compares_like_the_trace(tmp_path):
     trace = measured(predicted(slow={1: 0.5}))
     save_trace(path, trace)
     loaded = load_trace(path)
-    assert comparison_json(compare(predicted(), loaded)) == comparison_json(compare(predicted(), trace))
+    assert comparison_to_dict(compare(predicted(), loaded)) == comparison_to_dict(compare(predicted(), trace))
     assert (loaded.program, loaded.origin) == (PROGRAM.hash, 'measured')
     again = tmp_path / 'again.json'
     save_trace(again, loaded)
@@ -126,10 +126,10 @@ def test_a_saved_trace_compares_like_the_trace(tmp_path):
 
 def test_screen_and_json():
     comparison = compare(predicted(beside_communication=1.0), measured(predicted(), 'emulated'))
-    text = comparison_screen(comparison, colour=False)
+    text = render_comparison(comparison, colour=False)
     assert text.splitlines()[0] == 'predicted 44 s a step, emulated 56 s: error -21.4 %'
     assert len(text.splitlines()) < 40
-    answer = comparison_json(comparison)
+    answer = comparison_to_dict(comparison)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     assert answer['step'] == {'predicted': 44, 'measured': 56, 'error': 44 / 56 - 1}
 

@@ -18,7 +18,7 @@ from simpar.metrics import Meetings, action_spans, actions_of, by_stages, metric
 from simpar.pipeline import ORDERS, Action
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
-from simpar.report import as_json, pipeline_ranks, screen
+from simpar.report import pipeline_ranks, render, to_dict
 
 
 def one_micro_batch(send, **more):
@@ -235,7 +235,7 @@ def prediction(plan, baseline=None):
 def test_the_answer_about_four_pipeline_ranks_fits_one_screen():
     plan = plan_of('interleaved-1f1b', ranks=4, micro_batches=8, chunks=2, copies=2, tensor=2)
     answer = prediction(plan, plan_of(ranks=4, micro_batches=8, tensor=2))
-    lines = screen(answer, colour=False).splitlines()
+    lines = render(answer, colour=False).splitlines()
     assert len(lines) <= 46
     assert max(map(len, lines)) <= 100
     table = {line.partition(':')[0]: line for line in lines if line[:1].isdigit()}
@@ -247,19 +247,19 @@ def test_the_answer_about_four_pipeline_ranks_fits_one_screen():
 
 
 def test_many_pipeline_ranks_are_told_by_the_first_and_the_last():
-    lines = screen(prediction(plan_of(ranks=8, micro_batches=8)), colour=False).splitlines()
+    lines = render(prediction(plan_of(ranks=8, micro_batches=8)), colour=False).splitlines()
     assert sum(': stage ' in line for line in lines) == 8
     answer = predict(
         program_of(plan_of(ranks=16, micro_batches=16)), None, cluster(load_profile('h100-sxm-8'), nodes=2)
     )
-    lines = screen(answer, colour=False).splitlines()
+    lines = render(answer, colour=False).splitlines()
     assert sum(': stage ' in line for line in lines) == 8
     assert any(line.startswith('8 more: see --json') for line in lines)
 
 
 def test_json_has_every_pipeline_rank():
     answer = prediction(plan_of('interleaved-1f1b', ranks=4, micro_batches=8, chunks=2, tensor=2))
-    places = as_json(answer)['pipeline']
+    places = to_dict(answer)['pipeline']
     assert places == pipeline_ranks(answer)
     json.dumps(places, allow_nan=False)
     assert [place['stages'] for place in places] == [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -267,7 +267,7 @@ def test_json_has_every_pipeline_rank():
     for place in places:
         assert place['compute'] + place['exposed'] + place['idle'] == pytest.approx(answer.step)
         assert place['memory'] == answer.memory.rank(place['rank']).peak.bytes
-    assert as_json(prediction(plan_of(ranks=1, micro_batches=2)))['pipeline'] is None
+    assert to_dict(prediction(plan_of(ranks=1, micro_batches=2)))['pipeline'] is None
 
 
 def test_an_action_is_spelled_as_torch_does():

@@ -110,7 +110,7 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         save_trace(options.save, trace)
     notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]
     if options.json:
-        facts = {
+        answer = {
             'program': trace.program.hash,
             'origin': trace.origin,
             'ranks': trace.program.world,
@@ -119,7 +119,7 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
             'losses': list(execution.losses),
             'notes': notes,
         }
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(answer, ensure_ascii=False))
         return
     cold, *steady = trace.step_times.tolist()
     print(f'cold step {format_time(cold)}{_steady(steady)}')

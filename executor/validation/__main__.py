@@ -32,7 +32,7 @@ def main() -> int:
             found.append(run_cases(rows, net, options.ranks, rounds=options.rounds, progress=_progress))
             print(table(found[-1]) + '\n', flush=True)
         if options.json:
-            write_whole(options.json, json.dumps([as_json(validation) for validation in found], indent=1) + '\n')
+            write_whole(options.json, json.dumps([to_dict(validation) for validation in found], indent=1) + '\n')
         for validation in found:
             judge(validation, options.tolerance / 100)
     except SimparError as error:
@@ -93,7 +93,7 @@ def _line(row: Row) -> str:
     return '| ' + ' | '.join([*cells, f'{row.measured.cv:.1%}', f'{row.error:+.1%}', *gains]) + ' |'
 
 
-def as_json(validation: Validation) -> dict[str, Any]:
+def to_dict(validation: Validation) -> dict[str, Any]:
     """All figures; seconds."""
     return {
         'net': str(validation.net),

@@ -34,13 +34,13 @@ def command(options: argparse.Namespace) -> int:
     written = write_profile(options.output, found)
     load_profile(options.output)
     if options.json:
-        print(json.dumps(as_json(found, written), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(to_dict(found, written), ensure_ascii=False, allow_nan=False))
     else:
-        sys.stdout.write(screen(found, written))
+        sys.stdout.write(render(found, written))
     return 0
 
 
-def as_json(found: Calibration, written: list[Path]) -> dict[str, object]:
+def to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
     """The answer as one object; times in seconds, rates in bytes and operations a second."""
     return {
         'profile': str(written[0]),
@@ -57,7 +57,7 @@ def as_json(found: Calibration, written: list[Path]) -> dict[str, object]:
     }
 
 
-def screen(found: Calibration, written: list[Path]) -> str:
+def render(found: Calibration, written: list[Path]) -> str:
     """The answer for a person."""
     value = {key: number.value for key, number in found.numbers.items()}
     beside = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))

@@ -42,7 +42,7 @@ PRIMITIVES: Final = {
 SHOWN_PROPOSALS: Final = 6
 
 
-def strategy_facts(case: Case) -> dict[str, Any] | None:
+def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload):
         return None
@@ -100,19 +100,19 @@ def _by_itself(op: OpClass) -> str:
     return 'by batch, as none is given' if by_batch else 'as its input lies'
 
 
-def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
+def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
     """The operators for a person, and what an exact search weighed."""
-    if facts is None:
+    if answer is None:
         return
     yield 'strategies:'
-    for row in facts['operators']:
+    for row in answer['operators']:
         out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
         cut = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
         yield f'  {row["name"]}: {row["operator"]}{cut}{out}, {row["origin"]}'
         reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])
-    yield from _weighed_lines(facts)
+    yield from _weighed_lines(answer)
 
 
 def _slice(name: str, shape: list[int]) -> str:
@@ -137,8 +137,8 @@ def _collective(row: dict[str, Any]) -> str:
     return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
 
 
-def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
-    weighed = facts['weighed']
+def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
+    weighed = answer['weighed']
     if not weighed:
         return
     yield 'strategies that were weighed, best first (bytes that the busiest rank sends in a step; predicted step):'
@@ -148,11 +148,11 @@ def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f'  {one["name"]:<{width}}{format_size(one["sent"]):>11}  {format_time(one["step"]):>10}{lacking}'
     if len(weighed) > SHOWN_PROPOSALS:
         yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
-    if facts['seconds'] is not None:
+    if answer['seconds'] is not None:
         fastest = min(one['step'] for one in weighed)
-        told = f'least sum of seconds, op after op: {format_time(facts["seconds"])}'
+        told = f'least sum of seconds, op after op: {format_time(answer["seconds"])}'
         yield f'  {told}; the fastest of these takes {format_time(fastest)} as a program'
-    if facts['bound'] is None:
+    if answer['bound'] is None:
         return
-    more = min(one['sent'] for one in weighed) / facts['bound'] - 1 if facts['bound'] else 0.0
-    yield f'  least sum over operators: {format_size(facts["bound"])}; the least of these sends {more:+.1%}'
+    more = min(one['sent'] for one in weighed) / answer['bound'] - 1 if answer['bound'] else 0.0
+    yield f'  least sum over operators: {format_size(answer["bound"])}; the least of these sends {more:+.1%}'

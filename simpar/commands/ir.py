@@ -100,8 +100,8 @@ class _Writer:
         for place, name in enumerate(written):
             self.value[self.key(name, micro_batch, copy)] = f'%{slot}[{place}]' if place else f'%{slot}'
         arguments = ', '.join([*sources, *constants(op, self.listing.kind(op)), *self.window(op)])
-        facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
-        braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
+        attributes = ', '.join(f'{key}: {value}' for key, value in self.attributes(op).items())
+        braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{attributes}}}' if attributes else '')
         shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (reads, written))
         return f'%{slot} = {primitive(op, self.listing.kind(op))}({arguments}) {braces} : {shapes}'
 
@@ -131,7 +131,7 @@ class _Writer:
         end = tuple(first + length for first, length in zip(begin, shape, strict=True))
         return [bracketed(begin), bracketed(end), bracketed((1,) * len(shape))]
 
-    def facts(self, op: OpClass) -> dict[str, str]:
+    def attributes(self, op: OpClass) -> dict[str, str]:
         """What stands in the second braces: of communication the ranks, of an operator its strategy."""
         found: dict[str, str] = {}
         if op.partition:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from simpar.case import Case, load_case
 from simpar.commands.executor import need_torch, start
-from simpar.compare import compare, comparison_json, comparison_screen
+from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.trace_files import SavedTrace, load_trace, to_trace
@@ -48,9 +48,9 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace) -> No
     note = _note(options, case)
     if options.json:
         told = {'without_effect': without_effect_json(prediction.without_effect), 'note': note}
-        print(json.dumps({**comparison_json(comparison), **told}, ensure_ascii=False, allow_nan=False))
+        print(json.dumps({**comparison_to_dict(comparison), **told}, ensure_ascii=False, allow_nan=False))
         return
-    sys.stdout.write(comparison_screen(comparison))
+    sys.stdout.write(render_comparison(comparison))
     if prediction.without_effect:
         print(without_effect_line(prediction.without_effect))
     if note:

@@ -19,15 +19,15 @@ def command(options: argparse.Namespace) -> int:
     prediction = case.predict()
     written = _write(options, prediction, case)
     if options.json:
-        from simpar.report import as_json
+        from simpar.report import to_dict
 
-        answer = as_json(prediction)
+        answer = to_dict(prediction)
         answer['notes'] += case.notes
         print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
     else:
-        from simpar.report import screen
+        from simpar.report import render
 
-        sys.stdout.write(screen(prediction))
+        sys.stdout.write(render(prediction))
         for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
             print(line)
     sys.stdout.flush()

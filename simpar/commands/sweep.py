@@ -23,17 +23,17 @@ def command(options: argparse.Namespace) -> int:
         answer = sweep.predict(options.jobs, progress)
     written = _write(options, answer)
     if options.json:
-        from simpar.sweep.table import as_json
+        from simpar.sweep.table import to_dict
 
-        print(json.dumps({**as_json(answer), 'written': written}, ensure_ascii=False, allow_nan=False))
+        print(json.dumps({**to_dict(answer), 'written': written}, ensure_ascii=False, allow_nan=False))
     elif options.markdown:
         from simpar.sweep.markdown import as_markdown, side_by_side
 
         sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
     else:
-        from simpar.sweep.table import screen
+        from simpar.sweep.table import render
 
-        sys.stdout.write(screen(answer))
+        sys.stdout.write(render(answer))
         for name in written:
             print(f'wrote {name}')
     sys.stdout.flush()

@@ -18,7 +18,7 @@ def peak_summary(rank: RankMemory, size: float | None = None) -> str:
     return f'rank {rank.rank}{more} holds {format_size(peak.bytes)}{of} at {peak.action}: {kinds}'
 
 
-def facts(memory: Memory, size: float | None = None) -> dict[str, Any]:
+def memory_to_dict(memory: Memory, size: float | None = None) -> dict[str, Any]:
     """The peaks as one object, in bytes and seconds; ``size``, bytes of a device."""
     return {'peak': memory.peak, 'device': size, 'ranks': [_rank(rank) for rank in memory.ranks]}
 

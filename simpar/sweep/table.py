@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.plot import headline
-from simpar.report import rendered
+from simpar.report import render_parts
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.units import format_size, format_time
 
@@ -28,14 +28,14 @@ _VALUE: Final = 28
 """Letters that a value has at most."""
 
 
-def screen(answer: SweepAnswer, *, colour: bool | None = None) -> str:
-    """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.screen``."""
+def render(answer: SweepAnswer, *, colour: bool | None = None) -> str:
+    """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.render``."""
     lines = _lines(answer)
     notes = [*_in_full(answer, lines), *_notes(answer)]
     for line in lines:
         line.truncate(WIDTH, overflow='ellipsis')
     parts: list[Any] = [best_summary(answer), '', *lines, *(['', *notes] if notes else [])]
-    return rendered(parts, colour=colour, width=WIDTH)
+    return render_parts(parts, colour=colour, width=WIDTH)
 
 
 def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
@@ -214,7 +214,7 @@ def _notes(answer: SweepAnswer) -> Iterator[str]:
         yield 'Note: links are not as in the profile (cluster.links); what rests on their bandwidth is an estimate.'
 
 
-def as_json(answer: SweepAnswer) -> dict[str, Any]:
+def to_dict(answer: SweepAnswer) -> dict[str, Any]:
     """The answer as one object; seconds, bytes, and shares from 0 to 1."""
     from simpar import __version__
 
