@@ -15,7 +15,7 @@ from executor.result import Result
 from executor.tensors import assemble
 from executor.validate import communicators
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 Key = TypeVar('Key')
 
@@ -40,12 +40,14 @@ def assemble_run(
     Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
     """
     starts = _starts(program, outcomes)
-    lanes = [Lane(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)]
+    representatives = [
+        RankTimes(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)
+    ]
     trace = Trace(
         program=program,
         origin='emulated' if compute == 'emulated' else 'measured',
-        lanes=tuple(lanes),
-        lane_of_rank=np.arange(program.world, dtype=np.int32),
+        representatives=tuple(representatives),
+        representative_of_rank=np.arange(program.world, dtype=np.int32),
     )
     return Execution(
         losses=tuple(_loss(program, outcomes, step) for step in range(len(outcomes[0].losses))),

@@ -190,15 +190,15 @@ def _same_program(one: SavedTrace, other: SavedTrace) -> None:
 
 
 def _world(saved: SavedTrace) -> int:
-    return len(saved.lane_of_rank)
+    return len(saved.representative_of_rank)
 
 
-def _lane(saved: SavedTrace, rank: int) -> SavedRank:
-    return saved.lanes[saved.lane_of_rank[rank]]
+def _rank_times(saved: SavedTrace, rank: int) -> SavedRank:
+    return saved.representatives[saved.representative_of_rank[rank]]
 
 
 def _slots(saved: SavedTrace, rank: int) -> tuple[SavedSlot, ...]:
-    return saved.roles[_lane(saved, rank).role]
+    return saved.roles[_rank_times(saved, rank).role]
 
 
 def _warm(saved: SavedTrace) -> slice:
@@ -208,16 +208,20 @@ def _warm(saved: SavedTrace) -> slice:
 
 def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
     """Pause, wait and run of every op of a rank."""
-    lane, slots = _lane(saved, rank), _slots(saved, rank)
-    before = np.empty_like(lane.end_KS)
+    rank_times, slots = _rank_times(saved, rank), _slots(saved, rank)
+    before = np.empty_like(rank_times.end_KS)
     tail: dict[str, int] = {}
     for slot, described in enumerate(slots):
-        before[:, slot] = lane.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
+        before[:, slot] = rank_times.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
         tail[described.stream] = slot
     for slot in np.flatnonzero(np.isnan(before[0])).tolist():
-        last = lane.end_KS[:, tail[slots[slot].stream]]
+        last = rank_times.end_KS[:, tail[slots[slot].stream]]
         before[:, slot] = np.concatenate(([0.0], last[:-1]))
-    times = (lane.arrive_KS - before, lane.start_KS - lane.arrive_KS, lane.end_KS - lane.start_KS)
+    times = (
+        rank_times.arrive_KS - before,
+        rank_times.start_KS - rank_times.arrive_KS,
+        rank_times.end_KS - rank_times.start_KS,
+    )
     return _Rank(slots, *(np.median(part[steps], axis=0) for part in times))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_whole
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -52,27 +52,31 @@ class SavedRank:
 class SavedTrace:
     """A trace on its own.
 
-    Arguments: ``program``, the hash of the Program; ``roles``, the slots of each role in issue order; ``lane_of_rank``,
-    for each rank an index into ``lanes``.
+    Arguments:
+        program: the hash of the Program.
+        origin: how the times came about.
+        roles: the slots of each role, in issue order.
+        representatives: the times of the ranks that stand for all.
+        representative_of_rank: for each rank an index into ``representatives``.
     """
 
     program: str
     origin: Origin
     roles: tuple[tuple[SavedSlot, ...], ...]
-    lanes: tuple[SavedRank, ...]
-    lane_of_rank: tuple[int, ...]
+    representatives: tuple[SavedRank, ...]
+    representative_of_rank: tuple[int, ...]
 
     @property
     def step_times(self) -> Times:
         """Shape [steps]: seconds from the end of one step to the end of the next; the first is the cold step."""
-        ends = np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0)
+        ends = np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0)
         return np.asarray(np.diff(ends, prepend=0.0))
 
 
 def to_saved(trace: Trace) -> SavedTrace:
     """A trace on its own."""
     program = trace.program
-    used = sorted({int(program.role_of_rank[lane.rank]) for lane in trace.lanes})
+    used = sorted({int(program.role_of_rank[rank_times.rank]) for rank_times in trace.representatives})
     roles = []
     for index in used:
         role = program.roles[index]
@@ -95,17 +99,17 @@ def to_saved(trace: Trace) -> SavedTrace:
         program=program.hash,
         origin=trace.origin,
         roles=tuple(roles),
-        lanes=tuple(
+        representatives=tuple(
             SavedRank(
-                lane.rank,
-                used.index(int(program.role_of_rank[lane.rank])),
-                lane.arrive_KS,
-                lane.start_KS,
-                lane.end_KS,
+                rank_times.rank,
+                used.index(int(program.role_of_rank[rank_times.rank])),
+                rank_times.arrive_KS,
+                rank_times.start_KS,
+                rank_times.end_KS,
             )
-            for lane in trace.lanes
+            for rank_times in trace.representatives
         ),
-        lane_of_rank=tuple(trace.lane_of_rank.tolist()),
+        representative_of_rank=tuple(trace.representative_of_rank.tolist()),
     )
 
 
@@ -117,8 +121,11 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
     if saved.program != program.hash:
         what = f'is of program {saved.program[:12]}, not of {program.hash[:12]}'
         raise ScheduleError(Problem('the trace', what, 'measure the schedule again'))
-    lanes = (Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in saved.lanes)
-    return Trace(program, saved.origin, tuple(lanes), np.array(saved.lane_of_rank, dtype=np.int32))
+    representatives = (
+        RankTimes(rank_times.rank, rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
+        for rank_times in saved.representatives
+    )
+    return Trace(program, saved.origin, tuple(representatives), np.array(saved.representative_of_rank, dtype=np.int32))
 
 
 def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
@@ -129,17 +136,17 @@ def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
         'format': FORMAT,
         'program': saved.program,
         'origin': saved.origin,
-        'lane_of_rank': list(saved.lane_of_rank),
+        'lane_of_rank': list(saved.representative_of_rank),
         'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in saved.roles],
         'lanes': [
             {
-                'rank': lane.rank,
-                'role': lane.role,
-                'arrive': lane.arrive_KS.tolist(),
-                'start': lane.start_KS.tolist(),
-                'end': lane.end_KS.tolist(),
+                'rank': rank_times.rank,
+                'role': rank_times.role,
+                'arrive': rank_times.arrive_KS.tolist(),
+                'start': rank_times.start_KS.tolist(),
+                'end': rank_times.end_KS.tolist(),
             }
-            for lane in saved.lanes
+            for rank_times in saved.representatives
         ],
     }
     write_whole(path, json.dumps(content) + '\n')
@@ -164,8 +171,8 @@ def load_trace(path: Path) -> SavedTrace:
         program=content.program,
         origin=content.origin,
         roles=tuple(_slots(role) for role in content.roles),
-        lanes=tuple(_lane(lane) for lane in content.lanes),
-        lane_of_rank=tuple(content.lane_of_rank),
+        representatives=tuple(_saved_rank(lane) for lane in content.lanes),
+        representative_of_rank=tuple(content.lane_of_rank),
     )
 
 
@@ -181,7 +188,7 @@ class _RoleContent:
 
 
 @dataclass(frozen=True, slots=True)
-class _LaneContent:
+class _RankContent:
     rank: int
     role: int
     arrive: Rows
@@ -198,7 +205,7 @@ class _Content:
     origin: Origin
     lane_of_rank: list[int]
     roles: list[_RoleContent]
-    lanes: list[_LaneContent]
+    lanes: list[_RankContent]
 
 
 def _adapter() -> TypeAdapter[_Content]:
@@ -232,8 +239,8 @@ def _misfit(content: _Content) -> str:
     return ''
 
 
-def _misfit_of_times(lane: _LaneContent, steps: int, slots: int) -> str:
-    """Why a lane's times cannot be a trace of so many steps and slots, or nothing."""
+def _misfit_of_times(lane: _RankContent, steps: int, slots: int) -> str:
+    """Why the times of a rank cannot be a trace of so many steps and slots, or nothing."""
     tables = (lane.arrive, lane.start, lane.end)
     if not steps or any(len(table) != steps or any(len(row) != slots for row in table) for table in tables):
         return f'its times are not {steps} steps of {slots} ops'
@@ -250,5 +257,5 @@ def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
     return tuple(SavedSlot(**dict(zip(SavedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True))
 
 
-def _lane(lane: _LaneContent) -> SavedRank:
+def _saved_rank(lane: _RankContent) -> SavedRank:
     return SavedRank(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))

@@ -13,7 +13,7 @@ from worked import worked_costs, worked_program
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
-from simpar.trace import Lane
+from simpar.trace import RankTimes
 from simpar.trace_files import load_trace, save_trace, to_saved
 
 PROGRAM = worked_program()
@@ -27,9 +27,11 @@ def measured(trace, origin='measured'):
     """A trace as a machine would record it: a lane for each rank, in memory of its own."""
     lanes = []
     for rank in range(trace.program.world):
-        lane = trace.lane(rank)
-        lanes.append(Lane(rank, lane.arrive_KS.copy(), lane.start_KS.copy(), lane.end_KS.copy()))
-    return replace(trace, origin=origin, lanes=tuple(lanes), lane_of_rank=np.arange(trace.program.world))
+        lane = trace.times_of(rank)
+        lanes.append(RankTimes(rank, lane.arrive_KS.copy(), lane.start_KS.copy(), lane.end_KS.copy()))
+    return replace(
+        trace, origin=origin, representatives=tuple(lanes), representative_of_rank=np.arange(trace.program.world)
+    )
 
 
 def test_a_trace_equals_itself():
@@ -67,10 +69,18 @@ def test_an_op_that_lasts_longer_is_told_from_ops_that_wait():
     trace = measured(predicted())
     wa, update = 17, 18
     for step in range(3):
-        for times in (trace.lanes[1].arrive_KS, trace.lanes[1].start_KS, trace.lanes[1].end_KS):
+        for times in (
+            trace.representatives[1].arrive_KS,
+            trace.representatives[1].start_KS,
+            trace.representatives[1].end_KS,
+        ):
             times[step] += 10 * step
-        trace.lanes[1].end_KS[step, wa] += 10
-        for times in (trace.lanes[1].arrive_KS, trace.lanes[1].start_KS, trace.lanes[1].end_KS):
+        trace.representatives[1].end_KS[step, wa] += 10
+        for times in (
+            trace.representatives[1].arrive_KS,
+            trace.representatives[1].start_KS,
+            trace.representatives[1].end_KS,
+        ):
             times[step, update] += 10
     worst = compare(predicted(), trace).worst
     assert [(op.op, op.rank, op.difference, op.why) for op in worst if op.stream == 'compute'] == [
@@ -89,7 +99,7 @@ def test_an_op_that_waits_says_for_what():
 def test_a_percentile_of_the_measured_steps():
     """Steps of 56 s but for one disturbed of 66: the median and the 10th percentile do not see it, the 100th does."""
     trace = measured(simulate(PROGRAM, worked_costs(PROGRAM), steps=6))
-    for lane in trace.lanes:
+    for lane in trace.representatives:
         for times in (lane.arrive_KS, lane.start_KS, lane.end_KS):
             times[3:] += 10
     assert [compare(predicted(), trace, percentile=p).step.measured for p in (10, 50, 100)] == [56, 56, 66]
@@ -109,7 +119,7 @@ def test_other_programs_are_refused():
     with pytest.raises(ScheduleError, match='different ops on rank 0'):
         compare(saved, shifted)
     with pytest.raises(ScheduleError, match='2 ranks, the other 1'):
-        compare(saved, replace(saved, lane_of_rank=(0,)))
+        compare(saved, replace(saved, representative_of_rank=(0,)))
 
 
 def test_a_saved_trace_compares_like_the_trace(tmp_path):
@@ -233,4 +243,4 @@ def test_a_torn_file_never_breaks_through(tmp_path_factory, data):
         raw[at : at + 4] = data.draw(st.binary(max_size=8))
     path.write_bytes(bytes(raw))
     with contextlib.suppress(ScheduleError):
-        assert load_trace(path).lanes
+        assert load_trace(path).representatives

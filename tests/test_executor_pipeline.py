@@ -160,7 +160,7 @@ def test_its_compute_is_emulated(job, capsys, tmp_path, pipeline, order):
     path = job(pipeline, order)
     facts = executed(capsys, path, '--compute', 'emulated', '--net', 'paced:1gbit,50us', '--save', tmp_path / 'trace')
     assert (facts['origin'], facts['losses']) == ('emulated', [])
-    program, lanes = load_case(path).program, load_trace(tmp_path / 'trace').lanes
+    program, lanes = load_case(path).program, load_trace(tmp_path / 'trace').representatives
     starts = {'send': [], 'recv': []}
     for lane in lanes:
         role = program.role(lane.rank)

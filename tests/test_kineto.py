@@ -50,7 +50,7 @@ def test_overlap_equals_what_hta_computes(case, times):
     trace = redo().trace_of(case)
     whole = metrics(trace).whole
     for rank, percent in RECORDED[times][case].items():
-        lane = trace.lanes[trace.lane_of_rank[int(rank)]]
+        lane = trace.representatives[trace.representative_of_rank[int(rank)]]
         assert 100 * whole.rank(lane.rank).overlap == pytest.approx(percent, rel=1e-3)
 
 
@@ -255,7 +255,7 @@ def test_ranks_that_differ_come_first():
     assert chosen_ranks(trace, 8) == [0, 1, 2, 3]
     folded = worked()
     assert chosen_ranks(folded, 1) == [0]
-    assert chosen_ranks(replace(folded, lane_of_rank=folded.lane_of_rank), 2) == [0, 1]
+    assert chosen_ranks(replace(folded, representative_of_rank=folded.representative_of_rank), 2) == [0, 1]
 
 
 def test_the_same_bytes_whatever_the_hash_seed(tmp_path):

@@ -66,8 +66,8 @@ def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
     CPU seconds are those of the op's thread for compute, of the whole process for communication.
     """
     role = run.trace.program.role(0)
-    lanes = run.trace.lanes
-    wall_RKS = np.array([lane.end_KS - lane.start_KS for lane in lanes])[:, WARM_UP:]
+    representatives = run.trace.representatives
+    wall_RKS = np.array([rank_times.end_KS - rank_times.start_KS for rank_times in representatives])[:, WARM_UP:]
     ops = [run.trace.program.op(role, slot) for slot in range(len(role))]
     computes = np.array([op.kind == 'compute' for op in ops])
     cpu_RKS = np.where(computes, run.thread_RKS, run.process_RKS)[:, WARM_UP:]

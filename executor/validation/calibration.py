@@ -113,9 +113,9 @@ class Samples:
             if op.kind == 'compute':
                 continue
             size = int(op.bytes)
-            lanes = [trace.lane(rank) for rank in program.partitions['group'].members(0)]
-            start = np.max([lane.start_KS[1:, slot] for lane in lanes], axis=0)
-            end = np.max([lane.end_KS[1:, slot] for lane in lanes], axis=0)
+            representatives = [trace.times_of(rank) for rank in program.partitions['group'].members(0)]
+            start = np.max([rank_times.start_KS[1:, slot] for rank_times in representatives], axis=0)
+            end = np.max([rank_times.end_KS[1:, slot] for rank_times in representatives], axis=0)
             self.seconds.setdefault(size, []).extend((end - start).tolist())
 
     def fit(self) -> Line:

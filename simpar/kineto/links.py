@@ -46,10 +46,12 @@ def _messages(trace: Trace, costs: Costs) -> Iterator[tuple[float, float, Commun
         op = program.op_classes[index]
         partition = program.partitions[op.partition]
         for rank, group, position in _tellers(partition, op.kind):
-            lane = trace.lane(rank)
+            rank_times = trace.times_of(rank)
             slots = slots_of.get((int(program.role_of_rank[rank]), index), [])
             cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]
-            for start, end in zip(lane.start_KS[:, slots].ravel(), lane.end_KS[:, slots].ravel(), strict=True):
+            for start, end in zip(
+                rank_times.start_KS[:, slots].ravel(), rank_times.end_KS[:, slots].ravel(), strict=True
+            ):
                 yield float(start), float(end), cost
 
 

@@ -12,7 +12,7 @@ from simpar.cost.costs import Costs
 from simpar.metrics import action_spans, is_communication, is_pipeline, is_transfer
 from simpar.program import OpClass
 from simpar.program.tensor import BYTES
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 Event = dict[str, Any]
 KERNEL_NAMES: Final = {'nccl': 'ncclDevKernel_', 'hccl': 'hccl', 'gloo': 'gloo'}
@@ -52,7 +52,7 @@ class Drawing:
     """One rank's events."""
 
     trace: Trace
-    lane: Lane
+    rank_times: RankTimes
     rank: int
     style: Style
 
@@ -69,7 +69,7 @@ class Drawing:
         threads = {_HOST: 'host', _STEPS: 'steps'}
         if is_pipeline(self.trace.program):
             threads[_ACTIONS] = 'actions'
-        threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.lane).streams)}
+        threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.rank_times).streams)}
         for tid, name in threads.items():
             yield self._meta('thread_name', tid, name=name)
             yield self._meta('thread_sort_index', tid, sort_index=tid)
@@ -92,12 +92,12 @@ class Drawing:
 
     def empty_launches(self) -> Iterator[Event]:
         """Launches of no duration as ops arrive, so that readers find the step of each."""
-        for number, arrive in enumerate(self.lane.arrive_KS.ravel().tolist()):
+        for number, arrive in enumerate(self.rank_times.arrive_KS.ravel().tolist()):
             yield self._slice('cuda_runtime', _LAUNCH, _HOST, arrive, arrive, {'correlation': number + 1})
 
     def launches(self, costs: Costs) -> Iterator[Event]:
         """The host issuing one op after the other."""
-        op_class = self.trace.role(self.lane).op_class
+        op_class = self.trace.role(self.rank_times).op_class
         seconds = np.tile(costs.host[op_class], self.trace.steps)
         for number, issued in enumerate(np.cumsum(seconds).tolist()):
             begin = issued - float(seconds[number])
@@ -105,7 +105,7 @@ class Drawing:
 
     def kernels(self) -> Iterator[Event]:
         """An event for each op."""
-        role = self.trace.role(self.lane)
+        role = self.trace.role(self.rank_times)
         actions = [self.trace.program.action(role, slot) for slot in range(len(role))]
         groups = {name: list(part.members(self.rank)) for name, part in self.trace.program.partitions.items()}
         for step in range(self.trace.steps):
@@ -123,8 +123,8 @@ class Drawing:
 
     def arrows(self) -> Iterator[Event]:
         """An arrow for each need across streams, in the last step."""
-        role = self.trace.role(self.lane)
-        since, until = self.lane.arrive_KS[-1].tolist(), self.lane.end_KS[-1].tolist()
+        role = self.trace.role(self.rank_times)
+        since, until = self.rank_times.arrive_KS[-1].tolist(), self.rank_times.end_KS[-1].tolist()
         pairs = [(need, slot) for slot, needs in enumerate(role.needs()) for need in needs]
         across = [(need, slot) for need, slot in pairs if role.stream[need] != role.stream[slot]]
         for number, (need, slot) in enumerate(across[: self.style.most_arrows]):

@@ -51,10 +51,12 @@ def write_kineto(
 
 
 def chosen_ranks(trace: Trace, most: int) -> list[int]:
-    """At most so many ranks: one of each lane first, then the others; in order."""
-    lanes = trace.lane_of_rank.tolist()
-    first = sorted({lane: rank for rank, lane in reversed(list(enumerate(lanes)))}.values())
-    others = [rank for rank in range(len(lanes)) if rank not in set(first)]
+    """At most so many ranks: one for each representative first, then the others; in order."""
+    representatives = trace.representative_of_rank.tolist()
+    first = sorted(
+        {representative: rank for rank, representative in reversed(list(enumerate(representatives)))}.values()
+    )
+    others = [rank for rank in range(len(representatives)) if rank not in set(first)]
     return sorted([*first, *others][:most])
 
 
@@ -82,7 +84,7 @@ def document(trace: Trace, trace_events: Iterable[Event], library: str, rank: in
 def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = None) -> Iterator[Event]:
     """The events of some ranks, and the arrows of what they send each other."""
     for rank in ranks:
-        drawing = Drawing(trace, trace.lane(rank), rank, style)
+        drawing = Drawing(trace, trace.times_of(rank), rank, style)
         yield from drawing.names()
         yield from drawing.steps()
         yield from drawing.actions()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
-from simpar.trace import Lane, Times
+from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
 Slice = tuple[int, int]
@@ -227,21 +227,23 @@ class RankMemory:
         return int(np.argmax(np.bincount(slots, weights=size)))
 
 
-def rank_memory(program: Program, lane: Lane, ranks: int, lives: Lifetimes, window: tuple[float, float]) -> RankMemory:
-    """What a lane holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
+def rank_memory(
+    program: Program, rank_times: RankTimes, ranks: int, lives: Lifetimes, window: tuple[float, float]
+) -> RankMemory:
+    """What a representative rank holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
     begin, end = window
     step = end - begin
-    role = program.role(lane.rank)
+    role = program.role(rank_times.rank)
     receives = np.array([op.kind == 'recv' for op in program.op_classes], dtype=bool)[role.op_class]
     # A receive is posted with a buffer to receive into.
-    begins_KS = np.where(receives, lane.arrive_KS, lane.start_KS)
-    starts, ends = begins_KS[-1], lane.end_KS[-1]
+    begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
+    starts, ends = begins_KS[-1], rank_times.end_KS[-1]
     earlier = begins_KS[-2] if len(begins_KS) > 1 else starts - step
     since = np.where(lives.before, earlier[lives.begin], starts[lives.begin])
     first, since = fold(np.where(lives.always, begin, since) - begin, step)
     last, until = fold(np.where(lives.always, end, ends[lives.end]) - begin, step)
     return RankMemory(
-        rank=lane.rank,
+        rank=rank_times.rank,
         ranks=ranks,
         step=step,
         program=program,

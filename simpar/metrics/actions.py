@@ -80,16 +80,16 @@ def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
     Where the copies of a forward and of the backward right behind it interleave, the forward is told to end where the
     backward begins.
     """
-    lane = trace.lane(rank)
-    works = actions_of(trace.program, trace.role(lane))
-    begins = [float(lane.start_KS[step, work.slots[0]]) for work in works]
+    rank_times = trace.times_of(rank)
+    works = actions_of(trace.program, trace.role(rank_times))
+    begins = [float(rank_times.start_KS[step, work.slots[0]]) for work in works]
     limits = [*begins[1:], inf]
     return [
         ActionSpan(
             action=work.action,
             slots=work.slots,
             begin=begin,
-            end=min(limit, float(lane.end_KS[step, list(work.slots)].max())),
+            end=min(limit, float(rank_times.end_KS[step, list(work.slots)].max())),
         )
         for work, begin, limit in zip(works, begins, limits, strict=True)
     ]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
 SENDS: Final = 'sends'
@@ -225,7 +225,7 @@ class _Kinds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ops:
-    """A lane's ops in a window: columns over steps × slots.
+    """The ops of a representative rank in a window: columns over steps × slots.
 
     Arguments: ``since``, when an op communicates if it does: collectives from their arrival on, sends and receives from
     their start; ``communicates``, shape [slots].
@@ -254,22 +254,28 @@ class _Ops:
 
 def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window."""
-    counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
-    lanes = zip(trace.lanes, counts, strict=True)
-    ranks = tuple(_rank(_ops(trace, kinds, lane, window), lane.rank, count) for lane, count in lanes if count)
+    counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
+    representatives = zip(trace.representatives, counts, strict=True)
+    ranks = tuple(
+        _rank(_ops(trace, kinds, rank_times, window), rank_times.rank, count)
+        for rank_times, count in representatives
+        if count
+    )
     return StepMetrics(step=window.end - window.begin, ranks=ranks)
 
 
-def _ops(trace: Trace, kinds: _Kinds, lane: Lane, window: _Window) -> _Ops:
-    """The ops of a lane in a window."""
-    role = trace.role(lane)
-    arrive, start, end = (times[window.steps] for times in (lane.arrive_KS, lane.start_KS, lane.end_KS))
+def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) -> _Ops:
+    """Return the ops of a representative rank in a window."""
+    role = trace.role(rank_times)
+    arrive, start, end = (
+        times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
+    )
     since = np.where(kinds.transfers[role.op_class], start, arrive)
     return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
 
 
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
-    """Metrics of one lane, whose first rank this is and which stands for so many."""
+    """Metrics of a representative rank, which stands for ``ranks`` ranks."""
     window = ops.window
     computing = ops.between(ops.start, ops.end, ~ops.communicates)
     communication = ops.communicating(ops.communicates)

@@ -16,7 +16,7 @@ from simpar.interval_sets import Intervals, fold, length, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
 from simpar.pipeline.action import Action
 from simpar.program import Program, Role
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 BoxKind = Literal['F', 'B', 'I', 'W', 'U', 'exposed']
 KINDS: Final[tuple[BoxKind, ...]] = ('F', 'B', 'I', 'W', 'U', 'exposed')
@@ -111,31 +111,33 @@ def pipeline_view(trace: Trace, name: str) -> PipelineView:
     steady = metrics(trace).steady
     rows = []
     for stages, roles in by_stages(trace.program).items():
-        lanes = [lane for lane in trace.lanes if any(trace.role(lane) is role for role in roles)]
-        lane = max(lanes, key=lambda lane: lane.end_KS[-1].max())
-        rows.append(_Reader(trace, lane, stages).row(steady.rank(lane.rank)))
+        representatives = [
+            rank_times for rank_times in trace.representatives if any(trace.role(rank_times) is role for role in roles)
+        ]
+        rank_times = max(representatives, key=lambda rank_times: rank_times.end_KS[-1].max())
+        rows.append(_Reader(trace, rank_times, stages).row(steady.rank(rank_times.rank)))
     return PipelineView(name=name, step=trace.step, rows=tuple(rows), copies=trace.program.copies)
 
 
 class _Reader:
-    """Reads one lane's last step, times counted from the window's begin."""
+    """Reads the last step of one representative rank, times counted from the window's begin."""
 
-    def __init__(self, trace: Trace, lane: Lane, stages: tuple[int, ...]) -> None:
+    def __init__(self, trace: Trace, rank_times: RankTimes, stages: tuple[int, ...]) -> None:
         begin = float(trace.step_ends[-1]) - trace.step
         self.trace = trace
         self.program: Program = trace.program
-        self.lane = lane
-        self.role: Role = trace.role(lane)
+        self.rank_times = rank_times
+        self.role: Role = trace.role(rank_times)
         self.stages = stages
         self.begin = begin
         self.arrive, self.start, self.end = (
-            (times[-1] - begin).tolist() for times in (lane.arrive_KS, lane.start_KS, lane.end_KS)
+            (times[-1] - begin).tolist() for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
         )
         self.ops = [self.program.op_classes[index] for index in self.role.op_class.tolist()]
         self.exposed = self._exposed()
 
     def row(self, figures: RankMetrics) -> Row:
-        spans = action_spans(self.trace, self.lane.rank)
+        spans = action_spans(self.trace, self.rank_times.rank)
         return Row(
             stages=self.stages,
             metrics=figures,

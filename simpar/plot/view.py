@@ -95,16 +95,18 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
     ``metrics`` counts them.
     """
     if rank is None:
-        rank = trace.lanes[int(np.argmax([lane.end_KS[-1].max() for lane in trace.lanes]))].rank
-    named = named_streams(trace.program, trace.role(trace.lane(rank)))
+        rank = trace.representatives[
+            int(np.argmax([rank_times.end_KS[-1].max() for rank_times in trace.representatives]))
+        ].rank
+    named = named_streams(trace.program, trace.role(trace.times_of(rank)))
     streams = sorted(named, key=lambda stream: stream != 'compute')
-    lane = int(trace.lane_of_rank[rank])
+    representative = int(trace.representative_of_rank[rank])
     return View(
         name=name,
         rank=rank,
         step=trace.step,
         streams=tuple(streams),
-        metrics=metrics(trace).steady.rank(trace.lanes[lane].rank),
+        metrics=metrics(trace).steady.rank(trace.representatives[representative].rank),
         bars=tuple(_bars(trace, rank, {index: row for row, name in enumerate(streams) for index in named[name]})),
         copies=trace.program.copies,
     )
@@ -128,7 +130,7 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
     end = float(trace.step_ends[-1])
     begin = end - trace.step
     bars = []
-    stream = trace.role(trace.lane(rank)).stream.tolist()
+    stream = trace.role(trace.times_of(rank)).stream.tolist()
     for span in trace.spans(rank):
         communicates = is_communication(span.op)
         since = span.arrive if communicates and not is_transfer(span.op) else span.start
