@@ -1,4 +1,4 @@
-"""From what every rank saw to one Trace and whole tensors."""
+"""From what every rank saw to one Trace and full tensors."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def assemble_run(
     )
     return Execution(
         losses=tuple(_loss(program, outcomes, step) for step in range(len(outcomes[0].losses))),
-        parameters=_whole(program, [outcome.parameters for outcome in outcomes]),
-        gradients=_whole(program, [outcome.gradients for outcome in outcomes]),
+        parameters=_full(program, [outcome.parameters for outcome in outcomes]),
+        gradients=_full(program, [outcome.gradients for outcome in outcomes]),
         trace=trace,
         notes=tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes)))),
     )
@@ -102,17 +102,17 @@ def _keyed(
 
 
 def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
-    """The sum over micro-batches, copies and the pieces that ranks hold."""
+    """The sum over micro-batches, copies and the shards that ranks hold."""
     losses = [outcome.losses[step] for outcome in outcomes]
     parts = sorted({part for held in losses for part in held})
-    return sum(float(assemble(program, program.tensor[part[0]], _pieces(losses, part)).sum()) for part in parts)
+    return sum(float(assemble(program, program.tensor[part[0]], _shards_of(losses, part)).sum()) for part in parts)
 
 
-def _whole(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    names = dict.fromkeys(name for pieces in held for name in pieces)
-    named = as_named(program, {name: _pieces(held, name) for name in names})
-    return {name: assemble(program, tensor, pieces) for name, (tensor, pieces) in named.items()}
+def _full(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    names = dict.fromkeys(name for shards in held for name in shards)
+    named = as_named(program, {name: _shards_of(held, name) for name in names})
+    return {name: assemble(program, tensor, shards) for name, (tensor, shards) in named.items()}
 
 
-def _pieces(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
-    return {rank: pieces[key] for rank, pieces in enumerate(held) if key in pieces}
+def _shards_of(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
+    return {rank: shards[key] for rank, shards in enumerate(held) if key in shards}

@@ -199,8 +199,8 @@ class InProcess:
     def _finish(self, walker: _Walker, results: list[torch.Tensor]) -> None:
         memory, head = self._memory[walker.rank], walker.head
         if head.op.phase == 'F' and head.op.operator in LOSSES:
-            pieces = self._losses.setdefault(walker.step, {})
-            pieces.setdefault((head.op.writes[0], *head.part), {})[walker.rank] = results[0]
+            shards = self._losses.setdefault(walker.step, {})
+            shards.setdefault((head.op.writes[0], *head.part), {})[walker.rank] = results[0]
         if head.op.phase == 'U' and walker.step == self._steps - 1:
             self._remember_gradients(walker.rank, head.op)
         memory.keep(head.op, *head.part, results)
@@ -221,10 +221,10 @@ class InProcess:
     # answers
 
     def _loss(self, step: int) -> float:
-        """The sum over micro-batches, copies and the pieces that ranks hold."""
+        """The sum over micro-batches, copies and the shards that ranks hold."""
         return sum(
-            float(self._whole(name, dict(sorted(pieces.items()))).sum())
-            for (name, _, _), pieces in self._losses.pop(step, {}).items()
+            float(self._full(name, dict(sorted(shards.items()))).sum())
+            for (name, _, _), shards in self._losses.pop(step, {}).items()
         )
 
     def _held(self, name: str) -> dict[int, torch.Tensor]:
@@ -236,8 +236,8 @@ class InProcess:
         named = as_named(self._program, shares)
         return {name: assemble(self._program, tensor, held) for name, (tensor, held) in named.items()}
 
-    def _whole(self, name: str, pieces: dict[int, torch.Tensor]) -> torch.Tensor:
-        return assemble(self._program, self._program.tensor[name], pieces)
+    def _full(self, name: str, shards: dict[int, torch.Tensor]) -> torch.Tensor:
+        return assemble(self._program, self._program.tensor[name], shards)
 
     def _draw(self, walkers: Iterable[_Walker]) -> str:
         return '\n'.join(

@@ -92,8 +92,8 @@ def shape(rank: int, rate: float) -> None:
 
     Arguments: ``rate`` in bytes/s, headers included.
     """
-    whole = int(rate * 8)
-    limit = f'rate {whole}bit ceil {whole}bit burst {BURST} cburst {BURST} quantum 60000'
+    bits = int(rate * 8)
+    limit = f'rate {bits}bit ceil {bits}bit burst {BURST} cburst {BURST} quantum 60000'
     _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
     _do('ip link set lo up')
     _do(f'ip link set {DEVICE} gso_max_size {QUANTUM} up')
@@ -101,7 +101,7 @@ def shape(rank: int, rate: float) -> None:
     _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
     _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
     _do(f'tc qdisc add dev {DEVICE} parent 1:10 pfifo limit 1000')
-    _do('tc -batch -', '\n'.join(_flows(whole)) + '\n')
+    _do('tc -batch -', '\n'.join(_flows(bits)) + '\n')
     small = 'match u16 0x0000 0xff80 at 2'
     _do(f'tc filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 {small} flowid 1:10')
     _do(_by_flow(DEVICE))
@@ -109,10 +109,10 @@ def shape(rank: int, rate: float) -> None:
         Path(f'/proc/sys/net/ipv4/{name}').write_text(value, encoding='utf-8')
 
 
-def _flows(whole: int) -> Iterator[str]:
+def _flows(bits: int) -> Iterator[str]:
     """A class and its queue for every flow: an equal share of the link, and all of it where no other wants it."""
-    share = max(whole // FLOWS, 8)
-    limit = f'rate {share}bit ceil {whole}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
+    share = max(bits // FLOWS, 8)
+    limit = f'rate {share}bit ceil {bits}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
     for flow in range(FLOWS):
         minor = f'1:{(FIRST_FLOW & 0xFFFF) + flow:x}'
         yield f'class add dev {DEVICE} parent 1:1 classid {minor} htb {limit}'

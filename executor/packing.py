@@ -1,6 +1,6 @@
 """Packed tensors: several tensors of a rank, flattened into one that ranks share out evenly, and taken apart again.
 
-A collective of packed tensors works on their whole buffers: a reduce-scatter packs what it reads, an all-gather takes
+A collective of packed tensors works on their full buffers: a reduce-scatter packs what it reads, an all-gather takes
 apart what it has gathered, and both send the padding.
 """
 
@@ -114,11 +114,11 @@ def members_of(
     found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
     for group in partition.groups_GP.tolist():
         if all(rank in shares for rank in group):
-            whole = torch.cat([shares[rank] for rank in group])
-            padding = whole[sum(map(prod, one.shapes)) :].nan_to_num(0.0)
+            full = torch.cat([shares[rank] for rank in group])
+            padding = full[sum(map(prod, one.shapes)) :].nan_to_num(0.0)
             if padding.any():
                 raise NumericsWrong(f'{tensor.name}: ranks {group} have something in its padding: {padding.tolist()}')
-            for name, member in zip(tensor.members, _unpack(one, whole), strict=True):
+            for name, member in zip(tensor.members, _unpack(one, full), strict=True):
                 found[name] |= dict.fromkeys(group, member)
     return found
 
@@ -136,7 +136,7 @@ def as_named(
         if not tensor.members:
             found[name] = (tensor, dict(held))
             continue
-        for member, pieces in members_of(program, tensor, held).items():
+        for member, shards in members_of(program, tensor, held).items():
             like = program.tensor[member].like or member
-            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], pieces)
+            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], shards)
     return found

@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank saw: times since the program began, shape [steps, slots]; its pieces of losses, parameters and
+    """What a rank saw: times since the program began, shape [steps, slots]; its shards of losses, parameters and
     gradients; ``notes``, what was logged on the way."""
 
     arrive_KS: Times

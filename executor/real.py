@@ -28,9 +28,9 @@ FEED_LIMIT = 256 * 2**20
 
 
 def parts(program: Program, tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """The micro-batches and copies of an input; one of each where it is that of a whole step."""
-    whole = bool(tensor.like)
-    return product(range(1 if whole else program.micro_batches), range(1 if whole else program.copies))
+    """The micro-batches and copies of an input; one of each where the input is that of a whole step."""
+    of_step = bool(tensor.like)
+    return product(range(1 if of_step else program.micro_batches), range(1 if of_step else program.copies))
 
 
 class FedMemory(Memory):
@@ -45,11 +45,11 @@ class FedMemory(Memory):
         room = FEED_LIMIT
         for step in range(steps):
             for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
-                piece = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
-                room -= piece.nbytes
+                shard = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
+                room -= shard.nbytes
                 if room < 0:
                     return
-                self._feed[(tensor.name, micro_batch, copy), step] = piece
+                self._feed[(tensor.name, micro_batch, copy), step] = shard
 
     def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
         fed = self._feed.get(((name, micro_batch, copy), step))
@@ -124,7 +124,7 @@ class RealMachine:
         return self._keep(work, packing.unpacked(self._transfer(work, work.channel, packing.packed(reads))))
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The rank's pieces of the parameters."""
+        """The rank's shards of the parameters."""
         names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
         return {name: self._memory[name, -1, -1] for name in names if self._program.holds(self._rank, name)}
 
@@ -147,12 +147,12 @@ class RealMachine:
         if op.operator == 'all_gather':
             gathered = collectives.all_gather(channel, _together(reads), self._pace)
             of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
-            return [torch.cat(pieces, dim) for pieces, dim in zip(of_ranks, dims_of(op), strict=True)]
+            return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
         if op.operator == 'reduce_scatter':
-            cut = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
-            chunks = [torch.cat([piece.flatten() for piece in pieces]) for pieces in zip(*cut, strict=True)]
+            split = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+            chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
             own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
-            return _apart(own, [pieces[0] for pieces in cut])
+            return _apart(own, [shards[0] for shards in split])
         if op.operator == 'all_to_all':
             return self._exchange(op, channel, reads)
         return self._pass(work, channel, reads)
@@ -161,11 +161,11 @@ class RealMachine:
         """An all-to-all."""
         joins, cuts, sizes = exchange_of(op)
         slices = [slices_of(tensor, cuts, sizes) for tensor in reads]
-        like = [pieces[0] for pieces in slices]
-        chunks = [_together(list(pieces)) for pieces in zip(*slices, strict=True)]
+        like = [shards[0] for shards in slices]
+        chunks = [_together(list(shards)) for shards in zip(*slices, strict=True)]
         received = collectives.all_to_all(channel, chunks, self._pace)
         of_ranks = zip(*(_apart(flat, like) for flat in received), strict=True)
-        return [joined(pieces, joins, sizes) for pieces in of_ranks]
+        return [joined(shards, joins, sizes) for shards in of_ranks]
 
     def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """A send or a receive, of one tensor."""

@@ -98,10 +98,10 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
     size = program.partitions[op.partition].size
     for source, target, dim in zip(op.reads, given, dims, strict=True):
         taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
-        whole, piece = (made, taken) if op.operator == 'all_gather' else (taken, made)
-        if op.operator != 'all_reduce' and dim < len(piece):
-            piece = [*piece[:dim], piece[dim] * size, *piece[dim + 1 :]]
-        if whole != piece:
+        full, shard = (made, taken) if op.operator == 'all_gather' else (taken, made)
+        if op.operator != 'all_reduce' and dim < len(shard):
+            shard = [*shard[:dim], shard[dim] * size, *shard[dim + 1 :]]
+        if full != shard:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
 
 
@@ -118,8 +118,8 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
         mine = [rest.pop(0) for _ in range(min(len(share.members) or 1, len(rest)))]
         local = list(program.local_shape(share))
         if not share.members:
-            whole = [*local[:dim], local[dim] * size, *local[dim + 1 :]] if dim < len(local) else local
-            if [list(program.local_shape(program.tensor[full])) for full in mine] != [whole]:
+            full_shape = [*local[:dim], local[dim] * size, *local[dim + 1 :]] if dim < len(local) else local
+            if [list(program.local_shape(program.tensor[full])) for full in mine] != [full_shape]:
                 yield f'{op.name}: {name} of {tuple(local)} is no equal part of {", ".join(mine)} along dim {dim}'
             continue
         if tuple(mine) != share.members:
@@ -130,7 +130,7 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
             dim
             or len(local) != 1
             or local[0] * size < elements
-            or [cut.partition for cut in share.cuts] != [op.partition]
+            or [split.partition for split in share.cuts] != [op.partition]
         ):
             yield f'{op.name}: {name} of {tuple(local)} over {size} ranks does not hold {elements} elements'
         if {program.tensor[full].dtype for full in mine} != {share.dtype}:
@@ -153,11 +153,11 @@ def _exchange(
         if max(*joins, *cuts) >= len(taken):
             yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *cuts)}'
             continue
-        for join, cut, size in zip(joins, cuts, sizes, strict=True):
+        for join, split, size in zip(joins, cuts, sizes, strict=True):
             wanted[join] *= size
-            wanted[cut] //= size
+            wanted[split] //= size
         if tuple(wanted) != made or prod(wanted) != prod(taken):
-            how = f'cut along {cuts} and joined along {joins}'
+            how = f'split along {cuts} and joined along {joins}'
             yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, {how}'
 
 

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Atomic writes: a reader sees the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, whatever goes wrong.
 
     Arguments: ``path``, whose folder must exist; ``content``, text is written as UTF-8. Raises ``OSError``.

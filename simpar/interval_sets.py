@@ -32,14 +32,14 @@ def minus(intervals: Intervals, others: Intervals) -> Intervals:
     if not len(mine) or not len(holes):
         return mine
     edges = np.unique(np.concatenate((mine.ravel(), holes.ravel())))
-    pieces = np.column_stack((edges[:-1], edges[1:]))
-    return union(pieces[_covered(pieces, mine) & ~_covered(pieces, holes)])
+    segments = np.column_stack((edges[:-1], edges[1:]))
+    return union(segments[_covered(segments, mine) & ~_covered(segments, holes)])
 
 
-def _covered(pieces: Intervals, merged: Intervals) -> NDArray[np.bool_]:
-    """Which pieces, cut at all edges, lie in a union."""
-    index = np.searchsorted(merged[:, 0], pieces[:, 0], side='right') - 1
-    return np.asarray((index >= 0) & (merged[np.maximum(index, 0), 1] > pieces[:, 0]))
+def _covered(segments: Intervals, merged: Intervals) -> NDArray[np.bool_]:
+    """Which segments, split at all edges, lie in a union."""
+    index = np.searchsorted(merged[:, 0], segments[:, 0], side='right') - 1
+    return np.asarray((index >= 0) & (merged[np.maximum(index, 0), 1] > segments[:, 0]))
 
 
 def fold(intervals: Intervals, begin: float, end: float) -> Intervals:

@@ -113,8 +113,8 @@ class Prediction:
     @property
     def grades(self) -> dict[str, float]:
         """Share of the isolated seconds that rest on numbers of each grade."""
-        whole = sum(self.costs.grades.values())
-        return {grade: seconds / whole for grade, seconds in self.costs.grades.items()} if whole else {}
+        total = sum(self.costs.grades.values())
+        return {grade: seconds / total for grade, seconds in self.costs.grades.items()} if total else {}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -153,13 +153,13 @@ def _mean_streams(prediction: Prediction) -> Table:
     """Streams of the same name, averaged over all ranks."""
     steady = prediction.metrics.steady
     rows = table('stream, mean over the ranks', 'busy', 'waiting for peers', 'idle', 'ops')
-    whole = sum(rank.ranks for rank in steady.ranks)
+    ranks = sum(rank.ranks for rank in steady.ranks)
     means: dict[str, list[float]] = {}
     for rank in steady.ranks:
         for stream in rank.streams:
             mean = means.setdefault(stream.stream, [0.0, 0.0, 0.0])
             for index, value in enumerate((stream.busy, stream.waiting, stream.ops)):
-                mean[index] += value * rank.ranks / whole
+                mean[index] += value * rank.ranks / ranks
     for name, (busy, waiting, ops) in means.items():
         seconds = (busy, waiting, steady.step - busy - waiting)
         rows.add_row(name, *(_of(s, steady.step) for s in seconds), f'{ops:.0f}')
@@ -264,9 +264,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _of(seconds: float, whole: float) -> str:
+def _of(seconds: float, total: float) -> str:
     """Seconds and their share of a step."""
-    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _share(value: float) -> str:

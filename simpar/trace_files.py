@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -149,7 +149,7 @@ def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
             for rank_times in saved.representatives
         ],
     }
-    write_whole(path, json.dumps(content) + '\n')
+    write_atomically(path, json.dumps(content) + '\n')
 
 
 def load_trace(path: Path) -> SavedTrace:

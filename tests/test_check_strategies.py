@@ -96,7 +96,7 @@ def test_random_strategies_are_read_off_the_program_as_they_were_given(seed):
             assert tuple(map(tuple, listing.strategy(rows[name]))) == layer.strategy
     for op in rows.values():
         tensors = [program.tensor[name] for name in op.reads]
-        for tensor, cuts in zip(tensors, map(listing.cuts, tensors), strict=True):
+        for tensor, cuts in zip(tensors, map(listing.shard_counts, tensors), strict=True):
             copies = program.copies if tensor.batch_dim is not None else 1
             assert prod(program.local_shape(tensor)) * prod(cuts) * copies == prod(tensor.shape)
 

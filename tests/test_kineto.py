@@ -20,7 +20,7 @@ from simpar.commands import measure
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
 from simpar.metrics import metrics
 from simpar.trace_files import save_trace, to_saved, to_trace
@@ -277,16 +277,16 @@ def test_the_same_bytes_whatever_the_hash_seed(tmp_path):
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / 'trace.json'
-    write_whole(path, 'old')
+    write_atomically(path, 'old')
     monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('no space left')))
     with pytest.raises(OSError, match='no space left'):
-        write_whole(path, 'new')
+        write_atomically(path, 'new')
     assert path.read_text() == 'old'
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
     path, other = tmp_path / 'trace.json', tmp_path / 'other.json'
-    write_whole(path, b'new')
+    write_atomically(path, b'new')
     other.write_text('new')
     assert path.stat().st_mode == other.stat().st_mode

@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
     from executor.bench.jobs import schedule_programs
     from executor.bench.progress import progress
     from executor.bench.sizes import NAMED
-    from simpar.files import write_whole
+    from simpar.files import write_atomically
 
     programs = schedule_programs(options.schedule) if options.schedule else ()
     with progress() as reporter:
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> None:
             seed=options.seed,
             favour=options.favour_communication,
         )
-    write_whole(options.output, json.dumps(record) + '\n')
+    write_atomically(options.output, json.dumps(record) + '\n')
 
 
 def _net(text: str) -> str:

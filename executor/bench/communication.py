@@ -34,12 +34,12 @@ def collective(operator: str, members: int, size: int) -> Item:
 
     Arguments: ``size`` in bytes of the full vector, rounded up to whole numbers for every member.
     """
-    part = -(-size // (WIDTH * members))
-    whole = part * members
+    shard = -(-size // (WIDTH * members))
+    full = shard * members
     shape, out = {
-        'all_reduce': (whole, whole),
-        'all_gather': (part, whole),
-        'reduce_scatter': (whole, part),
+        'all_reduce': (full, full),
+        'all_gather': (shard, full),
+        'reduce_scatter': (full, shard),
     }[operator]
     name = f'{operator}.{members}.{size}'
     read, written = operand((shape,)), result(f'{name}>out', (out,))
@@ -48,7 +48,7 @@ def collective(operator: str, members: int, size: int) -> Item:
         kind='collective',
         operator=operator,
         phase='F',
-        bytes=float(WIDTH * whole),
+        bytes=float(WIDTH * full),
         partition=partition_name(members),
         reduce='' if operator == 'all_gather' else 'sum',
         reads=(read.name,),

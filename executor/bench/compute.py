@@ -81,7 +81,7 @@ def operators(sizes: Sizes, world: int) -> list[Item]:
 
 
 def _programs(probe: Probe, world: int) -> Iterator[Program]:
-    """A transformer and a network, each whole and, where there are ranks for it, cut in two; and blocks of layers."""
+    """A transformer and a network, unsharded and, where ranks allow it, sharded over two; and blocks of layers."""
     model = Transformer(
         layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
     )

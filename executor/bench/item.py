@@ -1,4 +1,4 @@
-"""Items: what is measured, each one op class on tensors that every rank holds whole, and programs that run them."""
+"""Items: what is measured, each one op class on tensors that every rank holds in full, and programs that run them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def partition_name(size: int) -> str:
 
 
 def group_sizes(world: int) -> list[int]:
-    """Sizes of groups that ``world`` ranks can be cut into: powers of two, and all."""
+    """Sizes of groups that ``world`` ranks can be split into: powers of two, and all."""
     powers = {2**power for power in range(1, 20) if world % 2**power == 0}
     return sorted(powers | ({world} if world > 1 else set()))
 
@@ -120,7 +120,7 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
 
 
 def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
-    """The same message of whole buffers, where it packs tensors; a norm as if all elements counted alike."""
+    """The same message of full buffers, where it packs tensors; a norm as if all elements counted alike."""
     if '@' in str(op.attributes.get('ranks', '')):
         return program, replace(op, attributes={**op.attributes, 'ranks': ' '.join('1' for _ in op.reads)})
     scatters = op.operator == 'reduce_scatter'

@@ -13,7 +13,7 @@ COPIES: Final = (1, 2, 4)
 
 
 def schedule_programs(path: Path) -> list[Program]:
-    """Programs of a schedule; copies that the batch cannot be cut into are left out.
+    """Programs of a schedule; copies that the batch cannot be split into are left out.
 
     Raises ``ScheduleError`` where the file is wrong.
     """

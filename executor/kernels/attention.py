@@ -1,6 +1,6 @@
 """Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
-Scores are held whole, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
+Scores are held in full, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
 B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim.
 """
 

@@ -1,7 +1,7 @@
 """What is known of all gradients of a rank together: the sum of their squares, and whether one is not finite.
 
 Nothing is added up in 16 bits, and what a loss scale has made large is divided by it before it is squared. A sum over
-all ranks follows, so a piece that several ranks hold counts as its share.
+all ranks follows, so a shard that several ranks hold counts as its share.
 """
 
 from __future__ import annotations

@@ -47,6 +47,6 @@ def context(program: Program, rank: int, step: int = 0) -> Context:
 
 
 def position(op: OpClass, where: Context) -> int:
-    """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is cut."""
+    """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is sharded."""
     partition = str(op.attributes.get('partition', ''))
     return where.position[partition] if partition else 0

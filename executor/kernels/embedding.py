@@ -1,4 +1,4 @@
-"""Token embedding, its vocabulary whole or cut over a partition, and position embedding."""
+"""Token embedding, its vocabulary unsharded or sharded over a partition, and position embedding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simpar.program import OpClass
 
 
 def local_rows(op: OpClass, where: Context, tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens as rows of this rank's piece of the vocabulary, and which of them lie in it; the others become row 0."""
+    """Tokens as rows of this rank's shard of the vocabulary, and which of them lie in it; the others become row 0."""
     local = tokens - position(op, where) * rows
     inside = (local >= 0) & (local < rows)
     return local.where(inside, 0), inside
@@ -32,14 +32,14 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 
 def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, weight → y; the weight is whole, x may be this rank's piece of the sequence."""
+    """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
     x, weight = tensors
     first = position(op, where) * x.shape[1]
     return [x + weight[first : first + x.shape[1]]]
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dweight of the whole weight: zero rows outside of this rank's piece of the sequence."""
+    """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence."""
     drows = tensors[0].sum(0)
     partition = str(op.attributes.get('partition', ''))
     if not partition:

@@ -1,6 +1,7 @@
-"""Losses: ``attributes['scale']`` × the sum over the local samples, whole or with the vocabulary cut over a partition.
+"""Losses: ``attributes['scale']`` × the sum over the local samples, unsharded or with the vocabulary over a partition.
 
-The cut cross entropy is Megatron's (Shoeybi et al. 2019, section 3): all-reduced are a maximum and two sums, no logits.
+Cross entropy over a sharded vocabulary is Megatron's (Shoeybi et al. 2019, section 3). It all-reduces a maximum and two
+sums, and never logits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def cross_entropy_forward(op: OpClass, where: Context, tensors: list[torch.Tenso
 
 
 def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """logits, labels, lse → dlogits, of this rank's piece of the vocabulary where it is cut."""
+    """logits, labels, lse → dlogits, of this rank's shard of the vocabulary where it is sharded."""
     logits, labels, lse = wide(tensors[0]), *tensors[1:]
     local, inside = local_rows(op, where, labels, logits.shape[-1])
     dlogits = (logits - lse.reshape(*labels.shape, 1)).exp()

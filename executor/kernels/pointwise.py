@@ -77,30 +77,30 @@ def scale(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
     return [tensors[0] * float(op.attributes['factor'])]
 
 
-def cut(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def slice_shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → the slice along ``dim`` of this rank's position in ``partition``."""
     dim = int(op.attributes['dim'])
     length = tensors[0].shape[dim] // where.size[str(op.attributes['partition'])]
-    # A view would keep the whole x in memory after it is freed.
+    # A view would keep the full x in memory after it is freed.
     return [tensors[0].narrow(dim, position(op, where) * length, length).clone(memory_format=torch.contiguous_format)]
 
 
 def take(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The whole of a step → the rows of this op's micro-batch and copy."""
-    copies, whole = int(op.attributes['copies']), tensors[0]
-    length = whole.shape[0] // (int(op.attributes['micro_batches']) * copies)
+    """The full input of a step → the rows of this op's micro-batch and copy."""
+    copies, full = int(op.attributes['copies']), tensors[0]
+    length = full.shape[0] // (int(op.attributes['micro_batches']) * copies)
     first = (where.micro_batch * copies + where.copy) * length
-    return [whole.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
+    return [full.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
 
 
 def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """slice → x, with zeros wherever along ``dim`` other positions of ``partition`` have theirs."""
-    dim, piece = int(op.attributes['dim']), tensors[0]
-    length, shape = piece.shape[dim], list(piece.shape)
+    dim, shard = int(op.attributes['dim']), tensors[0]
+    length, shape = shard.shape[dim], list(shard.shape)
     shape[dim] *= where.size[str(op.attributes['partition'])]
-    whole = piece.new_zeros(shape)
-    whole.narrow(dim, position(op, where) * length, length).copy_(piece)
-    return [whole]
+    full = shard.new_zeros(shape)
+    full.narrow(dim, position(op, where) * length, length).copy_(shard)
+    return [full]
 
 
 KERNELS = {
@@ -121,8 +121,8 @@ KERNELS = {
     ('scale', 'F'): scale,
     ('scale', 'I'): scale,
     ('take', 'F'): take,
-    ('slice', 'F'): cut,
-    ('slice', 'I'): cut,
+    ('slice', 'F'): slice_shard,
+    ('slice', 'I'): slice_shard,
     ('pad', 'F'): pad,
     ('pad', 'I'): pad,
 }

@@ -11,7 +11,7 @@ from simpar.program import OpClass
 
 
 def reduced(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → its sum over ``dims``, divided by ``count``, the whole length of these, where there is one."""
+    """x → its sum over ``dims``, divided by ``count``, the full length of these, where there is one."""
     return [wide(tensors[0]).sum(numbers(op, 'dims')) / int(op.attributes.get('count', 1))]
 
 

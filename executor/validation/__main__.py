@@ -15,7 +15,7 @@ from executor.validation.optimizer_cases import optimizer_cases
 from executor.validation.tile_cases import tile_cases
 from executor.validation.validation import Row, Validation, emulated_cluster, run_cases
 from simpar.errors import OutsideTolerance, SimparError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.units import format_time
 
 CASES = ('copies', 'pipelines', 'optimizer', 'tiles', 'all')
@@ -32,7 +32,7 @@ def main() -> int:
             found.append(run_cases(rows, net, options.ranks, rounds=options.rounds, progress=_progress))
             print(table(found[-1]) + '\n', flush=True)
         if options.json:
-            write_whole(options.json, json.dumps([to_dict(validation) for validation in found], indent=1) + '\n')
+            write_atomically(options.json, json.dumps([to_dict(validation) for validation in found], indent=1) + '\n')
         for validation in found:
             judge(validation, options.tolerance / 100)
     except SimparError as error:

@@ -17,7 +17,7 @@ from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Ten
 
 LOW = 0.1
 REPEATS = 3
-PIECES = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
+ONE_SHARD = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
 """Sides of a collective that are one rank's slice."""
 Kind = tuple[str, int]
 """A collective and the number of ranks in its group; a send has two."""
@@ -60,8 +60,8 @@ def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
     for size in sizes:
         for repeat in range(REPEATS):
             for part in ('in', 'out'):
-                cuts = (Cut(0, 'group'),) if (operator, part) in PIECES else ()
-                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', cuts=cuts))
+                splits = (Cut(0, 'group'),) if (operator, part) in ONE_SHARD else ()
+                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', cuts=splits))
             for end in ends:
                 builder.add_op_class(_op(end, size, repeat))
     for position, end in enumerate(ends):

@@ -36,7 +36,7 @@ class ValidationCase:
 
 
 def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BLOCKS) -> Workload:
-    """Blocks of a column-cut and a row-cut layer, so that every sum carries batch × width × 4 bytes."""
+    """Blocks of a column-parallel and a row-parallel layer, so that every sum carries batch × width × 4 bytes."""
     layers: list[Dense | Relu] = []
     for _ in range(blocks):
         layers += [
@@ -51,10 +51,10 @@ def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BL
 def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[ValidationCase]:
     """Schedules on ``world`` ranks whose messages are so long that the rate decides, the longer the more ranks."""
     found: list[ValidationCase] = []
-    whole = 512 * world
-    for label, batch in (('', whole), (' of half the batch', whole // 2)):
+    full_batch = 512 * world
+    for label, batch in (('', full_batch), (' of half the batch', full_batch // 2)):
         serial = Plan(tensor=world, streams='single')
-        found += _family(label, network(batch), serial, world, copies if batch == whole else copies[:1])
+        found += _family(label, network(batch), serial, world, copies if batch == full_batch else copies[:1])
     if world > 2:
         mixed = Plan(data=2, tensor=world // 2)
         found += _family(f' with data 2 × tensor {world // 2}', network(2048), mixed, world, (2,), serial=False)

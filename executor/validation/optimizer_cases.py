@@ -1,4 +1,4 @@
-"""Optimizer parallelism as schedules: where gradients are summed, what is cut, when weights are gathered."""
+"""Optimizer parallelism as schedules: where gradients are summed, what is sharded, when weights are gathered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simpar.plan import Plan
 from simpar.workload import Workload
 
 WIDTHS: Final = {2: 768, 4: 1088}
-"""By ranks: a piece of a weight has 1.2 MB."""
+"""By ranks: a shard of a weight has 1.2 MB."""
 LAYERS: Final = 6
 SAMPLES: Final = 768
 """Of a data rank in a step."""

@@ -21,7 +21,7 @@ WITHOUT: Final = 'without matmul_grad_comm_overlap'
 
 
 def workload(ranks: int, rows: int) -> Workload:
-    """Blocks of a column-cut and a row-cut layer, with a relu between all of them."""
+    """Blocks of a column-parallel and a row-parallel layer, with a relu between all of them."""
     up, down = Dense(inputs=WIDTH, outputs=INNER, bias=False), Dense(inputs=INNER, outputs=WIDTH, bias=False)
     layers = (up, Relu(), down, Relu()) * BLOCKS
     return Workload(model=Network(layers=layers[:-1]), batch=rows * ranks, loss='mse')
@@ -38,9 +38,9 @@ def tile_cases(
     model, plan = workload(ranks, rows), Plan(tensor=ranks)
     found: list[ValidationCase] = []
     for count in copies:
-        for pieces in tiles:
-            program = lower(model, replace(plan, copies=count, tiles=pieces), ranks)
+        for number in tiles:
+            program = lower(model, replace(plan, copies=count, tiles=number), ranks)
             against = found[0].name if found else ''
-            found.append(ValidationCase(name=f'tiles {pieces}, copies {count}', program=program, against=against))
+            found.append(ValidationCase(name=f'tiles {number}, copies {count}', program=program, against=against))
     waiting = replace(plan, overlap=('enable_grad_comm_opt', 'enable_opt_shard_comm_opt'))
     return [*found, ValidationCase(name=WITHOUT, program=lower(model, waiting, ranks), against=found[0].name)]

@@ -13,7 +13,7 @@ from simpar.calibrate.figures import Number, numbers_of
 from simpar.calibrate.record import Record
 from simpar.calibrate.table import Table, tables_of
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.profiles import FILE
 
 SHOWN: Final = 3
@@ -97,8 +97,8 @@ def write_profile(path: Path, calibration: Calibration) -> list[Path]:
     written = [path]
     for kind, table in calibration.tables.items():
         written.append(path.with_name(_table_name(path, kind)))
-        write_whole(written[-1], table.text(calibration.source))
-    write_whole(path, profile_text(path, calibration))
+        write_atomically(written[-1], table.text(calibration.source))
+    write_atomically(path, profile_text(path, calibration))
     return written
 
 

@@ -35,10 +35,10 @@ def command(options: argparse.Namespace) -> int:
     case = load_case(options.file, options.set)
     answer = to_dict(case)
     if options.program:
-        from simpar.files import write_whole
+        from simpar.files import write_atomically
         from simpar.program.text import format_program
 
-        write_whole(options.program, format_program(case.program))
+        write_atomically(options.program, format_program(case.program))
         answer['written'] = [str(options.program)]
     if options.ir:
         from simpar.commands.ir import write_ir
@@ -148,16 +148,16 @@ def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def parameter_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the parameters, of the whole model without padding, and on the rank that holds most."""
+    """Bytes of the parameters, of the unsharded model without padding, and on the rank that holds most."""
     parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter']
     members = [program.tensor[name] for tensor in parameters for name in tensor.members]
     full = [tensor for tensor in parameters if not tensor.members] + members
-    whole = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
+    unsharded = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
     local = [
         sum(program.local_bytes(tensor) for tensor in parameters if tensor.name in held)
         for held in program.tensors_of_role
     ]
-    return {'model': whole, 'rank': max(local)}
+    return {'model': unsharded, 'rank': max(local)}
 
 
 def features(case: Case) -> list[dict[str, str]]:
@@ -166,10 +166,10 @@ def features(case: Case) -> list[dict[str, str]]:
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
-    laid = has_strategies(case.workload)
+    with_strategies = has_strategies(case.workload)
     asked = {
-        'strategies of operators': laid,
-        f'data {plan.data}': plan.data > 1 and not laid,
+        'strategies of operators': with_strategies,
+        f'data {plan.data}': plan.data > 1 and not with_strategies,
         f'tensor {plan.tensor}': plan.tensor > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,

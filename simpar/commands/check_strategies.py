@@ -25,7 +25,7 @@ from simpar.workload import Workload
 BY_BATCH: Final = frozenset({'mse', 'mae', 'cross_entropy'}).union(
     next(iter(kind.primitives)) for kind in OPERATORS if issubclass(kind, Weighted)
 )
-"""Cut by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
+"""Sharded by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
 OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
 PRIMITIVES: Final = {
     **{name: primitive.name for name, primitive in OP_CLASSES.items()},
@@ -46,7 +46,7 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload):
         return None
-    listing = Listing(_in_whole_products(case), flattens(case.workload))
+    listing = Listing(_without_chunks(case), flattens(case.workload))
     given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
     scattered = _out_strategies(case, listing)
     rows = [
@@ -70,8 +70,8 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
 
 
-def _in_whole_products(case: Case) -> Program:
-    """The program; where products are in tiles, the same with whole ones, which are the model's own."""
+def _without_chunks(case: Case) -> Program:
+    """The program; where products are in chunks, the same with undivided products, which are the model's own."""
     if case.plan.tiles == 1:
         return case.program
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
@@ -87,15 +87,15 @@ def _with_layouts(case: Case) -> list[str]:
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
-    """How results are cut whose sums are scattered, as a user asked for it."""
+    """How results are sharded whose sums are scattered, as a user asked for it."""
     dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
     by_axes = (name for name, layer in dense.items() if layer.out_layout)
-    laid = {name: listing.cuts(listing.program.tensor[name]) for name in by_axes}
-    return {name: list(layer.out_strategy) for name, layer in dense.items()} | laid
+    by_layout = {name: listing.shard_counts(listing.program.tensor[name]) for name in by_axes}
+    return {name: list(layer.out_strategy) for name, layer in dense.items()} | by_layout
 
 
 def _by_itself(op: OpClass) -> str:
-    """Why an operator without a strategy of its own is cut as it is."""
+    """Why an operator without a strategy of its own is sharded as it is."""
     by_batch = op.operator in BY_BATCH or Listing.name(op) in OF_LOSS
     return 'by batch, as none is given' if by_batch else 'as its input lies'
 
@@ -107,8 +107,8 @@ def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
     yield 'strategies:'
     for row in answer['operators']:
         out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
-        cut = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
-        yield f'  {row["name"]}: {row["operator"]}{cut}{out}, {row["origin"]}'
+        sharding = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
+        yield f'  {row["name"]}: {row["operator"]}{sharding}{out}, {row["origin"]}'
         reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])

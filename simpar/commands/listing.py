@@ -23,12 +23,12 @@ ADDITIONS: Final = frozenset({'residual', 'subtract'})
 """Hand their gradient on to what they read, or its first, by no op of their own."""
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
 LOSS = 'loss'
-"""Sums pieces of the loss, for display."""
+"""Sums shards of the loss, for display."""
 _VIEWS = {'ExpandDims': 'expand_dims', 'Squeeze': 'squeeze'}
 VIEWS: Final = {one.node: _VIEWS[one.primitive] for one in CROSS_ENTROPY if one.primitive in _VIEWS}
 """Operators of the loss that programs have as reshapes, and what they are."""
 OF_ONES: Final = frozenset(one.node for one in CROSS_ENTROPY if ONES in one.reads)
-"""Operators of the loss that read a constant, which programs have not; it is cut as what else they read."""
+"""Operators of the loss that read a constant, which programs have not; it is sharded as what else they read."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class Listing:
         """What an op reads, in the order of its primitive: an embedding has its weight before the tokens."""
         return op.reads[::-1] if op.phase == 'F' and op.operator in WEIGHT_FIRST else op.reads
 
-    def cuts(self, tensor: Tensor) -> list[int]:
-        """Into how many slices each dim is cut over the ranks; copies do not count."""
+    def shard_counts(self, tensor: Tensor) -> list[int]:
+        """Into how many shards each dim is split over the ranks; copies do not count."""
         found = [1] * len(tensor.shape)
-        for cut in tensor.cuts:
-            found[cut.dim] *= self.program.partitions[cut.partition].size
+        for split in tensor.cuts:
+            found[split.dim] *= self.program.partitions[split.partition].size
         return found
 
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
         taken = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
         names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
-        found = [self.cuts(self.program.tensor[name]) for name in names]
-        return [cuts[::-1] if self.turned(name) else cuts for cuts, name in zip(found, names, strict=True)]
+        found = [self.shard_counts(self.program.tensor[name]) for name in names]
+        return [counts[::-1] if self.turned(name) else counts for counts, name in zip(found, names, strict=True)]
 
     def collectives(self, name: str) -> Iterator[dict[str, Any]]:
         """The collectives that an operator brings with it, with the ranks of every group."""

@@ -33,10 +33,10 @@ def command(options: argparse.Namespace) -> int:
             return code
         measured = load_trace(recorded)
         if options.save:
-            from simpar.files import write_whole
+            from simpar.files import write_atomically
 
             options.save.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(options.save, recorded.read_bytes())
+            write_atomically(options.save, recorded.read_bytes())
     _answer(options, case, measured)
     return 0
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from simpar.commands.run import FORMATS
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.sweep import SweepAnswer, load_sweep
 
 
@@ -65,7 +65,7 @@ def _write(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
     if options.csv:
         from simpar.sweep.table import as_csv
 
-        write_whole(options.csv, as_csv(answer))
+        write_atomically(options.csv, as_csv(answer))
         written.append(str(options.csv))
     if options.plot:
         from simpar.plot import write_figure

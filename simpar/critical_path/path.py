@@ -62,8 +62,10 @@ class CriticalPath:
         for segment in self.segments:
             what = _what(segment, staged=self.staged)
             seconds[what] = seconds.get(what, 0.0) + segment.seconds
-        whole = self.end - self.begin
-        return dict(sorted(((k, v / whole) for k, v in seconds.items()), key=lambda item: (-item[1], item[0])))
+        seconds_of_step = self.end - self.begin
+        return dict(
+            sorted(((k, v / seconds_of_step) for k, v in seconds.items()), key=lambda item: (-item[1], item[0]))
+        )
 
     @property
     def summary(self) -> str:
@@ -136,8 +138,12 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
             name = re.sub(r'\blayer\d+', 'layer*', segment.op.name).removesuffix('.split')
             seconds[name] = seconds.get(name, 0.0) + segment.seconds
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
-    whole = path.end - path.begin
-    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED] if value >= 0.005 * whole]
+    seconds_of_step = path.end - path.begin
+    named = [
+        f'{name} {_percent(value / seconds_of_step)}'
+        for name, value in ranked[:_NAMED]
+        if value >= 0.005 * seconds_of_step
+    ]
     more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
     return named + more if named else []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.cost.costs import Costs
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.kineto.links import link_counters
 from simpar.kineto.rank import Drawing, Event, Style
 from simpar.kineto.transfers import transfers
@@ -44,9 +44,9 @@ def write_kineto(
     style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
     for path, rank in zip(paths, ranks, strict=True):
-        write_whole(path, document(trace, events(trace, [rank], style, costs), library, rank))
+        write_atomically(path, document(trace, events(trace, [rank], style, costs), library, rank))
     merged = folder / 'merged' / 'all_ranks.json'
-    write_whole(merged, document(trace, both, library))
+    write_atomically(merged, document(trace, both, library))
     return [*paths, merged]
 
 

@@ -30,5 +30,5 @@ def _would_fit(memory: Memory, size: float, batch: int, multiple: int) -> str:
     fixed = max(rank.peak_without_batch for rank in memory.ranks)
     if fixed > size:
         what = f'parameters, gradients and states alone take {format_size(fixed)}'
-        return f'no batch would fit, for {what}: cut them over more ranks'
-    return f'not even the smallest batch, {multiple}, would fit: cut each sample over more ranks'
+        return f'no batch would fit, for {what}: shard them over more ranks'
+    return f'not even the smallest batch, {multiple}, would fit: shard each sample over more ranks'

@@ -34,7 +34,7 @@ class Lifetimes:
     Arguments:
         tensor: index into the program's tensors; -1 for the buffer that a fused collective flattens into.
         micro_batch, copy: of the instance; -1 where a rank holds one for all.
-        bytes: of the piece that one rank holds.
+        bytes: of the shard that one rank holds.
         writer: the slot that first wrote it, or -1.
         begin, end: the slots from whose start to whose end it lives; both -1 for what lives always.
         before: whether ``begin`` is a slot of the step before.
@@ -138,7 +138,7 @@ def _row(op: OpClass, number: dict[str, int]) -> list[tuple[int, int]]:
 
 
 class _Parts(NamedTuple):
-    """The touches of an instance cut behind its frees: one row a life.
+    """The touches of an instance, split behind its frees: one row a life.
 
     ``write`` is its first write, ``_NEVER`` without; ``before``: that write is of the step before.
     """

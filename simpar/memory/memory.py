@@ -90,7 +90,7 @@ def sequential(program: Program) -> Trace:
 def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = lambda op: 0) -> int:
     """How many micro-batches are between their first and their last compute op at most, on one rank, in the last step.
 
-    Arguments: ``chunk``, to which of a rank's model pieces an op class belongs; each micro-batch counts once a piece.
+    Arguments: ``chunk``, to which of a rank's model chunks an op class belongs; each micro-batch counts once a chunk.
     With the closed forms of pipelines: 1F1B has stages − stage in flight.
     """
     rank_times, program = trace.times_of(rank), trace.program

@@ -1,7 +1,7 @@
 """The actions of a pipeline, read back from a program: which ops are ``2F0``, and when a rank did it.
 
 A program holds ops, not actions. An op class knows its stage and phase, a slot its micro-batch; what is left to find is
-whether a backward was done whole (B) or in two parts (I, W), and which actions overlap: that shows in the issue order.
+whether a backward was done in full (B) or in two parts (I, W), and which actions overlap. The issue order shows it.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def actions_of(program: Program, role: Role) -> list[Work]:
     """
     found = _found(program, role)
     split = _split(found)
-    whole: dict[tuple[int, str, int], _Found] = {}
+    full: dict[tuple[int, str, int], _Found] = {}
     for (stage, phase, micro_batch), work in found.items():
         kind: Kind = 'F' if phase == 'F' else work.kind if (stage, micro_batch) in split else 'B'
-        joint = whole.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
+        joint = full.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
         joint.slots = sorted(joint.slots + work.slots)
-    return _overlapped(sorted(whole.values(), key=lambda work: work.slots[0]))
+    return _overlapped(sorted(full.values(), key=lambda work: work.slots[0]))
 
 
 def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
@@ -117,7 +117,7 @@ def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
     """The (stage, micro-batch) whose backward is done in two parts, I and W."""
     order = sorted(slot for work in found.values() for slot in work.slots)
     place = {slot: number for number, slot in enumerate(order)}
-    apart, unclear, whole = (set[tuple[int, int]]() for _ in range(3))
+    apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
     for (stage, phase, micro_batch), weights in found.items():
         inputs = found.get((stage, 'I', micro_batch))
         if phase != 'W':
@@ -125,13 +125,13 @@ def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
         if inputs is None:
             unclear.add((stage, micro_batch))
         elif inputs.slots[-1] > weights.slots[0]:
-            whole.add((stage, micro_batch))
+            full.add((stage, micro_batch))
         else:
             beside = place[weights.slots[0]] == place[inputs.slots[-1]] + 1
             by_chance = beside and min(len(inputs.slots), len(weights.slots)) == 1
             (unclear if by_chance else apart).add((stage, micro_batch))
-    stages_whole, stages_apart = ({stage for stage, _ in some} for some in (whole, apart))
-    return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_whole)}
+    stages_full, stages_apart = ({stage for stage, _ in some} for some in (full, apart))
+    return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_full)}
 
 
 def _overlapped(works: list[_Found]) -> list[Work]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.units import format_time
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def write_figure(path: Path, figure: Figure) -> None:
     buffer = io.BytesIO()
     with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
         figure.savefig(buffer, format=kind, metadata=unstamped)
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:

@@ -2,7 +2,7 @@
 
 A row is a stream of one rank. Compute is coloured by phase and shaded by copy; communication is grey where computation
 hides it and hatched vermilion where it is exposed. Where a step has many ops, a window in the middle of its backward is
-shown larger; where it has too many to see, the whole is drawn as shares over time. Of a pipeline, all pipeline ranks
+shown larger; where it has too many to see, the step is drawn as shares over time. Of a pipeline, all pipeline ranks
 are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
 """
 
@@ -81,12 +81,12 @@ class _Page:
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
-        whole = max(v.step for v in self.views)
-        scale, unit = time_unit(whole)
-        panels = self._panels(figure, [(0.0, whole)] * len(self.views) + self.windows, scale)
+        longest = max(v.step for v in self.views)
+        scale, unit = time_unit(longest)
+        panels = self._panels(figure, [(0.0, longest)] * len(self.views) + self.windows, scale)
         for index, panel in enumerate(panels):
             zoomed = index >= len(self.views)
-            averaged = whole / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
+            averaged = longest / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
             panel.draw(_heading(panel, averaged, zoomed=zoomed), averaged)
         for panel, window in zip(panels, self.windows, strict=False):
             panel.frame.outline(window)

@@ -63,7 +63,7 @@ class _Page:
     views: list[PipelineView]
 
     @property
-    def whole(self) -> float:
+    def longest(self) -> float:
         """Seconds that the whole panels show."""
         return max(v.step for v in self.views)
 
@@ -76,7 +76,7 @@ class _Page:
     @cached_property
     def windows(self) -> list[tuple[float, float]]:
         """For each view the window that is shown larger, all of one length; none where numbers fit anyway."""
-        if all(labels_fit(v, 72 * self.inches / self.whole) for v in self.views):
+        if all(labels_fit(v, 72 * self.inches / self.longest) for v in self.views):
             return []
         seconds = min(v.stretch(_ZOOMED) for v in self.views)
         return [((v.step - seconds) / 2, (v.step + seconds) / 2) for v in self.views]
@@ -94,9 +94,9 @@ class _Page:
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
-        scale, unit = time_unit(self.whole)
+        scale, unit = time_unit(self.longest)
         panels = self._panels(figure, scale)
-        averaged = self.whole / _AVERAGED if max(v.most_boxes for v in self.views) > _VISIBLE else 0.0
+        averaged = self.longest / _AVERAGED if max(v.most_boxes for v in self.views) > _VISIBLE else 0.0
         for index, panel in enumerate(panels):
             if index < len(self.views):
                 panel.draw(_heading(panel.view, averaged), averaged)
@@ -113,7 +113,7 @@ class _Page:
 
     def _panels(self, figure: Figure, scale: float) -> list[PipelinePanel]:
         """Axes at their places, with what they show."""
-        windows = [(0.0, self.whole)] * len(self.views) + self.windows
+        windows = [(0.0, self.longest)] * len(self.views) + self.windows
         bottom = self.height - TOP
         panels = []
         for index, window in enumerate(windows):

@@ -175,18 +175,16 @@ class _Reader:
         return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == forward))
 
     def _boxes(self, span: ActionSpan) -> Iterator[Box]:
-        """The box of an action, or its pieces at the two ends of the window."""
+        """The box of an action, or its parts at the two ends of the window."""
         computing = self._layers(span)
         done = sum(layer.share for layer in computing)
         labels = tuple(_label(part, computing) for part in span.action.parts)
-        whole = np.array([[span.begin - self.begin, span.end - self.begin]])
-        pieces = [(left, right) for left, right in fold(whole, 0.0, self.trace.step).tolist() if right > left]
-        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in pieces) / (
-            span.end - span.begin or 1.0
-        )
+        unfolded = np.array([[span.begin - self.begin, span.end - self.begin]])
+        parts = [(left, right) for left, right in fold(unfolded, 0.0, self.trace.step).tolist() if right > left]
+        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in parts) / (span.end - span.begin or 1.0)
         bare = min(bare, 1.0 - done)
         exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
-        for left, right in pieces:
+        for left, right in parts:
             yield Box(left, right, labels, (*computing, *exposed))
 
     def _layers(self, span: ActionSpan) -> tuple[Layer, ...]:

@@ -153,8 +153,8 @@ def _rate(result: Result) -> str:
     return f'{1 / result.sample:.4g} samples/s'
 
 
-def _of(seconds: float, whole: float) -> str:
-    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+def _of(seconds: float, total: float) -> str:
+    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _columns(figures: list[list[str]]) -> list[str]:
