@@ -54,6 +54,7 @@ def assemble_run(
         parameters=_full(program, [outcome.parameters for outcome in outcomes]),
         gradients=_full(program, [outcome.gradients for outcome in outcomes]),
         trace=trace,
+        # All ranks log the same note, e.g. on generated data; a reader wants it once.
         notes=tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes)))),
     )
 
@@ -61,7 +62,10 @@ def assemble_run(
 def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
     """A compute op starts when it arrives; a collective, or a send and its receive, when the last participant does."""
     starts = [outcome.arrive_KS.copy() for outcome in outcomes]
+    # Machines report arrivals alone, since no rank knows when the others came; starts follow only from all ranks'
+    # times.
     for meeting in meetings(program):
+        # One maximum over the steps of all participants: a meeting occurs once in every step.
         latest = np.max([outcomes[rank].arrive_KS[:, slot] for rank, slot in meeting], axis=0)
         for rank, slot in meeting:
             starts[rank][:, slot] = latest
@@ -77,7 +81,9 @@ def meetings(program: Program) -> list[list[tuple[int, int]]]:
             for rank in group:
                 for key, slot in _keyed(program, rank, group, partition.name, stream):
                     places.setdefault(key, [[] for _ in group])[group.index(rank)].append(slot)
+            # Ops on one communicator meet in their order there, so the n-th of each member belong together.
             for slots in places.values():
+                # A direction between two ranks involves them alone; the group's other members have no slot for it.
                 present = [(rank, mine) for rank, mine in zip(group, slots, strict=True) if mine]
                 met += [[(rank, mine[index]) for rank, mine in present] for index in range(len(present[0][1]))]
     return met
@@ -95,7 +101,10 @@ def _keyed(
         op = program.op(role, slot)
         if op.kind == 'compute' or op.partition != partition:
             continue
+        # ``peer`` is relative to the position in the group, so that all ranks of a role share one op class.
         peer = group[(group.index(rank) + op.peer) % len(group)]
+        # Source first for both ends, so that a send and its receive have the same key; a collective has one key for
+        # all.
         ways: dict[str, tuple[int, ...]] = {'send': (rank, peer), 'recv': (peer, rank)}
         found.append((ways.get(op.kind, ()), slot))
     return found
@@ -104,6 +113,7 @@ def _keyed(
 def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
     """The sum over micro-batches, copies and the shards that ranks hold."""
     losses = [outcome.losses[step] for outcome in outcomes]
+    # Sorted, so that the floating-point sum does not depend on which rank reported first.
     parts = sorted({part for held in losses for part in held})
     return sum(float(assemble(program, program.tensor[part[0]], _shards_of(losses, part)).sum()) for part in parts)
 

@@ -28,11 +28,14 @@ def kept(
     rows = [torch.arange(size, device=keys_B.device) for size in full]
     if length:
         rows[dim] = rows[dim][first : first + length]
+    # The element's number in the full tensor: a shard computes the same numbers for its part.
     index = torch.zeros((), dtype=torch.int64, device=keys_B.device)
     for axis, row in enumerate(rows):
         shape = [-1 if other == axis else 1 for other in range(len(rows))]
         index = index + row.reshape(shape) * prod(full[axis + 1 :])
+    # The site keeps two dropouts of one sample apart.
     start = _mixed(keys_B ^ stable_seed(0, site)).reshape(-1, *(1,) * len(rows))
+    # 53 bits, as many as a double's mantissa has; the shift also drops the sign.
     uniform = (_mixed(start + index) >> 10) & ((1 << _BITS) - 1)
     return uniform >= int(probability * (1 << _BITS))
 
@@ -47,6 +50,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 def _right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifted without the sign."""
+    # torch shifts int64 with its sign; SplitMix64 is defined on unsigned words.
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -86,7 +86,10 @@ class InProcess:
             _Walker(rank, stream, of) for rank in ranks for stream, of in slots[program.role(rank).name].items() if of
         ]
         self._bound: dict[str, Bound] = {
-            op.name: bind(program, op, kernel(op), dtype) for op in program.op_classes if op.kind == 'compute'
+            # Bound once for each op class: looking up shapes at every slot would take longer than small kernels.
+            op.name: bind(program, op, kernel(op), dtype)
+            for op in program.op_classes
+            if op.kind == 'compute'
         }
         self._packing = {op.name: Packing.of(program, op) for op in program.op_classes if op.kind == 'collective'}
         self._seats: dict[tuple[str, str, int], tuple[Place, int, int]] = {}
@@ -104,6 +107,7 @@ class InProcess:
         different collectives; NumericsWrong where replicas of a tensor differ.
         """
         first, self._steps = self._steps, self._steps + steps
+        # Backward ops are part of the program, so autograd would only hold memory.
         with torch.no_grad(), single_thread():
             if self._trace is None:
                 self._take_turns()
@@ -124,8 +128,10 @@ class InProcess:
     def _take_turns(self) -> None:
         going = self._walkers[:]
         while going := [walker for walker in going if walker.step < self._steps]:
+            # One op at a time, so that the shuffle decides every choice.
             if self._random is not None:
                 self._random.shuffle(going)
+            # A whole round in which no stream moved: nothing will ever change.
             if sum(map(self._advance, going)) == 0:
                 raise Deadlock(f'no stream can go on:\n{self._draw(going)}')
 
@@ -136,8 +142,10 @@ class InProcess:
             for rank in range(self._program.world)
             for span in trace.spans(rank)
         ]
+        # By start, then end: an op of no duration comes before the one that follows it at the same moment.
         for *_, slot, rank, stream in sorted(starts) * steps:
             walker = walkers[rank, stream]
+            # A trace that breaks its program's needs is wrong, even if the numbers came out right.
             if walker.head.position != slot or not self._ready(walker):
                 raise ProgramError(f'the trace starts an op before it may:\n{self._draw([walker])}')
             self._start(walker)
@@ -172,6 +180,7 @@ class InProcess:
         place, own, seats = self._seat(walker)
         present = self._waiting.setdefault(place, {})
         present[own] = walker
+        # The stream stays in its op until all are there, as a blocking call does.
         walker.parked = True
         if len(present) == seats:
             del self._waiting[place]
@@ -198,9 +207,11 @@ class InProcess:
 
     def _finish(self, walker: _Walker, results: list[torch.Tensor]) -> None:
         memory, head = self._memory[walker.rank], walker.head
+        # Kept before freeing, since the op that writes a loss may also free it.
         if head.op.phase == 'F' and head.op.operator in LOSSES:
             shards = self._losses.setdefault(walker.step, {})
             shards.setdefault((head.op.writes[0], *head.part), {})[walker.rank] = results[0]
+        # The update reads its gradients, and may free them right after.
         if head.op.phase == 'U' and walker.step == self._steps - 1:
             self._remember_gradients(walker.rank, head.op)
         memory.keep(head.op, *head.part, results)
@@ -215,6 +226,7 @@ class InProcess:
 
     def _context(self, walker: _Walker) -> Context:
         if self._contexts[walker.rank].step != walker.step:
+            # Streams of a rank are rarely in different steps, so one context a rank is enough.
             self._contexts[walker.rank] = replace(self._contexts[walker.rank], step=walker.step)
         return self._contexts[walker.rank].at(*walker.head.part)
 

@@ -38,8 +38,10 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
     """
     op = ops[0]
     if op.kind == 'send':
+        # A copy: ranks of this process must not share memory, as ranks of two processes do not.
         return [[], [tensor.clone() for tensor in messages[0]]]
     for other, message in zip(ops, messages, strict=True):
+        # Real ranks would hang or get wrong numbers here without any error.
         if _form(other, message) != _form(op, messages[0]):
             raise ProgramError(
                 f'ranks meet in different collectives: {op.name} {_form(op, messages[0])} and '

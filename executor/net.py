@@ -102,12 +102,15 @@ class Link:
             self._advance(due)
             self._active.append(transfer)
             self._changed.notify_all()
+            # Another transfer, or the device, may change the speeds while this one sleeps.
             while transfer.end is None:
                 end = self._end_of(transfer)
                 if (left := end - self._clock.now()) > 0:
                     self._changed.wait(left)
                 else:
+                    # It woke up late; the link's clock still ends the transfer when it was due.
                     self._advance(end)
+        # Outside of the lock: latency keeps no link busy, and others may send meanwhile.
         self._clock.sleep_until(transfer.end + self._latency)
         return transfer.end + self._latency
 
@@ -131,9 +134,11 @@ class Link:
         while self._active and self._at < until:
             speeds = self._speeds()
             ends = [self._at + transfer.left / speed for transfer, speed in zip(self._active, speeds, strict=True)]
+            # Speeds are constant until the next end, so the clock jumps from end to end.
             moment = min(*ends, until)
             for transfer, speed, end in zip(self._active, speeds, ends, strict=True):
                 transfer.left -= (moment - self._at) * speed
+                # Compared with the computed end, not with what is left, which rounding may keep above zero.
                 if end <= moment:
                     transfer.end = moment
             self._at = moment
@@ -148,6 +153,7 @@ def fair_speeds(demands: list[float], caps: list[float]) -> list[float]:
     cost of one that is no higher."""
     speeds = [0.0] * len(demands)
     room, asked = 1.0, sum(demands)
+    # Lowest cap first: what it cannot use is shared by the others (water-filling).
     for index in sorted(range(len(demands)), key=caps.__getitem__):
         speeds[index] = min(caps[index], room / asked)
         room -= speeds[index] * demands[index]

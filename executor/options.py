@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
         prog='python -m executor',
         description='Run schedules for real, with torch.distributed. Starts its ranks itself, or is one of the ranks '
         'that torchrun, srun, mpirun or msrun start.',
+        # An abbreviation that works today is ambiguous when an option is added.
         allow_abbrev=False,
     )
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
@@ -65,6 +66,7 @@ def with_verb(arguments: list[str]) -> list[str]:
     """The arguments, ``run`` put before them where they begin with a job."""
     if not arguments:
         return ['--help']
+    # ``python -m executor JOB`` was there before the verbs; it still runs the job.
     return arguments if arguments[0] in VERBS or arguments[0].startswith('-') else ['run', *arguments]
 
 

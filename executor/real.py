@@ -47,11 +47,14 @@ class FedMemory(Memory):
             for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
                 shard = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
                 room -= shard.nbytes
+                # What does not fit is drawn when it is read, a little later than planned but without running out of
+                # memory.
                 if room < 0:
                     return
                 self._feed[(tensor.name, micro_batch, copy), step] = shard
 
     def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
+        # Drawn before the run, so that drawing does not count as time of the op.
         fed = self._feed.get(((name, micro_batch, copy), step))
         return super()._find(op, name, micro_batch, copy, step) if fed is None else fed
 
@@ -82,6 +85,7 @@ class RealMachine:
         self._last = steps - 1
         first = context(program, rank)
         self._contexts = [replace(first, step=step) for step in range(steps)]
+        # Only this rank's ops: a program has the op classes of all stages.
         used = {int(index) for index in program.role(rank).op_class.tolist()}
         self._bound: dict[int, Bound] = {
             index: bind(program, op, kernel(op), dtype)
@@ -108,10 +112,12 @@ class RealMachine:
         op = work.op
         reads = self._memory.read(op, work.micro_batch, work.copy, work.step)
         if op.phase == 'U' and work.step == self._last:
+            # Before the kernel runs, since an update may change or free its gradients.
             self._remember(op, reads)
         where = self._contexts[work.step].at(work.micro_batch, work.copy)
         results = self._bound[work.index](where, reads)
         if op.phase == 'F' and op.operator in LOSSES:
+            # A clone: the loss may be reduced in place over ranks, or freed.
             self.losses[work.step][op.writes[0], work.micro_batch, work.copy] = results[0].clone()
         return self._keep(work, results)
 
@@ -141,15 +147,18 @@ class RealMachine:
     def _transfer(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         op = work.op
         if op.operator == 'all_reduce':
+            # The ring reduces in place, so a single tensor is copied first; several are copied by joining them.
             flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
             collectives.all_reduce(channel, flat, op.reduce, self._pace)
             return _apart(flat, reads)
         if op.operator == 'all_gather':
             gathered = collectives.all_gather(channel, _together(reads), self._pace)
+            # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
             of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
             return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
         if op.operator == 'reduce_scatter':
             split = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+            # All tensors' shards for one position in one chunk: one ring for the whole op instead of one a tensor.
             chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
             own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
             return _apart(own, [shards[0] for shards in split])

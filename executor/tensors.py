@@ -43,8 +43,10 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
     below COUNT); ``key``: what is drawn, e.g. name, step, micro-batch. Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
+    # A generator for each draw: its result must not depend on what was drawn before.
     generator = torch.Generator().manual_seed(stable_seed(seed, *key))
     if how == 'normal' and number:
+        # In fp64 and then cast, so that all dtypes start from the same numbers.
         return (torch.randn(*shape, generator=generator, dtype=torch.float64) * float(number)).to(dtype)
     if how in ('tokens', 'classes') and number:
         return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
@@ -58,7 +60,9 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
 
 def stable_seed(seed: int, *key: object) -> int:
     """A seed of 63 bits that depends on nothing but its arguments."""
+    # Not ``hash``, which differs from process to process.
     digest = hashlib.sha256('\0'.join(str(part) for part in (seed, *key)).encode()).digest()
+    # 63 bits: torch takes signed seeds.
     return int.from_bytes(digest[:8], 'big') >> 1
 
 
@@ -81,6 +85,7 @@ def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
                 f'{split.partition}'
             )
         length[split.dim] //= partition.size
+        # A dim may be split twice (data and tensor); the second split works inside of the first.
         first[split.dim] += partition.place(rank)[1] * length[split.dim]
     return tuple(slice(begin, begin + size) for begin, size in zip(first, length, strict=True))
 
@@ -95,7 +100,9 @@ def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch
         members = (program.tensor[name] for name in tensor.members)
         packed = pack([initial(program, replace(one, dtype=tensor.dtype), rank, seed, dtype) for one in members],
                       tensor.shape[0])  # fmt: skip
+        # A clone: the buffer of all members must not stay alive for one shard.
         return packed[bounds(program, tensor, rank)].clone()
+    # Drawn in full and then sharded, so that every plan starts from the same weights.
     full = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
     return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
 
@@ -141,9 +148,11 @@ def assemble(
     holder: dict[tuple[int, ...], int] = {}
     for rank, shard in held.items():
         where = bounds(program, tensor, rank)
+        # Shards that begin at one place are replicas.
         first = holder.setdefault(tuple(part.start for part in where), rank)
         if first == rank:
             full[where] = shard
+        # Replicas are compared instead of believed: a missing sum over ranks shows here.
         elif not _same(held[first], shard):
             raise NumericsWrong(f'{tensor.name}: ranks {first} and {rank} should hold the same, but do not')
     return full
@@ -152,8 +161,10 @@ def assemble(
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
+    # Replicas may have summed in different orders, e.g. rings of different ranks.
     rounding = 1e3 * torch.finfo(a.dtype).eps
     if not (a.isfinite().all() and b.isfinite().all()):
+        # Norms of tensors that are not finite say nothing, so elements are compared, NaN equal to NaN.
         largest = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max())
         return bool(torch.isclose(a, b, rtol=0.0, atol=rounding * largest, equal_nan=True).all())
     return bool((a - b).norm() <= rounding * a.norm())
@@ -196,6 +207,7 @@ def slices_of(tensor: torch.Tensor, cuts: Sequence[int], sizes: Sequence[int]) -
 
 def joined(shards: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     """The shards of all positions in one tensor of its own, along one dim for each of ``sizes``."""
+    # The last axis counts least, so its slices lie next to one another and are joined first.
     for dim, size in zip(reversed(joins), reversed(sizes), strict=True):
         shards = [torch.cat(list(shards[first : first + size]), dim) for first in range(0, len(shards), size)]
     return shards[0]

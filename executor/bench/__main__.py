@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the record; returns the exit code."""
     options = parser().parse_args(arguments)
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    # Set before torch is imported, which reads it once. One rank has one core, as in `simpar measure`.
     os.environ['OMP_NUM_THREADS'] = '1'
     try:
         _run(options)
@@ -100,4 +101,5 @@ if __name__ == '__main__':
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    # As in ``executor.__main__``: destructors of process groups whose peers have gone would abort.
     os._exit(exit_code)

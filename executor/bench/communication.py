@@ -25,6 +25,7 @@ def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
         for members in group_sizes(world)
         for operator in RINGS
         for size in sizes.messages
+        # On a slow shaped link a large message would take minutes; the smallest stays, as it tells the latency.
         if size == min(sizes.messages) or size <= largest
     ]
 
@@ -34,6 +35,7 @@ def collective(operator: str, members: int, size: int) -> Item:
 
     Arguments: ``size`` in bytes of the full vector, rounded up to whole numbers for every member.
     """
+    # Rounded up: every member needs the same whole number of fp32 numbers.
     shard = -(-size // (WIDTH * members))
     full = shard * members
     shape, out = {
@@ -70,6 +72,7 @@ def program_messages(program: Program, world: int, prefix: str) -> list[Item]:
 
 
 def _item(op: OpClass, members: int, tensors: tuple[Tensor, ...]) -> Item:
+    # The algorithm depends on the size as in ``executor.collectives``; fits must not mix the two.
     exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
     key: dict[str, int | str] = {
         'operator': op.operator,

@@ -27,6 +27,7 @@ class Context:
 
     def at(self, micro_batch: int, copy: int) -> Context:
         """The same for an op of another micro-batch and copy."""
+        # A new object for every op would cost as much as a small kernel.
         if (micro_batch, copy) == (self.micro_batch, self.copy):
             return self
         return replace(self, micro_batch=micro_batch, copy=copy)

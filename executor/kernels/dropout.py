@@ -17,8 +17,10 @@ def mask_of(op: OpClass, where: Context, keys: torch.Tensor, shape: Sequence[int
     site = str(op.attributes['site'])
     if 'cut' not in op.attributes:
         return kept(keys, site, full, probability)
+    # ``cut`` counts the batch, the mask's shape does not.
     dim = int(op.attributes['cut']) - 1
     length = full[dim]
+    # The mask is drawn by places in the full tensor, so that any plan drops the same elements.
     full[dim] *= where.size[str(op.attributes['partition'])]
     return kept(keys, site, full, probability, (dim, position(op, where) * length, length))
 

@@ -26,6 +26,7 @@ def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -
     logits, labels, lse = wide(tensors[0]), *tensors[1:]
     local, inside = local_rows(op, where, labels, logits.shape[-1])
     dlogits = (logits - lse.reshape(*labels.shape, 1)).exp()
+    # One is subtracted at the target, and nothing where another rank holds the target's logit.
     dlogits.scatter_add_(-1, local.unsqueeze(-1), -inside.unsqueeze(-1).to(dlogits.dtype))
     return [dlogits * (_scale(op) * _partial_share(op))]
 
@@ -41,6 +42,7 @@ def ce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
     shifted = logits - maximum.reshape(*labels.shape, 1)
     local, inside = local_rows(op, where, labels, logits.shape[-1])
     target = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1)
+    # Both sums in one tensor, so that one all-reduce does for them.
     return [torch.stack([shifted.exp().sum(-1), target * inside], dim=-1)]
 
 
@@ -49,6 +51,7 @@ def ce_loss(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     parts, maximum = map(wide, tensors)
     total, target = parts.unbind(-1)
     logarithm = total.log()
+    # The maximum cancels in the loss, and is part of the log-sum-exp that the backward reads.
     return [_scale(op) * (logarithm - target).sum(), maximum.reshape(*total.shape, 1) + logarithm.unsqueeze(-1)]
 
 

@@ -16,6 +16,7 @@ def shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
     """
     own, size = position(op, where), where.size[str(op.attributes['partition'])]
     return [
+        # A view would be updated along with the weight, and would keep the full weight in memory.
         tensor.chunk(size, dim)[own].clone(memory_format=torch.contiguous_format)
         for tensor, dim in zip(tensors, dims_of(op), strict=True)
     ]

@@ -37,6 +37,7 @@ def relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 def relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, y → dx."""
+    # From y, not x: the forward need keep only its result.
     return [torch.ops.aten.threshold_backward(*tensors, 0)]
 
 
@@ -54,6 +55,7 @@ def dbias(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
 def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, z[, bias] → y; with dropout x, z[, bias], keys → y, mask."""
     x, z, *more = tensors
+    # Residual, bias and dropout are one op, as Megatron fuses them.
     if 'dropout' not in op.attributes:
         y = x + z
         return [y + more[0].flatten() if more else y]
@@ -89,6 +91,7 @@ def take(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch
     """The full input of a step → the rows of this op's micro-batch and copy."""
     copies, full = int(op.attributes['copies']), tensors[0]
     length = full.shape[0] // (int(op.attributes['micro_batches']) * copies)
+    # Copies split a micro-batch, so a micro-batch's copies lie side by side.
     first = (where.micro_batch * copies + where.copy) * length
     return [full.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
 

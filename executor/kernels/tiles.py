@@ -20,6 +20,7 @@ def chunk_of(full: torch.Tensor, dim: int, tile: int, tiles: int, blocks: int) -
 
 def join_chunks(parts: Sequence[torch.Tensor], dim: int, blocks: int) -> torch.Tensor:
     """Join all chunks of a tensor, in memory of its own."""
+    # Chunks alternate within each block, so they are stacked inside of it, not put one after the other.
     return torch.stack([part.unflatten(dim, (blocks, -1)) for part in parts], dim + 1).flatten(dim, dim + 2)
 
 

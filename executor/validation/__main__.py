@@ -30,9 +30,11 @@ def main() -> int:
         found = []
         for rows, net in _runs(options.cases, options.ranks, options.net):
             found.append(run_cases(rows, net, options.ranks, rounds=options.rounds, progress=_progress))
+            # Each table as soon as it is there: all of them together take minutes.
             print(table(found[-1]) + '\n', flush=True)
         if options.json:
             write_atomically(options.json, json.dumps([to_dict(validation) for validation in found], indent=1) + '\n')
+        # Judged last, so that a figure out of tolerance does not cost the other tables.
         for validation in found:
             judge(validation, options.tolerance / 100)
     except SimparError as error:

@@ -45,6 +45,7 @@ def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BL
             Dense(inputs=inner, outputs=width, bias=False),
             Relu(),
         ]
+    # Without the last relu: the loss follows the last product directly.
     return Workload(model=Network(layers=tuple(layers[:-1])), batch=batch, loss='mse')
 
 
@@ -53,6 +54,7 @@ def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[ValidationCas
     found: list[ValidationCase] = []
     full_batch = 512 * world
     for label, batch in (('', full_batch), (' of half the batch', full_batch // 2)):
+        # One stream overlaps nothing: the baseline that all gains are measured from.
         serial = Plan(tensor=world, streams='single')
         found += _family(label, network(batch), serial, world, copies if batch == full_batch else copies[:1])
     if world > 2:
@@ -101,6 +103,7 @@ def pipeline_cases(
 def balance_cases(ranks: int, hardware: Cluster, rows: int = ROWS) -> list[ValidationCase]:
     """A chain whose last layers are heavy, in stages of equal counts and balanced."""
     workload = chain(3 * ranks, rows, heavy=True)
+    # Heavy layers at the end, so that equal counts load the last stage most.
     equal = Plan(pipeline=ranks, micro_batches=MICRO_BATCHES)
     found = resolve(workload, replace(equal, stages='balanced'), hardware)
     return [

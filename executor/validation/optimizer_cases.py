@@ -54,6 +54,7 @@ def _family(ranks: int, pipeline: int, copies: int) -> list[ValidationCase]:
     for name, variant in VARIANTS.items():
         micro_batches = MICRO_BATCHES if pipeline > 1 else 1
         plan = replace(variant, data=data, pipeline=pipeline, micro_batches=micro_batches, copies=copies)
+        # In bytes of this width, so that a bucket holds as many weights on 2 ranks as on 4.
         if plan.fusion == 'auto':
             plan = replace(plan, fusion=BUCKET * 4 * WIDTHS[ranks] ** 2)
         case = f'{name}{label}'

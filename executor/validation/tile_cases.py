@@ -42,5 +42,6 @@ def tile_cases(
             program = lower(model, replace(plan, copies=count, tiles=number), ranks)
             against = found[0].name if found else ''
             found.append(ValidationCase(name=f'tiles {number}, copies {count}', program=program, against=against))
+    # Without the pass that starts a sum of dx beside the gradient of the weight.
     waiting = replace(plan, overlap=('enable_grad_comm_opt', 'enable_opt_shard_comm_opt'))
     return [*found, ValidationCase(name=WITHOUT, program=lower(model, waiting, ranks), against=found[0].name)]

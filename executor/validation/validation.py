@@ -103,6 +103,7 @@ class Validation:
         """Pairs predicted further apart than this share, and measured the other way round."""
         wrong = []
         for one, other in itertools.combinations(self.rows, 2):
+            # Steps closer than this may change places by noise alone.
             clear = abs(one.predicted - other.predicted) > apart * min(one.predicted, other.predicted)
             if clear and (one.predicted < other.predicted) != (one.measured.p10 < other.measured.p10):
                 wrong.append((one.case.name, other.case.name))
@@ -129,14 +130,17 @@ def run_cases(
     steps: dict[str, list[float]] = {}
     jobs: list[Job] = []
     for case in cases:
+        # The same costs drive the emulated device and the prediction: seconds of compute are given, not tested.
         request = Request(compute='emulated', costs=price(case.program, hardware), steps=steps_a_run)
         found = steps.setdefault(case.name, [])
         jobs.append(Job(case.program, request, _into(found)))
     for kind, used in kinds_of(case.program for case in cases).items():
         program = program_of(kind, sizes_around(used), world)
         samples[kind] = Samples()
+        # Two steps: the first warms up, the second is measured.
         request = Request(compute='emulated', costs=price(program, hardware), steps=2)
         jobs.append(Job(program, request, samples[kind].add))
+    # Pinned, so that a rank that wakes up late is the network's doing, not the scheduler's.
     with Pool(world, net=net, timeout=timeout, pinned=True) as pool:
         _measure(jobs, pool, rounds, progress)
     lines = {kind: found.fit() for kind, found in samples.items()}
@@ -163,11 +167,13 @@ def emulated_cluster(net: Net, world: int) -> Cluster:
 
 def _measure(jobs: Sequence[Job], pool: Pool, rounds: int, progress: Callable[[int, int], None]) -> None:
     """Run every job once a round, in a new order each; the first round is warm-up."""
+    # A new order each round: drift of the machine hits all cases and the calibration alike.
     shuffled, order = random.Random(0), list(jobs)
     for turn in range(rounds + 1):
         shuffled.shuffle(order)
         for job in order:
             execution = pool.perform(job.program, job.request)
+            # The first round opens connections.
             if turn:
                 job.take(execution)
         progress(turn, rounds)
