@@ -68,6 +68,7 @@ class OpError:
             'waits for its peers': self.wait.difference,
             'itself': self.run.difference,
         }
+        # The largest in size: an op may start late and run short, and only one of them is the reason.
         part = max(parts, key=lambda name: abs(parts[name]))
         longer = 'longer' if parts[part] < 0 else 'shorter'
         return f'{part} {longer} than predicted'
@@ -111,6 +112,7 @@ def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, perc
     one = to_saved(predicted) if isinstance(predicted, Trace) else predicted
     other = to_saved(measured) if isinstance(measured, Trace) else measured
     _same_program(one, other)
+    # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
     ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, _warm(other))) for rank in range(_world(one))]
     warm = other.step_times[_warm(other)]
     return Comparison(
@@ -179,6 +181,7 @@ Ranks = list[tuple[_Rank, _Rank]]
 
 def _same_program(one: SavedTrace, other: SavedTrace) -> None:
     """Refuse traces that cannot be joined."""
+    # Ops are joined by their place, so only the very same program can be compared.
     if one.program != other.program:
         what = f'the traces are of different programs ({one.program[:12]}… and {other.program[:12]}…)'
         raise ScheduleError(Problem('compare', what, 'predict and measure the same schedule, with the same --set'))
@@ -214,6 +217,7 @@ def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
     for slot, described in enumerate(slots):
         before[:, slot] = rank_times.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
         tail[described.stream] = slot
+    # The first op of a stream follows the stream's last op of the step before; in the first step, the program's begin.
     for slot in np.flatnonzero(np.isnan(before[0])).tolist():
         last = rank_times.end_KS[:, tail[slots[slot].stream]]
         before[:, slot] = np.concatenate(([0.0], last[:-1]))
@@ -249,9 +253,11 @@ def _spent(rank: _Rank) -> dict[str, float]:
     for slot, run in zip(rank.slots, rank.run.tolist(), strict=True):
         name = f'compute {slot.phase}' if slot.kind == 'compute' else f'{slot.partition} {slot.operator} {slot.phase}'
         seconds[name] = seconds.get(name, 0.0) + run
+    # On a rank without communication the row would always be zero.
     if any(slot.kind != 'compute' for slot in rank.slots):
         seconds['waiting for peers'] = float(rank.wait.sum())
     first = rank.slots[0].stream
+    # Pauses of parallel streams overlap, so those of the first stream alone add up to something.
     on_first = np.array([slot.stream == first for slot in rank.slots])
     seconds[f'pauses of {first}'] = float(rank.pause[on_first].sum())
     return seconds
@@ -276,12 +282,15 @@ def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     for rank, (predicted, measured) in enumerate(ranks):
         parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]
         total = np.sum([one - other for one, other in parts], axis=0)
+        # Twice as many as are shown, for the same op may be among the worst of several ranks. Stable: ties stay in
+        # issue order.
         for slot in np.argsort(-np.abs(total), kind='stable')[: 2 * _WORST].tolist():
             pause, wait, run = (Pair(predicted=float(a[slot]), measured=float(b[slot])) for a, b in parts)
             described = predicted.slots[slot]
             op = OpError(op=described.op, rank=rank, stream=described.stream, pause=pause, wait=wait, run=run)
             if op.op not in found or abs(op.difference) > abs(found[op.op].difference):
                 found[op.op] = op
+    # Ties by name, so that equal traces give equal answers.
     ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
     return tuple(op for op in ranked[:_WORST] if op.difference)
 
@@ -296,6 +305,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _pair_json(pair: Pair) -> dict[str, float | None]:
+    # JSON has no NaN.
     error = pair.error if math.isfinite(pair.error) else None
     return {'predicted': pair.predicted, 'measured': pair.measured, 'error': error}
 

@@ -13,12 +13,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Arguments: ``path``, whose folder must exist; ``content``, text is written as UTF-8. Raises ``OSError``.
     """
     data = content.encode() if isinstance(content, str) else content
+    # In the same folder: only within one file system is a rename atomic.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
     try:
         with os.fdopen(handle, 'wb') as file:
             file.write(data)
+        # ``mkstemp`` makes files that nobody else may read.
         os.chmod(name, _mode(path))
         os.replace(name, path)
+    # Also on Ctrl-C: no temporary file may stay behind.
     except BaseException:
         os.unlink(name)
         raise
@@ -29,6 +32,7 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:
+        # The umask can only be read by setting it.
         mask = os.umask(0)
         os.umask(mask)
         return 0o666 & ~mask

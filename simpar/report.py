@@ -53,6 +53,7 @@ def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width:
     """Lines and tables below one another, the first bold; arguments as of ``render``."""
     from rich.console import Console
 
+    # NO_COLOR is a convention of terminal programs; a pipe gets plain text anyway.
     coloured = (sys.stdout.isatty() and not os.environ.get('NO_COLOR')) if colour is None else colour
     text = io.StringIO()
     console = Console(
@@ -65,8 +66,10 @@ def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width:
         emoji=False,
         legacy_windows=False,
     )
+    # The first part is the answer itself.
     for index, part in enumerate(parts):
         console.print(part, style='bold' if index == 0 else None)
+    # rich fills lines with blanks up to the width.
     return ''.join(f'{line.rstrip()}\n' for line in text.getvalue().splitlines())
 
 
@@ -100,6 +103,7 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
 
 def grades_line(prediction: Prediction) -> str:
     """How well the numbers behind the answer are known."""
+    # Below this a share would be shown as 0.0 %.
     shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share >= 0.0005]
     return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
@@ -113,9 +117,11 @@ def _figures(prediction: Prediction) -> Table:
     rows.add_row('first step, from cold', *(format_time(side.cold_step) for side in sides))
     rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
     rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
+    # A single communicator's share is the whole of the row above.
     if len({name for m in steady for name in _exposed_by(m)}) > 1:
         for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
             rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
+    # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
     if differ or not is_pipeline(prediction.program):
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
@@ -174,6 +180,7 @@ def _stages(prediction: Prediction) -> Table:
     half = _MOST_PIPELINE_RANKS // 2
     left_out = len(places) - 2 * half
     for number, place in enumerate(places):
+        # The ends are the ranks that differ most: first and last stage.
         if left_out > 0 and half <= number < len(places) - half:
             if number == half:
                 rows.add_row(f'{left_out} more: see --json')
@@ -274,6 +281,7 @@ def _share(value: float) -> str:
 
 
 def _percent(share: float) -> str:
+    # 100.0 % would read as if it were measured to a thousandth.
     return f'{share * 100:.1f} %' if share < 0.9995 else f'{share * 100:.0f} %'
 
 

@@ -128,6 +128,7 @@ class Trace:
             rank_times.end_KS[step].tolist(),
             strict=True,
         )
+        # From lists: single numbers of arrays are slow to read.
         for slot, (arrive, start, end) in enumerate(times):
             yield Span(
                 slot=slot,

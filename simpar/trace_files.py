@@ -76,6 +76,7 @@ class SavedTrace:
 def to_saved(trace: Trace) -> SavedTrace:
     """A trace on its own."""
     program = trace.program
+    # Only roles that some representative has, so that files stay small.
     used = sorted({int(program.role_of_rank[rank_times.rank]) for rank_times in trace.representatives})
     roles = []
     for index in used:
@@ -131,6 +132,7 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
 def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
     """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``."""
     saved = to_saved(trace) if isinstance(trace, Trace) else trace
+    # Columns instead of rows: names of fields stand once, not once a slot.
     columns = list(SavedSlot.__slots__)
     content = {
         'format': FORMAT,
@@ -160,6 +162,7 @@ def load_trace(path: Path) -> SavedTrace:
     from pydantic import ValidationError
 
     try:
+        # Strict: a time that is a text is a broken file, not a number to be guessed.
         content = _adapter().validate_json(path.read_bytes(), strict=True)
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
@@ -217,6 +220,7 @@ def _adapter() -> TypeAdapter[_Content]:
 def _problem(path: Path, error: ErrorDetails) -> Problem:
     """What pydantic found, in our words; a file that is no JSON has one error and no place."""
     place = '.'.join(str(part) for part in error['loc'])
+    # It continues a sentence of ours.
     what = error['msg'][0].lower() + error['msg'][1:]
     return Problem(str(path), f'{place}: {what}' if place else what, f'expected a file of format "{FORMAT}"')
 
@@ -230,6 +234,7 @@ def _misfit(content: _Content) -> str:
     for number, role in enumerate(content.roles):
         if not role.op or len({len(getattr(role, name)) for name in _RoleContent.__slots__}) > 1:
             return f'roles.{number}: its columns are empty or differ in length'
+    # All ranks have the same steps, so the first tells how many.
     steps = len(content.lanes[0].end)
     for number, lane in enumerate(content.lanes):
         if not 0 <= lane.role < len(content.roles) or not 0 <= lane.rank < len(content.lane_of_rank):
@@ -247,6 +252,7 @@ def _misfit_of_times(lane: _RankContent, steps: int, slots: int) -> str:
     arrive, start, end = (np.array(table) for table in tables)
     if not (np.isfinite(arrive).all() and np.isfinite(start).all() and np.isfinite(end).all()):
         return 'some time is not a finite number'
+    # An op that waits for its peers starts after it arrives; it must end after both.
     if (end < arrive).any() or (end < start).any():
         return 'some op ends before it arrives or starts'
     return ''

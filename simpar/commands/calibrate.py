@@ -20,6 +20,7 @@ BENCH = (sys.executable, '-m', 'executor.bench')
 
 def command(options: argparse.Namespace) -> int:
     """Measure, write the profile and its tables, and say what was not measured well."""
+    # Before minutes of measuring.
     require_profile_path(options.output)
     if options.ranks < 2:
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
@@ -27,11 +28,13 @@ def command(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
         flags = ['--ranks', str(options.ranks), '--net', options.net, '--output', str(file)]
+        # In a process of its own, since simpar never imports torch.
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
             return code
         found = calibrate(load_record(file))
     written = write_profile(options.output, found)
+    # Read back at once: a profile that cannot be used should fail here, not in the next run.
     load_profile(options.output)
     if options.json:
         print(json.dumps(to_dict(found, written), ensure_ascii=False, allow_nan=False))

@@ -44,6 +44,7 @@ def command(options: argparse.Namespace) -> int:
         from simpar.commands.ir import write_ir
 
         answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
+    # With ``--numerics`` the executor prints the one JSON object.
     if options.json and not options.numerics:
         print(json.dumps(answer, ensure_ascii=False))
         return 0
@@ -52,6 +53,7 @@ def command(options: argparse.Namespace) -> int:
     if options.numerics:
         from simpar.commands.executor import start
 
+        # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = ['--json'] if options.json else []
         return start('numerics', options.file, options.set, flags)
@@ -102,6 +104,7 @@ def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:
     held = [program.tensor[name] for name in program.tensors_of_role[number]]
     answer = {
         'name': role.name,
+        # Roles are shared objects, so identity is enough.
         'ranks': [rank for rank in range(program.world) if program.role(rank) is role],
         'slots': len(role),
         'streams': list(role.streams),
@@ -119,6 +122,7 @@ def _operators(program: Program, role: Role, stage: int) -> list[str]:
         dict.fromkeys(
             op.name.partition('.')[0]
             for op in ops
+            # A name with ``@`` is another layout of a value, not a layer.
             if (op.stage, op.kind, op.phase) == (stage, 'compute', 'F') and program.sliced(op) and '@' not in op.name
         )
     )
@@ -142,6 +146,7 @@ def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     most: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in (row for rows in of_roles for row in rows):
         key = (row['operator'], row['partition'], row['phase'])
+        # Stages differ; the busiest role is what a reader plans for.
         if key not in most or row['bytes'] > most[key]['bytes']:
             most[key] = row
     return [most[key] for key in sorted(most)]
@@ -150,6 +155,7 @@ def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def parameter_bytes(program: Program) -> dict[str, int]:
     """Bytes of the parameters, of the unsharded model without padding, and on the rank that holds most."""
     parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter']
+    # A packed parameter counts by its members: its buffer has padding.
     members = [program.tensor[name] for tensor in parameters for name in tensor.members]
     full = [tensor for tensor in parameters if not tensor.members] + members
     unsharded = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
@@ -236,6 +242,7 @@ def _role_lines(role: dict[str, Any]) -> list[str]:
 
 def _streams(names: list[str]) -> str:
     """Names of streams, those of sends and receives as their number."""
+    # A pipeline has a stream for each neighbour and direction; their number says enough.
     own = [name for name in names if not re.match(r'pipeline\.', name)]
     others = len(names) - len(own)
     return ', '.join(own) + (f' and {others} of sends and receives' if others else '')
@@ -247,6 +254,7 @@ def _ranges(names: list[str]) -> str:
     for name in names:
         stem, number = re.fullmatch(r'(.*?)(\d*)', name).groups()  # type: ignore[union-attr]
         at = int(number) if number else -1
+        # Only neighbours in order: a gap must stay visible.
         if told and number and told[-1][0] == stem and told[-1][2] == at - 1:
             told[-1] = (stem, told[-1][1], at)
         else:
@@ -279,6 +287,7 @@ def _grid_lines(actions: list[list[str]] | None) -> list[str]:
     rows = tuple(tuple(map(parse_action, row)) for row in actions[:SHOWN_RANKS])
     heads, *grid = draw(Order(rows, (), 0)).splitlines()
     first, last = SHOWN_STEPS
+    # One line would be saved otherwise, and one is spent on saying so.
     if len(grid) > first + last + 1:
         grid = [*grid[:first], f'... {len(grid) - first - last} more steps: see --json', *grid[-last:]]
     more = len(actions) - len(rows)

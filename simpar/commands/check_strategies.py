@@ -47,6 +47,7 @@ def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     if not has_strategies(case.workload):
         return None
     listing = Listing(_without_chunks(case), flattens(case.workload))
+    # A layout by axes counts as given, too, and wins over what a search says.
     given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
     scattered = _out_strategies(case, listing)
     rows = [
@@ -91,11 +92,13 @@ def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
     dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
     by_axes = (name for name, layer in dense.items() if layer.out_layout)
     by_layout = {name: listing.shard_counts(listing.program.tensor[name]) for name in by_axes}
+    # Layouts come last: they say the same by axes, in the user's own names.
     return {name: list(layer.out_strategy) for name, layer in dense.items()} | by_layout
 
 
 def _by_itself(op: OpClass) -> str:
     """Why an operator without a strategy of its own is sharded as it is."""
+    # Weighted operators and those of the loss fall back to data parallelism; others follow their input.
     by_batch = op.operator in BY_BATCH or Listing.name(op) in OF_LOSS
     return 'by batch, as none is given' if by_batch else 'as its input lies'
 

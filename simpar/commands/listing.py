@@ -57,6 +57,7 @@ class Listing:
         found: dict[str, OpClass] = {}
         for op in self.program.op_classes:
             for name in op.writes:
+                # The first writer made the tensor; later ones update it.
                 found.setdefault(name, op)
         return found
 
@@ -95,6 +96,7 @@ class Listing:
     def shape(self, name: str) -> tuple[int, ...]:
         """A rank's slice as a strategy sees it."""
         shape = self.program.local_shape(self.program.tensor[name])
+        # MindSpore writes the weight of a product as [in, out], programs hold [out, in].
         return shape[::-1] if self.turned(name) else shape
 
     @staticmethod
@@ -140,6 +142,7 @@ class Listing:
 
     def _owners(self, op: OpClass) -> list[tuple[str, str]]:
         kinds = {self.program.tensor[name].kind for name in (*op.reads, *op.writes)}
+        # A gather of an input belongs to the operator that reads it.
         if 'input' in kinds:
             return self._forward(op)
         if 'gradient' in kinds or kinds & {'gathered', 'parameter', 'view'}:
@@ -155,6 +158,7 @@ class Listing:
         first = self._first(op)
         if op.writes == (TOTAL,):
             return [(LOSS, self.name(self.writer[first]))]
+        # A partial result that keeps its name is summed; a name with @ is a new layout.
         if '@' not in op.writes[0] and self.program.tensor[first].partial:
             return [(SUM, self.name(self.writer[first]))]
         return [(REDISTRIBUTION, name) for name in self._next(op.writes[0])]
@@ -173,10 +177,12 @@ class Listing:
     def _sources(self, op: OpClass, value: str) -> list[str]:
         """The readers of a value whose gradients an op moves, which may have been added up before."""
         found: list[str] = []
+        # A walk, not a recursion: sums of gradients can be long chains.
         left = [self._first(op)]
         while left:
             gradient = left.pop()
             source = self.writer.get(gradient)
+            # A sum stands for all gradients that it adds up.
             if source is not None and source.operator == SUMS:
                 left += reversed([self._start(name) for name in source.reads])
             elif source is not None:
@@ -204,6 +210,7 @@ class Listing:
     def _operator(self, op: OpClass) -> str:
         """The operator that an op of the backward belongs to: op classes are named after theirs, and then what else."""
         name = self.name(op)
+        # ``layer.part.dx`` belongs to ``layer.part``, or to ``layer`` where there is no such part.
         while name and name not in self.operator:
             name = name.rpartition('.')[0]
         return name or self.name(op)
@@ -214,6 +221,7 @@ class Listing:
 
     def _start(self, tensor: str) -> str:
         """Where the moves that end in a tensor begin."""
+        # A redistribution may take several moves, one after the other.
         while tensor in self.writer and is_move(self.writer[tensor]):
             tensor = self.writer[tensor].reads[0]
         return tensor

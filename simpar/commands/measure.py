@@ -22,12 +22,14 @@ LOW = 10.0
 
 def command(options: argparse.Namespace) -> int:
     """Start the executor, read its trace, print the comparison."""
+    # First of all, for what follows takes seconds.
     need_torch()
     case = load_case(options.file, options.set)
     with tempfile.TemporaryDirectory() as folder:
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
+        # In a process of its own: torch is never imported here.
         code = start('run', options.file, options.set, flags, silent=options.json)
         if code:
             return code
@@ -35,6 +37,7 @@ def command(options: argparse.Namespace) -> int:
         if options.save:
             from simpar.files import write_atomically
 
+            # Copied before the comparison, so that a failure there does not cost the measurement.
             options.save.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(options.save, recorded.read_bytes())
     _answer(options, case, measured)

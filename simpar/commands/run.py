@@ -30,6 +30,7 @@ def command(options: argparse.Namespace) -> int:
         sys.stdout.write(render(prediction))
         for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
             print(line)
+    # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
@@ -40,6 +41,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
     if options.plot:
         from simpar.plot import write_figure
 
+        # matplotlib knows more formats, but these look the same everywhere.
         if options.plot.suffix not in FORMATS:
             what = f'not a kind of picture (got {options.plot})'
             raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))

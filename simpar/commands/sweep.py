@@ -18,6 +18,7 @@ def command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
     _check_forms(options)
     sweep = load_sweep(options.file, options.set, options.sweep)
+    # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
     with _Progress() as progress:
         answer = sweep.predict(options.jobs, progress)
@@ -87,6 +88,7 @@ class _Progress:
 
     def __call__(self, done: int, of: int) -> None:
         """Tell how many are done."""
+        # The last line is left out, for it would be cleared at once.
         if self._shown and done < of:
             print(f'\r{done} of {of} predicted', end='', file=sys.stderr, flush=True)
 

@@ -84,6 +84,7 @@ def _what(segment: Segment, *, staged: bool) -> str:
     if op is None:
         return 'waiting for the host' if segment.kind == 'host' else 'waiting for no op (overhead)'
     if segment.kind == 'compute':
+        # The update is the same on all stages, so it is told once.
         return 'update' if staged and op.phase == 'U' else f'{_COMPUTE}{op.stage}' if staged else 'compute'
     if is_transfer(op):
         return f'{op.partition} sends'
@@ -93,6 +94,7 @@ def _what(segment: Segment, *, staged: bool) -> str:
 
 def _main_sentence(path: CriticalPath) -> str:
     told = sorted(_told(path), key=lambda item: -item[1])
+    # Below half a percent a part would be shown as 0 %.
     shown = [(text, share) for text, share in told if share >= 0.005][:_MOST]
     rest = sum(share for _, share in told) - sum(share for _, share in shown)
     parts = [f'{_percent(share)} {text}' for text, share in shown]
@@ -112,6 +114,7 @@ def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
     compute = sum(stages.values())
     if not others:
         yield _with_details(path, first), stages[first]
+    # One stage holds the others up: that is what a reader can act on.
     elif stages[first] > _MAIN * compute:
         yield _with_details(path, first), stages[first]
         yield (
@@ -135,8 +138,10 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
     seconds: dict[str, float] = {}
     for segment in path.segments:
         if segment.op and segment.kind == 'compute' and _what(segment, staged=path.staged) in whats:
+            # Equal layers together, or no layer would weigh enough to be named.
             name = re.sub(r'\blayer\d+', 'layer*', segment.op.name).removesuffix('.split')
             seconds[name] = seconds.get(name, 0.0) + segment.seconds
+    # Ties by name, so that the text is the same every time.
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
     seconds_of_step = path.end - path.begin
     named = [
@@ -151,12 +156,14 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
 def _on_rank(path: CriticalPath) -> str:
     """Which rank the path runs on, where ranks differ."""
     ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
+    # In a pipeline the stage says it already.
     alone = len(ranks) == 1 and path.ranks > 1 and not path.staged
     return f', all compute on rank {min(ranks)}' if alone else ''
 
 
 def _stretched_sentence(path: CriticalPath) -> str:
     share = path.stretched / (path.end - path.begin)
+    # It would be shown as 0 %.
     if share < 0.005:
         return ''
     return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'

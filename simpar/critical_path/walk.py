@@ -81,6 +81,7 @@ class _Walk:
         """The segments, the latest first."""
         found: list[Segment] = []
         time, place = self.end, self._last()
+        # Backwards: an op that ran, then what kept it from running earlier, until the step's begin.
         while time > self.begin:
             segment, place = self._run(place, time)
             time = self._put(found, segment, time)
@@ -90,6 +91,7 @@ class _Walk:
 
     def _put(self, found: list[Segment], segment: Segment, time: float) -> float:
         """Keep a segment if it takes time; the time at which the path goes on."""
+        # Ops of no duration cover nothing; the path goes through them.
         if segment.begin >= time:
             return time
         found.append(segment)
@@ -125,9 +127,12 @@ class _Walk:
 
     def _cause(self, place: _Place, time: float) -> tuple[Segment, _Place]:
         """The segment in which an op had not arrived although nothing ran before it, and the op before it."""
+        # What ended last let the op arrive; of several the one issued last, which needs or follows the others.
         latest = max(self._before(place), key=lambda p: (self._end(p), p.step, p.slot), default=None)
         simulated = self.trace.origin == 'simulated'
         since = self._end(latest) if latest else self.begin
+        # A simulated op arrives when its needs and its host allow it. Later than its needs means the host, which issues
+        # without pause.
         if simulated and self._arrive(place) > since:
             since = self.begin
         segment = Segment(
@@ -147,12 +152,14 @@ class _Walk:
             places.append(_Place(representative, step, view.before[slot]))
         if step:
             places += [_Place(representative, step - 1, need) for need in view.carried[slot]]
+            # The first op of a stream follows the stream's last op of the step before.
             if view.before[slot] < 0:
                 places.append(_Place(representative, step - 1, view.tail[int(view.role.stream[slot])]))
         return places
 
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each representative rank once."""
+        # Ranks that one stands for arrive together, so there is no other participant to go to.
         if op.kind == 'compute' or (op.kind == 'collective' and self._alike(place.representative, op.partition)):
             return [place]
         met = self.meetings.of(self.trace.representatives[place.representative].rank, place.slot)
@@ -171,6 +178,7 @@ class _Walk:
         """Seconds of a segment beyond the op's isolated seconds."""
         if self.costs is None:
             return 0.0
+        # Costs of a transfer are those of its send.
         if op.kind == 'recv':
             place = next(one for one in self._participants(place, op) if one != place)
         rank = self.trace.representatives[place.representative].rank
@@ -181,6 +189,7 @@ class _Walk:
             isolated = cost.alpha + cost.transfer
         else:
             isolated = float(self.costs.compute[index] / self.costs.rank_speed[rank])
+        # A segment may begin with the window, after its op: then less than the isolated time is left.
         return max(0.0, end - begin - isolated)
 
     def _op(self, place: _Place) -> OpClass:

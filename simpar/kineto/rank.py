@@ -80,6 +80,7 @@ class Drawing:
         for index, end in enumerate(self.trace.step_ends.tolist(), start=1):
             yield self._slice('user_annotation', f'ProfilerStep#{index}', _STEPS, since, end, {})
             since = end
+        # HTA drops the last step, so an empty one is appended for it to drop.
         if self.style.for_hta:
             name = f'ProfilerStep#{self.trace.steps + 1}'
             yield self._slice('user_annotation', name, _STEPS, since, since, {})
@@ -129,6 +130,7 @@ class Drawing:
         across = [(need, slot) for need, slot in pairs if role.stream[need] != role.stream[slot]]
         for number, (need, slot) in enumerate(across[: self.style.most_arrows]):
             arrow = {'cat': 'need', 'name': 'need', 'id': self.pid * self.style.most_arrows + number, 'pid': self.pid}
+            # Arrows bind to the slice at their time; at its very end a slice is over.
             at = max(nanoseconds(since[need]), nanoseconds(until[need]) - 1)
             yield {'ph': 's', **arrow, 'tid': STREAMS + int(role.stream[need]), 'ts': at / 1000}
             yield {
@@ -143,6 +145,7 @@ class Drawing:
         return {'ph': 'M', 'name': kind, 'pid': self.pid, 'tid': tid, 'ts': 0, 'args': args}
 
     def _slice(self, category: str, name: str, tid: int, since: float, until: float, args: Event) -> Event:
+        # Rounded ends, then their difference: a rounded duration could reach into the next slice.
         begin = nanoseconds(since)
         return {
             'ph': 'X',
@@ -169,6 +172,7 @@ def _kernel(op: OpClass, library: str) -> str:
 def _message(op: OpClass, members: list[int], rank: int) -> Event:
     """What torch's profiler says about a collective, a send or a receive."""
     elements = int(op.bytes) // BYTES.get(op.dtype, 1)
+    # torch counts the message of this rank; ``bytes`` counts the full tensor.
     share = elements // max(len(members), 1)
     message: Event = {
         'Collective name': op.operator,

@@ -41,6 +41,7 @@ def write_kineto(
     if measured is not None:
         seen = [*events(measured, ranks, Style(library=library))]
         both = seen + both
+    # Only files of single ranks: HTA reads one rank a file.
     style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
     for path, rank in zip(paths, ranks, strict=True):
@@ -76,6 +77,7 @@ def document(trace: Trace, trace_events: Iterable[Event], library: str, rank: in
         'baseTimeNanoseconds': 0,
         'traceName': f'simpar {program.hash}',
     }
+    # One key a line, and the blank behind the colon: HTA finds the rank by a pattern over lines.
     lines = ''.join(f'{json.dumps(key)}: {json.dumps(value)},\n' for key, value in head.items())
     body = ',\n'.join(json.dumps(event) for event in trace_events)
     return f'{{\n{lines}"traceEvents": [\n{body}\n]\n}}\n'

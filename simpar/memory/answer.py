@@ -36,6 +36,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         'activations': peak.operators,
         'slices': [
             {'micro_batch': micro_batch, 'copy': copy, 'bytes': size}
+            # By micro-batch and copy: the order in which a reader looks for them.
             for (micro_batch, copy), size in sorted(peak.slices.items())
         ],
     }

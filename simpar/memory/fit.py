@@ -27,6 +27,7 @@ def _would_fit(memory: Memory, size: float, batch: int, multiple: int) -> str:
     largest = int(batch * memory.share_that_fits(size) + 1e-9) // multiple * multiple
     if largest:
         return f'a batch of {largest} instead of {batch} would fit'
+    # If even this does not fit, a smaller batch is no help, and the message says what is.
     fixed = max(rank.peak_without_batch for rank in memory.ranks)
     if fixed > size:
         what = f'parameters, gradients and states alone take {format_size(fixed)}'

@@ -62,11 +62,13 @@ def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = 
     """
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     end = float(trace.step_ends[-1])
+    # The last step, as in ``metrics``: it is the one in the steady state.
     window = (end - trace.step, end)
     of_role: dict[int, Lifetimes] = {}
     ranks = []
     for rank_times, count in zip(trace.representatives, counts, strict=True):
         role = trace.role(rank_times)
+        # Lives depend on the role alone; a hundred ranks often share one role.
         if id(role) not in of_role:
             of_role[id(role)] = lifetimes(trace.program, role, always=always, flattened=flattened)
         ranks.append(rank_memory(trace.program, rank_times, count, of_role[id(role)], window))
@@ -79,6 +81,7 @@ def sequential(program: Program) -> Trace:
     Memory without a clock: what an allocator sees that takes and frees as ops are issued. Not modelled: that ranks wait
     for one another.
     """
+    # One rank of each role, since without a clock ranks of a role do not differ.
     first = [int(np.flatnonzero(program.role_of_rank == index)[0]) for index in range(len(program.roles))]
     representatives = []
     for rank, role in zip(first, program.roles, strict=True):
@@ -110,6 +113,7 @@ def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = la
 def _most_at_once(spans: Times, step: float) -> int:
     """How many of the spans of shape [n, 2], repeated every ``step`` seconds, overlap at most."""
     (first, since), (last, until) = fold(spans[:, 0], step), fold(spans[:, 1], step)
+    # The count changes only where a span begins or ends.
     edges = np.unique(np.concatenate(([0.0], since, until)))
     begun, ended = (np.bincount(np.searchsorted(edges, times), minlength=len(edges)) for times in (since, until))
     return int((last - first).sum() + np.cumsum(begun - ended).max())

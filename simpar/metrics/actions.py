@@ -65,10 +65,12 @@ def actions_of(program: Program, role: Role) -> list[Work]:
     other, and told so. Sums of gradients over ranks and updates are no actions.
     """
     found = _found(program, role)
+    # A program does not say whether a backward was split; only the order of its ops tells.
     split = _split(found)
     full: dict[tuple[int, str, int], _Found] = {}
     for (stage, phase, micro_batch), work in found.items():
         kind: Kind = 'F' if phase == 'F' else work.kind if (stage, micro_batch) in split else 'B'
+        # I and W of a backward that was not split are one action, B.
         joint = full.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
         joint.slots = sorted(joint.slots + work.slots)
     return _overlapped(sorted(full.values(), key=lambda work: work.slots[0]))
@@ -83,6 +85,7 @@ def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
     rank_times = trace.times_of(rank)
     works = actions_of(trace.program, trace.role(rank_times))
     begins = [float(rank_times.start_KS[step, work.slots[0]]) for work in works]
+    # Interleaved copies would make actions overlap; rows of a picture cannot.
     limits = [*begins[1:], inf]
     return [
         ActionSpan(
@@ -120,17 +123,21 @@ def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
     apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
     for (stage, phase, micro_batch), weights in found.items():
         inputs = found.get((stage, 'I', micro_batch))
+        # Each backward is looked at once, by its W.
         if phase != 'W':
             continue
         if inputs is None:
             unclear.add((stage, micro_batch))
+        # W began before I was done: they alternate, layer by layer, which is a full backward.
         elif inputs.slots[-1] > weights.slots[0]:
             full.add((stage, micro_batch))
         else:
+            # Directly behind one another; with one op each, order alone cannot tell a split backward from a full one.
             beside = place[weights.slots[0]] == place[inputs.slots[-1]] + 1
             by_chance = beside and min(len(inputs.slots), len(weights.slots)) == 1
             (unclear if by_chance else apart).add((stage, micro_batch))
     stages_full, stages_apart = ({stage for stage, _ in some} for some in (full, apart))
+    # What is unclear is read as its stage's other backwards, or as the role's where the stage has none.
     return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_full)}
 
 
@@ -139,8 +146,10 @@ def _overlapped(works: list[_Found]) -> list[Work]:
     done: list[Work] = []
     for work in works:
         action = Action(work.stage, work.kind, work.micro_batch)
+        # The earlier action was not done when this one began: their ops alternate.
         if done and done[-1].slots[-1] > work.slots[0] and _together(done[-1].action, action):
             before = done.pop()
+            # OVERLAP_F_B names the forward first, whichever began first.
             forward, backward = sorted((before.action, action), key=lambda one: one.kind != 'F')
             joint = overlap(forward, backward)
             done.append(Work(action=joint, slots=tuple(sorted((*before.slots, *work.slots)))))

@@ -138,6 +138,7 @@ class Metrics:
     def steady(self) -> StepMetrics:
         """Of the last step, [end(k−1), end(k)]."""
         last = self.trace.steps - 1
+        # A trace of one step has no step before; its window begins with the program.
         begin = self._ends[last - 1] if last else 0.0
         return _step(self.trace, self._kinds, _Window(slice(last, None), begin, self._ends[last]))
 
@@ -189,6 +190,7 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
         kinds = {program.op_classes[op].kind for op in np.unique(role.op_class[role.stream == index]).tolist()}
+        # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
     return named
@@ -214,6 +216,7 @@ class _Kinds(NamedTuple):
     def of(program: Program) -> _Kinds:
         """Those of a program."""
         ops = program.op_classes
+        # ``dict.fromkeys`` keeps the order of first use, in which phases are told.
         phases = tuple(dict.fromkeys(op.phase for op in ops))
         return _Kinds(
             np.array([is_communication(op) for op in ops], dtype=bool),
@@ -270,6 +273,7 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
     arrive, start, end = (
         times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
     )
+    # A collective's kernel occupies its stream while it waits; a posted receive occupies nothing.
     since = np.where(kinds.transfers[role.op_class], start, arrive)
     return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
 
@@ -281,7 +285,9 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
     communication = ops.communicating(ops.communicates)
     transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
+    # Unions, not sums: two streams that compute at once count once.
     compute = length(computing)
+    # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
     return RankMetrics(
         rank=rank,
@@ -304,12 +310,14 @@ def _phases(ops: _Ops) -> dict[str, float]:
     for number in _in_order(phase):
         mask = (phase == number) & ~ops.communicates
         seconds[str(ops.kinds.phases[number])] = length(ops.between(ops.start, ops.end, mask))
+    # Phases that only communicate compute nothing.
     return {phase: value for phase, value in seconds.items() if value}
 
 
 def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, float]:
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
+    # Op class and stream in one number, so that names are made once for a kind, not once a slot.
     kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
@@ -323,6 +331,7 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
 
 def _in_order(numbers: NDArray[np.int64]) -> list[int]:
     """The distinct numbers, in the order of their first place."""
+    # ``unique`` sorts by value; the order of first use is what a reader expects.
     distinct, first = np.unique(numbers, return_index=True)
     in_order: list[int] = distinct[np.argsort(first)].tolist()
     return in_order
@@ -330,6 +339,7 @@ def _in_order(numbers: NDArray[np.int64]) -> list[int]:
 
 def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
     """Metrics of some streams as if they were one."""
+    # Streams taken together may overlap, so their union counts.
     mask = np.isin(ops.role.stream, streams)
     running = ops.between(ops.start, ops.end, mask)
     occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))

@@ -51,6 +51,7 @@ def new_figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Not ``pyplot``, which keeps figures alive and needs a display on some systems.
     figure = Figure(figsize=(WIDTH, height), dpi=120)
     FigureCanvasAgg(figure)
     return figure
@@ -64,8 +65,10 @@ def write_figure(path: Path, figure: Figure) -> None:
     from matplotlib import rc_context
 
     kind = path.suffix.removeprefix('.').lower() or 'png'
+    # Files with a date would differ from run to run.
     unstamped = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(kind)
     buffer = io.BytesIO()
+    # matplotlib names parts of an SVG at random unless it has a salt.
     with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
         figure.savefig(buffer, format=kind, metadata=unstamped)
     write_atomically(path, buffer.getvalue())
@@ -77,6 +80,7 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     if baseline is None:
         return text
     gain = baseline[1] / plan[1] - 1
+    # Less would be shown as 0.0 % faster.
     how = 'as fast as' if abs(gain) < 0.0005 else f'{abs(gain) * 100:.1f} % {"faster" if gain > 0 else "slower"} than'
     return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
 
@@ -84,6 +88,7 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
 def title(figure: Figure, text: str, patches: list[Patch]) -> None:
     """The answer, smaller where it is long, and below it the legend."""
     height = float(figure.get_size_inches()[1])
+    # Smaller rather than cut off: the title is the answer.
     size = LARGE * min(1.0, LONG / len(text))
     figure.text(0.012, 1 - 0.12 / height, text, fontsize=size, fontweight='bold', va='top')
     figure.legend(
@@ -94,6 +99,7 @@ def title(figure: Figure, text: str, patches: list[Patch]) -> None:
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """What to multiply seconds with for the axis, and its name."""
+    # The largest unit in which the step is at least one.
     return next(((f, n) for f, n in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')) if seconds * f >= 1), (1e9, 'ns'))
 
 
@@ -113,6 +119,7 @@ class Frame:
         """The axes, the names of the rows and their ground; ``half`` of a row's height, which is 1 with its gap."""
         axes = self.axes
         axes.set_xlim(self.window[0] * self.scale, self.window[1] * self.scale)
+        # Upside down, so that the first row is at the top.
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), rows, fontsize=9)
         axes.tick_params(axis='y', length=0)
@@ -143,6 +150,7 @@ class Frame:
 
     def letters(self, seconds: float, points: float) -> float:
         """How many letters of a size a time has room for."""
+        # A letter of the default font is about 0.55 of its size wide.
         return self.points(seconds) / (0.55 * points)
 
     def points(self, seconds: float) -> float:
@@ -152,6 +160,7 @@ class Frame:
 
 def saving(frames: list[Frame], steps: list[float]) -> None:
     """Point out, on the shorter of two steps, the difference to the longer."""
+    # An arrow shorter than a hundredth of the width has no room for its heads.
     if len(steps) > 1 and abs(steps[0] - steps[1]) > 0.01 * max(steps):
         shorter = steps.index(min(steps))
         frames[shorter].saving(min(steps), max(steps), f'{format_time(max(steps) - min(steps))} less')

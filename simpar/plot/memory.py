@@ -68,6 +68,7 @@ def _colours(ranks: list[RankMemory]) -> dict[str, str]:
         for name, size in zip(line.names, line.bytes.max(axis=0).tolist(), strict=True):
             if name not in _KINDS:
                 most[name] = max(most.get(name, 0), size)
+    # By their largest moment: an operator that is large only once decides the peak all the same.
     chosen = sorted(most, key=lambda operator: -most[operator])[: len(_OPERATORS)]
     colours = {kind: colour for kind, (_, colour) in _KINDS.items()}
     colours |= dict(zip(chosen, _OPERATORS, strict=False))
@@ -145,6 +146,7 @@ class _Panel:
         layers: dict[str, Bytes] = {label: np.zeros(len(line.bytes), dtype=np.int64) for label in colours}
         for name, column in zip(line.names, line.bytes.T, strict=True):
             layers[name if name in layers else OTHERS] += column
+        # Each edge twice, so that bytes are drawn as steps and not as slopes.
         edges = np.repeat(line.times, 2)[1:-1] / self.seconds
         floor = np.zeros(len(edges))
         for label, layer in layers.items():
@@ -153,6 +155,7 @@ class _Panel:
             floor = top
         self.axes.plot(edges, floor, color='black', linewidth=0.6)
         self._peak()
+        # Thinner layers cannot be seen, and would only fill the legend.
         least = 0.002 * self.rank.peak.bytes
         return {label for label, layer in layers.items() if layer.max() > least}
 
@@ -161,6 +164,7 @@ class _Panel:
         peak = self.rank.peak
         where = peak.time / self.seconds, peak.bytes / self.unit
         self.axes.plot(*where, marker='v', color='black', markersize=6, clip_on=False)
+        # The label goes to the side that has room.
         right = where[0] > 0.5 * self.axes.get_xlim()[1]
         self.axes.annotate(
             f'{peak.action}, {format_size(peak.bytes)}', where, xytext=(-8 if right else 8, 4),

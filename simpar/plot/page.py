@@ -46,6 +46,7 @@ def timeline(
     pipeline ranks, else of the rank that ends last.
     """
     sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
+    # One rank of a pipeline shows little; both sides are drawn alike if either is a pipeline.
     if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
         return pipeline_timeline(sides)
     views = [view(trace, name, rank) for trace, name in sides]
@@ -57,7 +58,9 @@ def timeline(
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
     """For each view a window of one length around the middle of its backward, with few enough ops to see each."""
+    # One length for all windows, so that bars can be compared.
     seconds = min(v.busy_stretch() for v in views)
+    # Moved inside of the step where the middle of the backward is near its end.
     begins = [max(0.0, min(v.middle() - seconds / 2, v.step - seconds)) for v in views]
     return [(begin, begin + seconds) for begin in begins]
 
@@ -88,6 +91,7 @@ class _Page:
             zoomed = index >= len(self.views)
             averaged = longest / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
             panel.draw(_heading(panel, averaged, zoomed=zoomed), averaged)
+        # Only the panels of whole steps have a window to outline.
         for panel, window in zip(panels, self.windows, strict=False):
             panel.frame.outline(window)
         frames = [panel.frame for panel in panels[: len(self.views)]]

@@ -71,6 +71,7 @@ class _Page:
     def row(self) -> float:
         """Inches of a row."""
         rows = sum(len(v.rows) for v in self.views)
+        # Many rows get thinner, so that the figure stays on one page.
         return 0.36 if rows <= 16 else max(0.16, 5.8 / rows)
 
     @cached_property
@@ -131,6 +132,7 @@ class _Page:
         used = set().union(*(v.kinds for v in self.views))
         names = dict(NAMES)
         if used.issuperset('BI'):
+            # Both are green, so the legend names them together.
             names['B'] = f'{names["B"]}, {names.pop("I")}'
         patches = [
             Patch(facecolor=COLOURS[kind], label=name, edgecolor='white', hatch=HATCH if kind == 'exposed' else None)

@@ -119,6 +119,7 @@ class PipelinePanel:
     def _layers(self, number: int, box: Box) -> list[Rectangle]:
         """A box's layers, with a gap to its neighbours where it is wide."""
         gap = _GAP / 2 * (box.end - box.begin) / max(self.frame.points(box.end - box.begin), 1e-9)
+        # A gap in points would eat up narrow boxes.
         gap = min(gap, 0.06 * (box.end - box.begin))
         top = number - _HALF
         found = []
@@ -157,6 +158,7 @@ class PipelinePanel:
         top = number - _HALF
         for label in box.labels:
             height = 2 * _HALF * label.share
+            # All boxes of a kind in one size where possible: mixed sizes look like a message.
             style = styles[label.kind].fitted(label, self.frame.points(end - begin), height * self.height * 72)
             if style.points:
                 first = next(layer for layer in box.layers if layer.kind == label.kind)
@@ -195,6 +197,7 @@ def _labelled(
 
 def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
     """The style of labels that stand in boxes of some widths, at most ``high`` points high."""
+    # A tenth may be narrower: a few short actions should not take the labels of all.
     narrow = sorted(width for width, _ in mine)[len(mine) // 10]
     for points in _SIZES:
         style = _Style(points)
@@ -206,4 +209,5 @@ def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
 
 def _dark(colour: Colour) -> bool:
     """Whether white letters are read better on it (luminance, roughly)."""
+    # Weights of the eye's sensitivity to red, green and blue.
     return 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.55

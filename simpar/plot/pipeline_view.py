@@ -114,6 +114,7 @@ def pipeline_view(trace: Trace, name: str) -> PipelineView:
         representatives = [
             rank_times for rank_times in trace.representatives if any(trace.role(rank_times) is role for role in roles)
         ]
+        # The rank that ends last holds its stage up, so it is the one to look at.
         rank_times = max(representatives, key=lambda rank_times: rank_times.end_KS[-1].max())
         rows.append(_Reader(trace, rank_times, stages).row(steady.rank(rank_times.rank)))
     return PipelineView(name=name, step=trace.step, rows=tuple(rows), copies=trace.program.copies)
@@ -180,8 +181,10 @@ class _Reader:
         done = sum(layer.share for layer in computing)
         labels = tuple(_label(part, computing) for part in span.action.parts)
         unfolded = np.array([[span.begin - self.begin, span.end - self.begin]])
+        # An action that began before the window appears at its end, in two parts if it crosses the boundary.
         parts = [(left, right) for left, right in fold(unfolded, 0.0, self.trace.step).tolist() if right > left]
         bare = sum(length(np.clip(self.exposed, left, right)) for left, right in parts) / (span.end - span.begin or 1.0)
+        # Other streams' exposed time may add up to more than the box has room for.
         bare = min(bare, 1.0 - done)
         exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
         for left, right in parts:
@@ -194,6 +197,7 @@ class _Reader:
             chunk = self.stages.index(self.ops[slot].stage)
             key = (self._part(span, slot), chunk, int(self.role.copy[slot]))
             seconds[key] = seconds.get(key, 0.0) + self.end[slot] - self.start[slot]
+        # Two streams that compute at once can exceed the span.
         whole = max(span.end - span.begin, sum(seconds.values()))
         ranked = sorted(seconds.items(), key=lambda item: (KINDS.index(item[0][0]), *item[0][1:]))
         return tuple(Layer(*key, value / whole) for key, value in ranked if value > 0)

@@ -99,6 +99,7 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
             int(np.argmax([rank_times.end_KS[-1].max() for rank_times in trace.representatives]))
         ].rank
     named = named_streams(trace.program, trace.role(trace.times_of(rank)))
+    # Compute on top; sorting is stable, so the others stay in order.
     streams = sorted(named, key=lambda stream: stream != 'compute')
     representative = int(trace.representative_of_rank[rank])
     return View(
@@ -119,6 +120,7 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     """
     if not len(intervals):
         return np.zeros(len(times))
+    # The covered time up to a moment is linear between edges, so interpolation gives it exactly.
     until = np.repeat(np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0]))), 2)[1:-1]
     left, right = (np.clip(times + side * window / 2, times[0], times[-1]) for side in (-1, 1))
     covered = np.interp(right, intervals.ravel(), until) - np.interp(left, intervals.ravel(), until)
@@ -135,6 +137,7 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
         communicates = is_communication(span.op)
         since = span.arrive if communicates and not is_transfer(span.op) else span.start
         for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
+            # A wait lies before the run; where folding has split the bar, the run keeps its end.
             start = right - min(span.end - span.start, right - left)
             copy = span.copy if trace.program.sliced(span.op) else None
             label = _label(span.op.operator if communicates else span.op.name)

@@ -47,6 +47,7 @@ def bars(answer: SweepAnswer) -> Figure:
 def _drawn(answer: SweepAnswer) -> list[int]:
     """Which rows are drawn, in order."""
     rows = range(len(answer.results))
+    # The fastest rows are chosen, and then drawn in the order given.
     return sorted(sorted(rows, key=lambda row: answer.results[row].sample)[:MOST_ROWS])
 
 
@@ -100,6 +101,7 @@ class _Page:
         longest = max((self._length(result, 'step') for result in self.answer.results), default=0.0) or 1.0
         scale, unit = time_unit(longest)
         axes.set_xlim(0, longest * scale * _ROOM)
+        # At least three rows' height, or two bars would fill the figure.
         axes.set_ylim(max(len(self.rows), 3) - 0.5, -0.5)
         axes.set_yticks(range(len(self.rows)), self._names(), fontsize=9)
         axes.tick_params(axis='y', length=0)

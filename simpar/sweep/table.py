@@ -31,6 +31,7 @@ _VALUE: Final = 28
 def render(answer: SweepAnswer, *, colour: bool | None = None) -> str:
     """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.render``."""
     lines = _lines(answer)
+    # Before lines are cut to the width: too long reasons are told below in full.
     notes = [*_in_full(answer, lines), *_notes(answer)]
     for line in lines:
         line.truncate(WIDTH, overflow='ellipsis')
@@ -76,6 +77,7 @@ def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Keys without their first part, where that leaves them different."""
     tails = {key: key.partition('.')[2] or key for key in keys}
+    # Two keys with one last part keep their full names.
     alike = [tail for tail in tails.values() if list(tails.values()).count(tail) > 1]
     return {key: (key if tail in alike else tail).replace('_', ' ') for key, tail in tails.items()}
 
@@ -83,6 +85,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def shown(value: Any) -> str:
     """A value in as few letters as tell it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', '')
+    # Control characters would break the table.
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= _VALUE else f'{text[: _VALUE - 1]}…'
 
@@ -186,7 +189,9 @@ def _narrowed(rows: list[list[str]], room: int) -> list[list[str]]:
     from rich.cells import cell_len, set_cell_size
 
     widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    # A letter at a time from the widest column, so that short columns stay readable.
     while sum(widths) + len(_GAP) * (len(widths) - 1) > room and max(widths) > _LEAST:
+        # A letter at a time from the widest, so that short columns stay readable.
         widths[widths.index(max(widths))] -= 1
     return [
         [
@@ -264,4 +269,5 @@ def as_csv(answer: SweepAnswer) -> str:
 
 def _cell(value: Any) -> Any:
     """A scalar as it is, anything else as JSON."""
+    # CSV has no booleans: ``true`` as in YAML, not Python's ``True``.
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value)
