@@ -3,10 +3,10 @@
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
-# make lab    prediction against measurement over shaped links (needs root or user namespaces)
+# make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-zero lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-zero netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -26,9 +26,12 @@ prove-tables: .venv-test/installed
 prove-pairs: .venv-test/installed
 	.venv-test/bin/python -m tests.pairs
 
-lab: .venv-test/installed
-	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 2
-	.venv-test/bin/python -m executor.evidence --net lab:500mbit --ranks 4
+netns: .venv-test/installed
+	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
+	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 4
+
+# the name before
+lab: netns
 
 prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py

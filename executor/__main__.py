@@ -23,9 +23,12 @@ TERMINATED = 143
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     options = parser().parse_args(with_verb(list(sys.argv[1:] if arguments is None else arguments)))
+    # Without a handler, SIGTERM would end this process before it could end the ranks that it has started.
     signal.signal(signal.SIGTERM, _terminate)
+    # gloo warns about every peer that leaves; the watchdog says it better, and once.
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     try:
+        # Only looked up: importing torch takes seconds, and each verb imports it where it needs it.
         if importlib.util.find_spec('torch') is None:
             raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')  # noqa: TRY301
         code: int = importlib.import_module(f'executor.commands.{options.verb}').command(options)
@@ -39,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'executor: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
+        # An internal error is ours, not the user's: a traceback is for those who ask for one.
         if os.environ.get('SIMPAR_DEBUG'):
             raise
         print(f'executor: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)

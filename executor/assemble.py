@@ -1,4 +1,4 @@
-"""From what every rank saw to one Trace and whole tensors."""
+"""From what every rank saw to one Trace and full tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from executor.result import Result
 from executor.tensors import assemble
 from executor.validate import communicators
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 Key = TypeVar('Key')
 
@@ -40,18 +40,21 @@ def assemble_run(
     Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
     """
     starts = _starts(program, outcomes)
-    lanes = [Lane(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)]
+    representatives = [
+        RankTimes(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)
+    ]
     trace = Trace(
         program=program,
         origin='emulated' if compute == 'emulated' else 'measured',
-        lanes=tuple(lanes),
-        lane_of_rank=np.arange(program.world, dtype=np.int32),
+        representatives=tuple(representatives),
+        representative_of_rank=np.arange(program.world, dtype=np.int32),
     )
     return Execution(
         losses=tuple(_loss(program, outcomes, step) for step in range(len(outcomes[0].losses))),
-        parameters=_whole(program, [outcome.parameters for outcome in outcomes]),
-        gradients=_whole(program, [outcome.gradients for outcome in outcomes]),
+        parameters=_full(program, [outcome.parameters for outcome in outcomes]),
+        gradients=_full(program, [outcome.gradients for outcome in outcomes]),
         trace=trace,
+        # All ranks log the same note, e.g. on generated data; a reader wants it once.
         notes=tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes)))),
     )
 
@@ -59,7 +62,10 @@ def assemble_run(
 def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
     """A compute op starts when it arrives; a collective, or a send and its receive, when the last participant does."""
     starts = [outcome.arrive_KS.copy() for outcome in outcomes]
+    # Machines report arrivals alone, since no rank knows when the others came; starts follow only from all ranks'
+    # times.
     for meeting in meetings(program):
+        # One maximum over the steps of all participants: a meeting occurs once in every step.
         latest = np.max([outcomes[rank].arrive_KS[:, slot] for rank, slot in meeting], axis=0)
         for rank, slot in meeting:
             starts[rank][:, slot] = latest
@@ -75,7 +81,9 @@ def meetings(program: Program) -> list[list[tuple[int, int]]]:
             for rank in group:
                 for key, slot in _keyed(program, rank, group, partition.name, stream):
                     places.setdefault(key, [[] for _ in group])[group.index(rank)].append(slot)
+            # Ops on one communicator meet in their order there, so the n-th of each member belong together.
             for slots in places.values():
+                # A direction between two ranks involves them alone; the group's other members have no slot for it.
                 present = [(rank, mine) for rank, mine in zip(group, slots, strict=True) if mine]
                 met += [[(rank, mine[index]) for rank, mine in present] for index in range(len(present[0][1]))]
     return met
@@ -93,24 +101,28 @@ def _keyed(
         op = program.op(role, slot)
         if op.kind == 'compute' or op.partition != partition:
             continue
+        # ``peer`` is relative to the position in the group, so that all ranks of a role share one op class.
         peer = group[(group.index(rank) + op.peer) % len(group)]
+        # Source first for both ends, so that a send and its receive have the same key; a collective has one key for
+        # all.
         ways: dict[str, tuple[int, ...]] = {'send': (rank, peer), 'recv': (peer, rank)}
         found.append((ways.get(op.kind, ()), slot))
     return found
 
 
 def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
-    """The sum over micro-batches, copies and the pieces that ranks hold."""
+    """The sum over micro-batches, copies and the shards that ranks hold."""
     losses = [outcome.losses[step] for outcome in outcomes]
+    # Sorted, so that the floating-point sum does not depend on which rank reported first.
     parts = sorted({part for held in losses for part in held})
-    return sum(float(assemble(program, program.tensor[part[0]], _pieces(losses, part)).sum()) for part in parts)
+    return sum(float(assemble(program, program.tensor[part[0]], _shards_of(losses, part)).sum()) for part in parts)
 
 
-def _whole(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    names = dict.fromkeys(name for pieces in held for name in pieces)
-    named = as_named(program, {name: _pieces(held, name) for name in names})
-    return {name: assemble(program, tensor, pieces) for name, (tensor, pieces) in named.items()}
+def _full(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    names = dict.fromkeys(name for shards in held for name in shards)
+    named = as_named(program, {name: _shards_of(held, name) for name in names})
+    return {name: assemble(program, tensor, shards) for name, (tensor, shards) in named.items()}
 
 
-def _pieces(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
-    return {rank: pieces[key] for rank, pieces in enumerate(held) if key in pieces}
+def _shards_of(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
+    return {rank: shards[key] for rank, shards in enumerate(held) if key in shards}

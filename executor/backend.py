@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from executor import lab
+from executor import netns
 from executor.assemble import Execution, assemble_run
 from executor.faults import Fault
 from executor.net import Net
@@ -50,14 +50,18 @@ class Pool:
         self._timeout = timeout
         self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
         self._status = Status(world, self._folder / 'status')
+        # A fork of this process would copy its threads' locks, and a spawn would import torch anew in every rank.
         self._context = multiprocessing.get_context('forkserver')
+        # The server imports torch once; ranks are forked from it in milliseconds.
         self._context.set_forkserver_preload(['executor.process'])
         self._children: list[_Child] = []
         self._hub: _Child | None = None
         self._loaded: set[str] = set()
+        # Ranks share the cores: more OpenMP threads than cores would spin against one another.
         threads = 1 if pinned else max(1, (os.cpu_count() or 1) // world)
         try:
-            if self.net.kind == 'lab':
+            # The hub comes first: it holds the bridge to which every rank's cable goes.
+            if self.net.kind == 'netns':
                 self._hub = self._start_hub()
             for rank in range(world):
                 setup = Setup(
@@ -74,6 +78,7 @@ class Pool:
                 )
                 self._children.append(self._start(main, setup))
             self._connect(port)
+        # Also on Ctrl-C in the middle: no process may be left behind.
         except BaseException:
             self.close(grace=0.0)
             raise
@@ -129,6 +134,7 @@ class Pool:
             raise RunFailed('the pool is closed')
         if program.world > self.world:
             raise RunFailed(f'the program is for {program.world} ranks, the pool has {self.world}')
+        # Programs are equal if their hashes are, so each is validated and loaded once for a pool.
         if program.hash not in self._loaded:
             validate(program)
         try:
@@ -140,14 +146,16 @@ class Pool:
         return assemble_run(program, outcomes, request.compute, self.notes)
 
     def cut(self, rank: int) -> None:
-        """Take a rank's cable out (lab only); what the run in progress makes of it is a failure."""
+        """Take a rank's cable out (namespaces only); what the run in progress makes of it is a failure."""
         if self._hub is not None:
             self._ask_hub('cut', rank, 0)
 
     def close(self, grace: float = GRACE) -> None:
         """End all processes; those that have not gone by themselves within ``grace`` seconds are killed."""
         for child in self._children:
+            # Asked first: a rank that ends by itself closes its sockets, and its peers see no broken connection.
             child.say('stop')
+        # One deadline for all children, not one for each, so that closing takes no longer with more ranks.
         until = time.perf_counter() + grace
         for child in (*self._children, *([self._hub] if self._hub else [])):
             child.end(until)
@@ -158,18 +166,21 @@ class Pool:
 
     def _start(self, target: Callable[..., object], *arguments: object) -> _Child:
         ours, theirs = self._context.Pipe()
+        # Nothing is ever written to this pipe. Its end tells the child that the parent is gone, whatever killed the
+        # parent.
         lifeline, held = self._context.Pipe(duplex=False)
         process = self._context.Process(target=target, args=(*arguments, theirs, lifeline), daemon=True)
         process.start()
+        # The child has copies; were ours open, a dead child's pipe would never report its end.
         theirs.close()
         lifeline.close()
         return _Child(process, ours, held)
 
     def _start_hub(self) -> _Child:
-        lab.require()
-        if self.world > lab.MAX_RANKS:
-            raise RunFailed(f'a lab has room for {lab.MAX_RANKS} ranks, not for {self.world}')
-        child = self._start(lab.hub)
+        netns.require()
+        if self.world > netns.MAX_RANKS:
+            raise RunFailed(f'a network of namespaces has room for {netns.MAX_RANKS} ranks, not for {self.world}')
+        child = self._start(netns.hub)
         if problem := child.pipe.recv():
             child.end(0.0)
             raise RunFailed(problem)
@@ -185,10 +196,13 @@ class Pool:
         """Ranks into their network, rank 0's store up, and all ranks at it."""
         pids = self._gather('hello', INIT_TIMEOUT)
         for rank, child in enumerate(self._children):
-            if self.net.kind == 'lab':
+            if self.net.kind == 'netns':
                 self._ask_hub('attach', rank, pids[rank])
             child.say('attached')
+        # Rank 0 opens the store and reports its port before any other rank is told where to connect.
         (found,) = self._gather('port', INIT_TIMEOUT, self._children[:1])
+        # A taken port is no failure: the ranks are ours and learn the new one. The user is told, for a firewall may
+        # matter.
         if port and found != port:
             self.notes += (f'port {port} was taken; took {found}',)
         for child in self._children:
@@ -210,6 +224,8 @@ class Pool:
         for child in children:
             child.say('run', (program.hash, request))
         self._gather('ready', INIT_TIMEOUT + self._timeout, children)
+        # All ranks get one moment in the future instead of a signal, so that the order of wake-ups does not skew the
+        # start.
         begin = time.perf_counter() + HEAD_START
         for child in children:
             child.say('go', begin)
@@ -232,13 +248,17 @@ class Pool:
         said: dict[int, Any] = {}
         moved, finished = time.perf_counter(), -1
         while len(said) < len(children):
+            # Ranks that have answered may rightly be quiet; only the others are watched.
             silent = [rank for rank in range(len(children)) if rank not in said]
             ready = wait([end for rank in silent for end in children[rank].ends], timeout=0.1)
             for rank in silent:
+                # The pipe before the sentinel: a rank that failed has often said why before it ended.
                 if children[rank].pipe in ready:
                     said[rank] = self._hear(children[rank], word, program)
+                # It died without a word (killed, or aborted in C++).
                 elif children[rank].process.sentinel in ready:
                     self._fail(program, [])
+            # Progress anywhere counts as a sign of life: a rank may rightly wait long for a slow peer.
             now = self._status.finished()
             if now != finished or any(rank in said for rank in silent):
                 moved, finished = time.perf_counter(), now
@@ -261,9 +281,10 @@ class Pool:
         """Hear what the others have to say, then raise ``RunFailed``."""
         until = time.perf_counter() + GRACE
         failures = list(failures)
+        # The first report is often a mere consequence (a lost peer); the cause may come a moment later.
         while (left := until - time.perf_counter()) > 0:
             for child in self._speaking(left):
-                failures += child.last_words()
+                failures += child.last_failures()
         dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
         if program is not None:
             raise RunFailed(explain(program, self._status, dead, failures, self._timeout))
@@ -273,6 +294,7 @@ class Pool:
     def _speaking(self, seconds: float) -> list[_Child]:
         """The ranks that have something to say within some seconds; a pipe that has ended says so once."""
         able = [child for child in self._children if not child.mute]
+        # ``wait`` returns at once for an empty list, and the caller would spin.
         if not able:
             time.sleep(min(seconds, 0.05))
             return []
@@ -309,6 +331,7 @@ class _Child:
 
     def say(self, word: str, what: object = None) -> None:
         try:
+            # Pickled here, so that an object that cannot be pickled raises in the caller, not in a feeder thread.
             self.pipe.send_bytes(pickle.dumps((word, what)))
         except OSError:
             self.mute = True
@@ -317,7 +340,7 @@ class _Child:
         word, what = pickle.loads(self.pipe.recv_bytes())
         return word, what
 
-    def last_words(self) -> list[Failure]:
+    def last_failures(self) -> list[Failure]:
         """Failures that the rank still reports."""
         try:
             word, what = self.hear()
@@ -328,6 +351,7 @@ class _Child:
 
     def end(self, until: float) -> None:
         """Wait for the process until then, and kill it if it is still there."""
+        # Closing the lifeline makes the kernel signal a child that hangs in C++ code.
         self._held.close()
         self.process.join(max(0.0, until - time.perf_counter()))
         if self.process.is_alive():

@@ -30,18 +30,21 @@ class Clock:
 
     def sleep_until(self, moment: float) -> None:
         """Return at ``moment``, or at once if it has passed."""
+        # ``sleep`` may return early on some systems.
         while (left := moment - self.now()) > 0:
             time.sleep(left)
 
 
 def host_identity() -> str:
     """Equal on two ranks if and only if they share a monotonic clock."""
+    # Containers of one host have different names but one kernel, and so one monotonic clock.
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
 
 
 def sharpen_sleep() -> None:
     """Ask the kernel to wake this thread, and threads it starts, within a microsecond instead of 50 (Linux only)."""
     if platform.system() == 'Linux':
+        # Python has no call for it. The default slack of 50 us is as long as the ops that are emulated.
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
@@ -51,5 +54,6 @@ def offset_by_ping(ping: Callable[[], tuple[float, float, float]], rounds: int =
     Arguments: ``ping`` gives (sent by this clock, stamped by the other, received by this clock). The quickest of
     ``rounds`` is taken and its stamp put half way (Cristian 1989), so half its round trip bounds the error.
     """
+    # The quickest ping met no queue, so its two ways are the most alike.
     sent, stamped, received = min((ping() for _ in range(rounds)), key=lambda times: times[2] - times[0])
     return stamped - (sent + received) / 2, (received - sent) / 2

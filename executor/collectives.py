@@ -99,17 +99,22 @@ class Channel:
         A paced message starts at once, but counts as received when a stamp comes behind it, which leaves when the link
         and the latency have let the message through. Returns since when an answer can go, None: now.
         """
+        # Both ends know the sizes, so both leave empty messages out.
         sends = [(out, peer) for out, peer in sends if out.numel()]
         receives = [(into, peer) for into, peer in receives if into.numel()]
         stamps = [torch.zeros(1, dtype=torch.float64) for _ in receives] if pace is not None else []
+        # Receives before sends: a message that finds no receive is buffered, which costs a copy and distorts the pace.
         works = [self._receive(into, peer) for into, peer in receives]
         stamped = [self._receive(stamp, peer) for stamp, (_, peer) in zip(stamps, receives, strict=False)]
         works += [self._send(out, peer) for out, peer in sends]
+        # The data are sent at once and unpaced. The stamp behind them is what is held back until the link would be
+        # through.
         if pace is not None and sends:
             size = sum(out.nbytes for out, _ in sends)
             due = self._clock.now() if due is None else due
             through = torch.tensor([pace.link.carry(size, due, pace.demand, pace.beside_compute)], dtype=torch.float64)
             stamped += [self._send(through, peer) for _, peer in sends]
+        # Data are on their way, so waiting for the agreement on the start costs nothing here.
         self.settle()
         looked = self._clock.now()
         for work in works:
@@ -117,6 +122,8 @@ class Channel:
         arrived = self._clock.now()
         for work in stamped:
             work.wait()
+        # Data that came long after their stamp were due: then the machine, not the modelled link, was the limit, and
+        # the real time counts.
         if pace is None or not pace.virtual or not stamps or arrived - looked > LATE:
             return None
         return max(map(float, stamps))
@@ -126,6 +133,7 @@ class Channel:
 
         That is while the next exchange is on its way, so that it does not wait, or in ``settle``.
         """
+        # Moments travel as fp64: microseconds of a day's uptime do not fit into fp32.
         mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(len(peers), dtype=torch.float64)
         works = [self._receive(theirs[at : at + 1], peer) for at, peer in enumerate(peers)]
         works += [self._send(mine, peer) for peer in peers]
@@ -142,6 +150,7 @@ class Channel:
     def latest(self, moment: float) -> float:
         """The latest of the moments that the ranks of the group call in, each when it has arrived (dissemination)."""
         mine, theirs, distance = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64), 1
+        # Each round doubles how many ranks one has heard of, so log2(w) rounds do for any w.
         while distance < self.size:
             ahead, behind = (self.position + distance) % self.size, (self.position - distance) % self.size
             self.exchange([(mine, ahead)], [(theirs, behind)])
@@ -163,11 +172,14 @@ def all_reduce(
     size, position = channel.size, channel.position
     if size == 1:
         return
+    # Below this size a message's fixed time outweighs its bytes, so one round with more bytes is quicker.
     if flat.nbytes <= SMALL:
         _exchange_reduce(channel, flat, REDUCE[reduce], pace, due)
         return
+    # Unlike ``chunk``, this always gives ``size`` parts, some of them one element shorter.
     chunks = list(flat.tensor_split(size))
     due = _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
+    # The reduction leaves chunk position + 1 complete here, so the gather begins with that one.
     _ring_gather(channel, chunks, position + 1, pace, due)
 
 
@@ -178,6 +190,7 @@ def reduce_scatter(
 
     Arguments: ``chunks``, flat, one for each position, changed on the way.
     """
+    # One earlier than in an all-reduce, so that the complete chunk is the one at this rank's own position.
     _ring_reduce(channel, chunks, channel.position - 1, REDUCE[reduce], pace, due)
     return chunks[channel.position]
 
@@ -212,6 +225,7 @@ def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pa
     everything[channel.position].copy_(flat)
     peers = [peer for peer in range(channel.size) if peer != channel.position]
     channel.exchange([(flat, peer) for peer in peers], [(everything[peer], peer) for peer in peers], pace, due)
+    # Everybody starts with position 0's numbers and adds in order: floating-point sums depend on the order.
     flat.copy_(everything[0])
     for other in everything[1:]:
         reduce(flat, other)
@@ -224,6 +238,7 @@ def _ring_reduce(
     sends; chunk ``first`` + 1 is then whole here. Returns since when it can be sent on."""
     size = channel.size
     ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
+    # One buffer for all rounds; chunks may differ by an element.
     scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
     for step in range(size - 1):
         out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]

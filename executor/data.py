@@ -46,6 +46,7 @@ def batch(shape: tuple[int, ...], dtype: torch.dtype, seed: int, index: int) -> 
     Arguments: ``shape`` [batch, pixels...] or [batch]. Raises ``ScheduleError`` where the images are not of this shape.
     """
     digits = load(os.environ.get('DATA_PATH', ''))
+    # Images and labels of one batch number are drawn by separate calls, so the shuffle must follow from its arguments.
     rows = _shuffle(len(digits.labels), shape[0], seed, index)
     if not dtype.is_floating_point:
         return torch.from_numpy(digits.labels[rows].astype(np.int64)).to(dtype)
@@ -62,6 +63,7 @@ def load(folder: str) -> Digits:
     Raises: ScheduleError where the files are there and are not MNIST's.
     """
     images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    # Tests and first trials should run without a download; a warning says that digits are generated.
     if images is None and labels is None:
         where = f'DATA_PATH {folder} has no {IMAGES}[.gz]' if folder else 'DATA_PATH is not set'
         logging.getLogger('executor').warning('%s: training on generated images of %d classes', where, CLASSES)
@@ -86,11 +88,13 @@ def read_idx(path: Path, dims: int) -> Bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(str(path), f'cannot be read: {error}', 'fetch it again') from error
     head = 4 + 4 * dims
+    # 8 is IDX's code of unsigned bytes.
     if len(content) < head or content[:4] != bytes((0, 0, 8, dims)):
         raise _wrong(
             str(path), f'is no IDX file of bytes in {dims} dims (starts with {content[:4].hex() or "nothing"})'
         )
     sizes = struct.unpack(f'>{dims}I', content[4:head])
+    # A download that broke off has a right header and too few bytes.
     if len(content) != head + prod(sizes):
         raise _wrong(str(path), f'holds {len(content) - head} bytes, its header says {prod(sizes)}', 'fetch it again')
     return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(sizes)
@@ -98,7 +102,9 @@ def read_idx(path: Path, dims: int) -> Bytes:
 
 def generate(count: int = GENERATED) -> Digits:
     """Images like MNIST's in size and brightness: a pattern for each class, its strength and every pixel disturbed."""
+    # A fixed seed: the data set is the same whatever the seed of a run, as MNIST is.
     draw = np.random.default_rng(0)
+    # Blocks of 4 × 4 pixels, a fifth of them set: about MNIST's share of ink, and patterns that a network tells apart.
     coarse = draw.random((CLASSES, SIDE // 4, SIDE // 4)) < 0.2
     patterns = np.kron(coarse, np.ones((4, 4)))
     labels = draw.integers(CLASSES, size=count).astype(np.uint8)
@@ -115,6 +121,7 @@ def _find(folder: str, name: str) -> Path | None:
 def _shuffle(count: int, size: int, seed: int, index: int) -> NDArray[np.int64]:
     if count < size:
         raise _wrong('workload.batch', f'a batch of {size} is asked of {count} images', f'write at most {count}')
+    # A rest that fills no batch is left out of its epoch, so that all batches have one shape.
     epoch, within = divmod(index, count // size)
     return _permutation(count, seed, epoch)[within * size : (within + 1) * size]
 

@@ -47,9 +47,11 @@ class VirtualDevice:
         with self._changed:
             self._running.append(start)
             while True:
+                # From the start each time, not from the last look: errors of wake-ups would add up.
                 end = stretched_end(start, seconds, beside_communication, self._busy)
                 if (left := end - self._clock.now()) <= 0:
                     break
+                # Woken early by an interval that opens or closes, for then the end moves.
                 self._changed.wait(left)
             self._running.remove(start)
         if self._link is not None:
@@ -60,6 +62,7 @@ class VirtualDevice:
         """A collective runs on the rank from ``start`` on."""
         interval = Busy(start)
         with self._changed:
+            # Intervals that ended before the oldest running op started can move no end any more.
             oldest = min(self._running, default=start)
             self._busy = [busy for busy in self._busy if busy.end > oldest]
             self._busy.append(interval)
@@ -76,11 +79,13 @@ class VirtualDevice:
 def stretched_end(start: float, seconds: float, speed: float, busy: list[Busy]) -> float:
     """When an op ends that does ``seconds`` of work at speed 1, but at ``speed`` inside of the union of intervals."""
     at, left = start, seconds
+    # Intervals of different streams may overlap; ``at`` never moves back, so each moment counts once.
     for interval in sorted(busy, key=lambda interval: interval.start):
         if interval.end <= at:
             continue
         if interval.start - at >= left:
             break
+        # Work at full speed until the interval begins, then at reduced speed inside of it.
         free = max(0.0, interval.start - at)
         at, left = at + free, left - free
         inside = interval.end - at

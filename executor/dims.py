@@ -1,4 +1,4 @@
-"""Along which dims a collective cuts and joins its tensors."""
+"""Along which dims a collective splits and joins its tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def dims_of(op: OpClass) -> tuple[int, ...]:
     Raises ``ValueError`` where a text holds something else, or too few or too many.
     """
     dim = op.attributes.get('dim', 0)
+    # Packed tensors are read one by one but split as one buffer, so dims belong to what the op makes.
     packs = op.operator in ('reduce_scatter', 'piece')
     count = len(op.writes + op.accumulates) if packs else len(op.reads)
     if not isinstance(dim, str):
@@ -26,9 +27,9 @@ def dims_of(op: OpClass) -> tuple[int, ...]:
 def exchange_of(op: OpClass) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Of an all-to-all ``joins``, ``cuts`` and ``sizes``, each a text with a number for each axis of its group.
 
-    A position is counted by ``sizes``, the first most; slices for the positions are cut along ``cuts``, those that come
-    are joined along ``joins``. Raises ``ValueError`` where a text is missing, holds something else or is of another
-    length.
+    ``sizes`` count a position, and the first counts most. Slices for the positions are split along ``cuts``;
+    received slices are joined along ``joins``.
+    Raises ``ValueError`` where a text is missing, holds something else or has another length.
     """
     texts = (str(op.attributes.get(key, '')) for key in ('joins', 'cuts', 'sizes'))
     joins, cuts, sizes = (tuple(int(part) for part in text.split()) for text in texts)

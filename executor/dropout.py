@@ -1,4 +1,4 @@
-"""Dropout masks: a hash of a sample's key, of where in the model it is, and of the element's place in the whole tensor.
+"""Dropout masks: a hash of a sample's key, of where in the model it is, and of the element's place in the full tensor.
 
 Nothing is drawn in sequence, so every plan, machine and step order gets the same bits of the same mask.
 """
@@ -17,22 +17,25 @@ _BITS: Final = 53
 
 
 def kept(
-    keys_B: torch.Tensor, site: str, whole: Sequence[int], probability: float, cut: tuple[int, int, int] = (0, 0, 0)
+    keys_B: torch.Tensor, site: str, full: Sequence[int], probability: float, shard: tuple[int, int, int] = (0, 0, 0)
 ) -> torch.Tensor:
-    """Which elements stay, as booleans [B, rest of ``whole`` ...], or a piece of it.
+    """Which elements stay, as booleans [B, rest of ``full`` ...], or of one shard of it.
 
-    Arguments: ``whole``, shape without the batch; ``cut``: (dim, first, length), the piece along a dim of ``whole``;
+    Arguments: ``full``, shape without the batch; ``shard``: (dim, first, length), a part along one dim of ``full``;
     length 0: all.
     """
-    dim, first, length = cut
-    rows = [torch.arange(size, device=keys_B.device) for size in whole]
+    dim, first, length = shard
+    rows = [torch.arange(size, device=keys_B.device) for size in full]
     if length:
         rows[dim] = rows[dim][first : first + length]
+    # The element's number in the full tensor: a shard computes the same numbers for its part.
     index = torch.zeros((), dtype=torch.int64, device=keys_B.device)
     for axis, row in enumerate(rows):
         shape = [-1 if other == axis else 1 for other in range(len(rows))]
-        index = index + row.reshape(shape) * prod(whole[axis + 1 :])
+        index = index + row.reshape(shape) * prod(full[axis + 1 :])
+    # The site keeps two dropouts of one sample apart.
     start = _mixed(keys_B ^ stable_seed(0, site)).reshape(-1, *(1,) * len(rows))
+    # 53 bits, as many as a double's mantissa has; the shift also drops the sign.
     uniform = (_mixed(start + index) >> 10) & ((1 << _BITS) - 1)
     return uniform >= int(probability * (1 << _BITS))
 
@@ -47,6 +50,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 def _right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifted without the sign."""
+    # torch shifts int64 with its sign; SplitMix64 is defined on unsigned words.
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -48,14 +48,17 @@ class _Run:
         waiting = deque(streams)
         while waiting:
             rank, stream = waiting.popleft()
+            # A meeting finishes on all its ranks at once.
             for other_rank, other_stream in self._together(rank, stream):
                 self.done[other_rank][self._slot(other_rank, other_stream)] += 1
                 self.at[other_rank][other_stream] += 1
+                # Whatever finished may be what another stream of that rank needs; only these are looked at again.
                 waiting.extend((other_rank, every) for every in range(len(self.queues[other_rank])))
 
     def _slot(self, rank: int, stream: int) -> int:
         """The head of a stream, or -1 when it is through."""
         queue, at = self.queues[rank][stream], self.at[rank][stream]
+        # Two steps: one shows deadlocks within a step, the second those over its boundary.
         return queue[at % len(queue)] if at < STEPS * len(queue) else -1
 
     def _missing(self, rank: int, stream: int) -> list[int]:
@@ -63,6 +66,7 @@ class _Run:
         step, slot = self.at[rank][stream] // len(self.queues[rank][stream]), self._slot(rank, stream)
         role, done = int(self.program.role_of_rank[rank]), self.done[rank]
         now = [need for need in self.needs[role][slot] if done[need] <= step]
+        # A carried need refers to the step before, so the first step has none.
         return now + [need for need in self.carried[role][slot] if done[need] < step]
 
     def _together(self, rank: int, stream: int) -> list[Head]:
@@ -87,6 +91,7 @@ class _Run:
         if op.kind == 'collective':
             others = [member for member in members if member != rank]
         else:
+            # A transfer involves its peer alone, although its communicator has more members.
             others = [members[(members.index(rank) + op.peer) % len(members)]]
         name = self.roles[rank].streams[stream]
         return [(other, self.named[other].get(name, -1)) for other in others]
@@ -96,6 +101,7 @@ class _Run:
         ops = [self._op(*head) for head in heads]
         if len(heads) == 1 or ops[0].kind == 'collective':
             return all((op.kind, op.partition) == (ops[0].kind, ops[0].partition) for op in ops)
+        # Both must name each other: two sends to a third rank do not meet.
         facing = heads[0] in self._peers(*heads[1])
         return facing and {op.kind for op in ops} == {'send', 'recv'}
 

@@ -36,6 +36,8 @@ class EmulatedMachine:
         self._place = {
             name: (len(partition.groups_GP), *partition.place(rank)) for name, partition in program.partitions.items()
         }
+        # The host issues ops one after the other, without waiting for the device; so issue times are sums known in
+        # advance.
         hosts: list[float] = costs.host[role.op_class].tolist()
         self._issued = list(accumulate(hosts))
         self._period = sum(hosts)
@@ -49,6 +51,7 @@ class EmulatedMachine:
         """The op is ready and the host has issued it."""
         arrived = max(ready, self._begin + self._issued[work.slot] + work.step * self._period)
         if work.channel is not None:
+            # Only communication must wait in real time: its messages are real. Compute sleeps in the device.
             self._clock.sleep_until(arrived)
         return arrived
 
@@ -62,11 +65,14 @@ class EmulatedMachine:
 
         When that is must be known before a send, and where the link is ours; meanwhile where the start slows compute.
         """
+        # A group of one rank has nothing to send.
         if work.channel is None or work.channel.size == 1:
             return arrived
         channel, busy = work.channel, list[Busy]()
 
         def begin(start: float) -> None:
+            # Whether a kernel that waits for its peers already slows compute is a property of the machine, as given by
+            # the costs.
             busy.append(self._device.open(arrived if self._costs.waiting_slows else start))
 
         start = arrived
@@ -77,6 +83,7 @@ class EmulatedMachine:
         elif self._slows:
             channel.meet(arrived, _others(channel), begin)
         _transfer(work.op, channel, self._pace(work), start)
+        # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
         end = self._clock.now()
         if self._link is None and work.op.kind != 'collective':
@@ -92,6 +99,7 @@ class EmulatedMachine:
             return None
         entries = self._costs.communication.get(work.index, ())
         links = entries[entry_of(len(entries), *self._place[work.op.partition])].links if entries else ()
+        # A rank has one link here; of several modelled links the busiest is the limit.
         demand = max((demand for _, demand in links), default=1.0)
         return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
 
@@ -126,4 +134,5 @@ def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> N
 
 
 def _bytes(size: int) -> torch.Tensor:
+    # Nobody reads the content, so it need not be set.
     return torch.empty(size, dtype=torch.uint8)

@@ -37,11 +37,12 @@ def run_external(launch: Launch, program: Program, request: Request, net: Net, t
 
     Raises ``RunFailed`` naming rank, op and peer, or what keeps the ranks from meeting.
     """
-    if net.kind == 'lab':
-        raise RunFailed(f'--net lab needs ranks of its own, but {launch.by} has started them; leave it out')
+    if net.kind == 'netns':
+        raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
     if launch.world != program.world:
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
     if launch.local:
+        # gloo otherwise picks the interface of the host's name, which may not be reachable from here.
         os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if os.uname().sysname == 'Darwin' else 'lo')
     sharpen_sleep()
     try:
@@ -66,9 +67,11 @@ class _External:
         world = self._program.world
         rank = Rank(self._rank, world, self._store, net, self._status, self._timeout, self._clock)
         rank.load(self._program)
+        # Nobody else starts or watches this rank, so it agrees and watches by itself.
         outcome = rank.run(self._program, request, self._agree, self._watch)
         self._store.set(f'simpar/outcome/{self._rank}', _packed(outcome))
         if self._rank:
+            # Ranks leave together, once rank 0 has read all outcomes.
             self._store.wait(['simpar/end'])
             return None
         outcomes = [_unpacked(self._store.get(f'simpar/outcome/{other}')) for other in range(world)]
@@ -81,6 +84,7 @@ class _External:
         self._store.set(f'simpar/ready/{self._rank}', b'1')
         if self._rank == 0:
             self._store.wait([f'simpar/ready/{rank}' for rank in range(self._program.world)])
+            # A moment ahead, so that every rank has read it before it comes.
             self._store.set('simpar/begin', repr(self._clock.now() + 0.05))
         return float(self._store.get('simpar/begin'))
 
@@ -92,6 +96,7 @@ class _External:
             now = self._status.finished()
             if now != finished:
                 finished, moved = now, time.perf_counter()
+            # Also without progress: a rank that reports is alive, and only waits.
             self._report([])
             if time.perf_counter() - moved > self._timeout:
                 break
@@ -111,11 +116,13 @@ class _External:
         """What this rank and the others know."""
         try:
             self._report(failures)
+            # Long enough that a dead rank's last report counts as old, so that the dead are told from the waiting.
             until = time.perf_counter() + SILENT + BEAT
             while time.perf_counter() < until:
                 self._report(failures)
                 time.sleep(BEAT)
             return self._ask_the_others()
+        # The store is gone, and with it rank 0: what this rank knows is all there is.
         except (RuntimeError, OSError):
             reason = explain(self._program, self._status, {}, failures, self._timeout).splitlines()[0]
             return f"{reason}; rank 0, which serves the ranks' store, cannot be reached"
@@ -135,6 +142,7 @@ class _External:
                 found = json.loads(self._store.get(f'simpar/failures/{rank}'))
                 failures += [Failure(**failure) for failure in found]
         explained = explain(self._program, self._status, dead, failures, self._timeout)
+        # One rank prints the table, or the log has as many copies as ranks.
         alive = min(rank for rank in range(self._program.world) if rank not in dead)
         return explained if self._rank == alive else explained.splitlines()[0]
 
@@ -142,12 +150,14 @@ class _External:
 def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
     """Rank 0's clock, and a note where some rank had to estimate it by pings, being on another host."""
     store.set(f'simpar/host/{rank}', host_identity().encode())
+    # Only ranks away from rank 0 need pings: one host has one monotonic clock.
     hosts = [store.get(f'simpar/host/{other}') for other in range(world)]
     away = [other for other in range(world) if hosts[other] != hosts[0]]
     notes = (f'clocks of {len(away)} ranks on other hosts were aligned by pings',) if away else ()
     if rank == 0:
         for other in away:
             for turn in range(PINGS):
+                # One ping at a time: two at once would queue, and bias the estimate.
                 store.wait([f'simpar/ping/{other}/{turn}'])
                 store.set(f'simpar/pong/{other}/{turn}', repr(time.perf_counter()))
     if rank not in away:
@@ -168,6 +178,7 @@ def _store(launch: Launch) -> Store:
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
     serve = launch.rank == 0 and not launch.served
     try:
+        # Without waiting for workers: ranks arrive in any order, and the timeout belongs to what they wait for.
         return dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
     except (RuntimeError, OSError) as error:
         text = str(error).splitlines()[0]
@@ -191,6 +202,7 @@ def _packed(outcome: Outcome) -> bytes:
 
 
 def _unpacked(content: bytes) -> Outcome:
+    # Only tensors and plain values: the store is open to the network, and pickles could run code.
     found = torch.load(io.BytesIO(content), weights_only=True)
     return Outcome(
         arrive_KS=found['arrive'].numpy(),

@@ -40,10 +40,12 @@ def hazards(program: Program, role: Role) -> Iterator[str]:
     known = _clocks(role)
     buffers: dict[Instance, _Buffer] = {}
     seen: set[str] = set()
+    # Two steps, since an access may clash with one of the step before.
     for position in range(STEPS * len(role)):
         if position == len(role):
             _new_inputs(program, buffers)
         for problem in _touch(program, role, position, known, buffers):
+            # A hazard within a step shows in both steps.
             if problem not in seen:
                 seen.add(problem)
                 yield f'role {role.name}: {problem}'
@@ -59,8 +61,10 @@ def _clocks(role: Role) -> NDArray[np.int64]:
         stream = int(role.stream[slot])
         before = [base + need for need in needs[slot]]
         before += [base - count + need for need in carried[slot] if base]
+        # A stream is in order, so its earlier ops count as needs.
         before += [last[stream]] if last[stream] >= 0 else []
         for other in before:
+            # What a need knew to have finished, whoever waits for it knows too.
             np.maximum(known[position], known[other], out=known[position])
             own = int(role.stream[other % count])
             known[position, own] = max(known[position, own], other)
@@ -78,6 +82,7 @@ def _touch(
     action = program.action(role, slot)
 
     def late(other: int) -> bool:
+        # -1: written before the program. The op itself may read and write one buffer.
         return other not in (-1, position) and int(clock[int(role.stream[other % count])]) < other
 
     def buffer(name: str) -> _Buffer:
@@ -93,8 +98,10 @@ def _touch(
             yield f'{action} reads {name}, gathered before {_named(program, role, past.old)} changed what it is made of'
         if late(past.writer):
             yield f'{action} reads {name} without waiting for {_named(program, role, past.writer)}, which writes it'
+        # Reads never clash with one another; they are kept for the next write.
         past.readers.append(position)
     changed = (*op.writes, *op.accumulates, *op.frees)
+    # Recorded only after all checks, or an op's own write would hide a missing need.
     for name in changed:
         past = buffer(name)
         for reader in filter(late, past.readers):
@@ -102,6 +109,7 @@ def _touch(
         if late(past.writer):
             yield f'{action} changes {name} without waiting for {_named(program, role, past.writer)}, which writes it'
     for name in op.frees:
+        # An op may free what it writes itself.
         if name not in op.writes + op.accumulates and not buffer(name).exists:
             yield f'{action} frees {name}, which nothing has written'
     for name in changed:

@@ -38,7 +38,7 @@ class _Slot(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _Walker:
     """One stream of one rank: walks its slots, step after step."""
 
     rank: int
@@ -82,15 +82,18 @@ class InProcess:
         self._memory = [Memory(program, rank, seed, dtype) for rank in ranks]
         self._contexts = [context(program, rank) for rank in ranks]
         self._finished = [[0] * len(program.role(rank)) for rank in ranks]
-        self._lanes = [
-            _Lane(rank, stream, of) for rank in ranks for stream, of in slots[program.role(rank).name].items() if of
+        self._walkers = [
+            _Walker(rank, stream, of) for rank in ranks for stream, of in slots[program.role(rank).name].items() if of
         ]
         self._bound: dict[str, Bound] = {
-            op.name: bind(program, op, kernel(op), dtype) for op in program.op_classes if op.kind == 'compute'
+            # Bound once for each op class: looking up shapes at every slot would take longer than small kernels.
+            op.name: bind(program, op, kernel(op), dtype)
+            for op in program.op_classes
+            if op.kind == 'compute'
         }
         self._packing = {op.name: Packing.of(program, op) for op in program.op_classes if op.kind == 'collective'}
         self._seats: dict[tuple[str, str, int], tuple[Place, int, int]] = {}
-        self._waiting: dict[Place, dict[int, _Lane]] = {}
+        self._waiting: dict[Place, dict[int, _Walker]] = {}
         self._trace = trace
         self._random = None if shuffle is None else random.Random(shuffle)
         self._steps = 0
@@ -104,6 +107,7 @@ class InProcess:
         different collectives; NumericsWrong where replicas of a tensor differ.
         """
         first, self._steps = self._steps, self._steps + steps
+        # Backward ops are part of the program, so autograd would only hold memory.
         with torch.no_grad(), single_thread():
             if self._trace is None:
                 self._take_turns()
@@ -122,109 +126,117 @@ class InProcess:
     # order
 
     def _take_turns(self) -> None:
-        going = self._lanes[:]
-        while going := [lane for lane in going if lane.step < self._steps]:
+        going = self._walkers[:]
+        while going := [walker for walker in going if walker.step < self._steps]:
+            # One op at a time, so that the shuffle decides every choice.
             if self._random is not None:
                 self._random.shuffle(going)
+            # A whole round in which no stream moved: nothing will ever change.
             if sum(map(self._advance, going)) == 0:
                 raise Deadlock(f'no stream can go on:\n{self._draw(going)}')
 
     def _follow(self, trace: Trace, steps: int) -> None:
-        lanes = {(lane.rank, lane.stream): lane for lane in self._lanes}
+        walkers = {(walker.rank, walker.stream): walker for walker in self._walkers}
         starts = [
             (span.start, span.end, span.slot, rank, span.stream)
             for rank in range(self._program.world)
             for span in trace.spans(rank)
         ]
+        # By start, then end: an op of no duration comes before the one that follows it at the same moment.
         for *_, slot, rank, stream in sorted(starts) * steps:
-            lane = lanes[rank, stream]
-            if lane.head.position != slot or not self._ready(lane):
-                raise ProgramError(f'the trace starts an op before it may:\n{self._draw([lane])}')
-            self._start(lane)
+            walker = walkers[rank, stream]
+            # A trace that breaks its program's needs is wrong, even if the numbers came out right.
+            if walker.head.position != slot or not self._ready(walker):
+                raise ProgramError(f'the trace starts an op before it may:\n{self._draw([walker])}')
+            self._start(walker)
 
-    def _advance(self, lane: _Lane) -> int:
+    def _advance(self, walker: _Walker) -> int:
         """Go on with one stream; how many ops there were to start."""
         moved = 0
-        while lane.step < self._steps and self._ready(lane):
+        while walker.step < self._steps and self._ready(walker):
             moved += 1
-            self._start(lane)
+            self._start(walker)
             if self._random is not None:
                 break
         return moved
 
-    def _ready(self, lane: _Lane) -> bool:
-        return not lane.parked and not self._missing(lane)
+    def _ready(self, walker: _Walker) -> bool:
+        return not walker.parked and not self._missing(walker)
 
-    def _missing(self, lane: _Lane) -> list[int]:
+    def _missing(self, walker: _Walker) -> list[int]:
         """The slots that the head of a stream still needs."""
-        finished, head, step = self._finished[lane.rank], lane.head, lane.step
+        finished, head, step = self._finished[walker.rank], walker.head, walker.step
         missing = [need for need in head.needs if finished[need] <= step]
         return missing + [need for need in head.carried if finished[need] < step]
 
     # ops
 
-    def _start(self, lane: _Lane) -> None:
+    def _start(self, walker: _Walker) -> None:
         """Run the op at the head of a stream, or wait in it for the other participants."""
-        op = lane.head.op
+        op = walker.head.op
         if op.kind == 'compute':
-            self._finish(lane, self._bound[op.name](self._context(lane), self._read(lane)))
+            self._finish(walker, self._bound[op.name](self._context(walker), self._read(walker)))
             return
-        place, own, seats = self._seat(lane)
+        place, own, seats = self._seat(walker)
         present = self._waiting.setdefault(place, {})
-        present[own] = lane
-        lane.parked = True
+        present[own] = walker
+        # The stream stays in its op until all are there, as a blocking call does.
+        walker.parked = True
         if len(present) == seats:
             del self._waiting[place]
-            lanes = [present[seat] for seat in range(seats)]
-            read = [self._packed(lane) for lane in lanes]
-            results = communicate([lane.head.op for lane in lanes], read)
-            for participant, result in zip(lanes, results, strict=True):
+            walkers = [present[seat] for seat in range(seats)]
+            read = [self._packed(walker) for walker in walkers]
+            results = communicate([walker.head.op for walker in walkers], read)
+            for participant, result in zip(walkers, results, strict=True):
                 packing = self._packing.get(participant.head.op.name)
                 self._finish(participant, packing.unpacked(result) if packing else result)
 
-    def _seat(self, lane: _Lane) -> tuple[Place, int, int]:
-        op = lane.head.op
-        key = (op.name, lane.stream, lane.rank)
+    def _seat(self, walker: _Walker) -> tuple[Place, int, int]:
+        op = walker.head.op
+        key = (op.name, walker.stream, walker.rank)
         if key not in self._seats:
-            self._seats[key] = seat(op, lane.stream, self._program.partitions[op.partition], lane.rank)
+            self._seats[key] = seat(op, walker.stream, self._program.partitions[op.partition], walker.rank)
         return self._seats[key]
 
-    def _read(self, lane: _Lane) -> list[torch.Tensor]:
-        return self._memory[lane.rank].read(lane.head.op, *lane.head.part, lane.step)
+    def _read(self, walker: _Walker) -> list[torch.Tensor]:
+        return self._memory[walker.rank].read(walker.head.op, *walker.head.part, walker.step)
 
-    def _packed(self, lane: _Lane) -> list[torch.Tensor]:
-        packing = self._packing.get(lane.head.op.name)
-        return packing.packed(self._read(lane)) if packing else self._read(lane)
+    def _packed(self, walker: _Walker) -> list[torch.Tensor]:
+        packing = self._packing.get(walker.head.op.name)
+        return packing.packed(self._read(walker)) if packing else self._read(walker)
 
-    def _finish(self, lane: _Lane, results: list[torch.Tensor]) -> None:
-        memory, head = self._memory[lane.rank], lane.head
+    def _finish(self, walker: _Walker, results: list[torch.Tensor]) -> None:
+        memory, head = self._memory[walker.rank], walker.head
+        # Kept before freeing, since the op that writes a loss may also free it.
         if head.op.phase == 'F' and head.op.operator in LOSSES:
-            pieces = self._losses.setdefault(lane.step, {})
-            pieces.setdefault((head.op.writes[0], *head.part), {})[lane.rank] = results[0]
-        if head.op.phase == 'U' and lane.step == self._steps - 1:
-            self._remember_gradients(lane.rank, head.op)
+            shards = self._losses.setdefault(walker.step, {})
+            shards.setdefault((head.op.writes[0], *head.part), {})[walker.rank] = results[0]
+        # The update reads its gradients, and may free them right after.
+        if head.op.phase == 'U' and walker.step == self._steps - 1:
+            self._remember_gradients(walker.rank, head.op)
         memory.keep(head.op, *head.part, results)
         memory.free(head.op, *head.part)
-        self._finished[lane.rank][head.position] += 1
-        lane.go_on()
+        self._finished[walker.rank][head.position] += 1
+        walker.go_on()
 
     def _remember_gradients(self, rank: int, op: OpClass) -> None:
         for name in op.reads:
             if self._program.tensor[name].kind == 'gradient':
                 self._gradients[rank][name] = self._memory[rank][name, -1, -1].clone()
 
-    def _context(self, lane: _Lane) -> Context:
-        if self._contexts[lane.rank].step != lane.step:
-            self._contexts[lane.rank] = replace(self._contexts[lane.rank], step=lane.step)
-        return self._contexts[lane.rank].at(*lane.head.part)
+    def _context(self, walker: _Walker) -> Context:
+        if self._contexts[walker.rank].step != walker.step:
+            # Streams of a rank are rarely in different steps, so one context a rank is enough.
+            self._contexts[walker.rank] = replace(self._contexts[walker.rank], step=walker.step)
+        return self._contexts[walker.rank].at(*walker.head.part)
 
     # answers
 
     def _loss(self, step: int) -> float:
-        """The sum over micro-batches, copies and the pieces that ranks hold."""
+        """The sum over micro-batches, copies and the shards that ranks hold."""
         return sum(
-            float(self._whole(name, dict(sorted(pieces.items()))).sum())
-            for (name, _, _), pieces in self._losses.pop(step, {}).items()
+            float(self._full(name, dict(sorted(shards.items()))).sum())
+            for (name, _, _), shards in self._losses.pop(step, {}).items()
         )
 
     def _held(self, name: str) -> dict[int, torch.Tensor]:
@@ -236,22 +248,23 @@ class InProcess:
         named = as_named(self._program, shares)
         return {name: assemble(self._program, tensor, held) for name, (tensor, held) in named.items()}
 
-    def _whole(self, name: str, pieces: dict[int, torch.Tensor]) -> torch.Tensor:
-        return assemble(self._program, self._program.tensor[name], pieces)
+    def _full(self, name: str, shards: dict[int, torch.Tensor]) -> torch.Tensor:
+        return assemble(self._program, self._program.tensor[name], shards)
 
-    def _draw(self, lanes: Iterable[_Lane]) -> str:
+    def _draw(self, walkers: Iterable[_Walker]) -> str:
         return '\n'.join(
-            f'  rank {lane.rank} {lane.stream}: {lane.head.action}, step {lane.step}, waits for {self._waits_for(lane)}'
-            for lane in sorted(lanes, key=lambda lane: (lane.rank, lane.stream))
+            f'  rank {walker.rank} {walker.stream}: {walker.head.action}, step {walker.step}, '
+            f'waits for {self._waits_for(walker)}'
+            for walker in sorted(walkers, key=lambda walker: (walker.rank, walker.stream))
         )
 
-    def _waits_for(self, lane: _Lane) -> str:
-        if lane.parked:
-            place, _, seats = self._seat(lane)
+    def _waits_for(self, walker: _Walker) -> str:
+        if walker.parked:
+            place, _, seats = self._seat(walker)
             empty = [str(seat) for seat in range(seats) if seat not in self._waiting[place]]
-            return f'position {", ".join(empty)} of its {lane.head.op.partition} group'
-        action = {slot.position: slot.action for of in self._lanes if of.rank == lane.rank for slot in of.slots}
-        return ', '.join(action[need] for need in self._missing(lane)) or 'its turn'
+            return f'position {", ".join(empty)} of its {walker.head.op.partition} group'
+        action = {slot.position: slot.action for of in self._walkers if of.rank == walker.rank for slot in of.slots}
+        return ', '.join(action[need] for need in self._missing(walker)) or 'its turn'
 
 
 def _slots(program: Program, role: Role) -> dict[str, list[_Slot]]:

@@ -44,6 +44,7 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
 
     Raises ``RunFailed`` where variables are there but do not say enough.
     """
+    # Slurm last: the others are often started inside of a Slurm job, whose variables are there too.
     for launcher in (_torchrun, _msrun, _mpirun, _slurm):
         if (launch := launcher(variables)) is not None:
             return launch
@@ -53,6 +54,7 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
 def _torchrun(variables: Mapping[str, str]) -> Launch | None:
     if 'RANK' not in variables or 'WORLD_SIZE' not in variables:
         return None
+    # torchrun's agent may serve the store already; a second one would find the port taken.
     served = variables.get('TORCHELASTIC_USE_AGENT_STORE', '').lower() == 'true'
     by = 'torchrun' if 'TORCHELASTIC_RUN_ID' in variables else 'RANK and WORLD_SIZE'
     host, port = _meeting(variables, 'localhost')
@@ -77,6 +79,7 @@ def _mpirun(variables: Mapping[str, str]) -> Launch | None:
     if 'OMPI_COMM_WORLD_RANK' not in variables:
         return None
     world = _number(variables, 'OMPI_COMM_WORLD_SIZE')
+    # Open MPI does not tell the host of rank 0, which matters only if there are several hosts.
     local = variables.get('OMPI_COMM_WORLD_LOCAL_SIZE') == str(world)
     if not local and 'MASTER_ADDR' not in variables:
         raise RunFailed('mpirun on several hosts: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=...)')
@@ -90,6 +93,7 @@ def _slurm(variables: Mapping[str, str]) -> Launch | None:
         return None
     nodes = variables.get('SLURM_STEP_NODELIST') or variables.get('SLURM_JOB_NODELIST', 'localhost')
     job = _number(variables, 'SLURM_JOB_ID') if 'SLURM_JOB_ID' in variables else 0
+    # Jobs that share a node should not meet at one port.
     host, port = _meeting(variables, first_host(nodes), PORT + job % 1000)
     world = 'SLURM_STEP_NUM_TASKS' if 'SLURM_STEP_NUM_TASKS' in variables else 'SLURM_NTASKS'
     return Launch('srun', _number(variables, 'SLURM_PROCID'), _number(variables, world), host, port)
@@ -97,6 +101,7 @@ def _slurm(variables: Mapping[str, str]) -> Launch | None:
 
 def first_host(nodes: str) -> str:
     """The first host of Slurm's list, e.g. ``node01`` of ``node[01-04,07],other``."""
+    # Slurm writes lists of hosts in brackets; only the first host is needed.
     match = re.match(r'([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?', nodes)
     return f'{match[1]}{match[2] or ""}{match[3] or ""}' if match else nodes
 

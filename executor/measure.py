@@ -73,6 +73,7 @@ def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2
     Arguments: ``cases``, pairs (program, request) of at least three steps; ``warmup``, rounds before those that count;
     ``seed`` of the orders, which the parent decides for all ranks.
     """
+    # The first two steps do not count, so fewer than three steps give no sample.
     if short := [request.steps for _, request in cases if request.steps <= FIRST_STEADY]:
         raise ValueError(f'no step of {short[0]} is steady; take at least {FIRST_STEADY + 1}')
     shuffled, order = random.Random(seed), list(range(len(cases)))
@@ -88,9 +89,11 @@ def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2
 
 def steady(execution: Execution) -> float:
     """Seconds of a steady step: the median, where there are several."""
+    # A median: one disturbed step of a run should not count.
     return float(np.median(execution.trace.step_times[FIRST_STEADY:]))
 
 
 def _measured(executions: list[Execution]) -> Measured:
     step = Statistics(np.array([steady(execution) for execution in executions]))
+    # A trace of a typical quiet round, so that its spans fit the number that is reported.
     return Measured(step, min(executions, key=lambda execution: abs(steady(execution) - step.p10)))

@@ -38,8 +38,10 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
     """
     op = ops[0]
     if op.kind == 'send':
+        # A copy: ranks of this process must not share memory, as ranks of two processes do not.
         return [[], [tensor.clone() for tensor in messages[0]]]
     for other, message in zip(ops, messages, strict=True):
+        # Real ranks would hang or get wrong numbers here without any error.
         if _form(other, message) != _form(op, messages[0]):
             raise ProgramError(
                 f'ranks meet in different collectives: {op.name} {_form(op, messages[0])} and '
@@ -51,7 +53,7 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
         return _by_seat([all_to_all(tensors, *exchange_of(op)) for tensors in zip(*messages, strict=True)])
     several = list(zip(zip(*messages, strict=True), dims_of(op), strict=True))
     if op.operator == 'all_gather':
-        return _by_seat([all_gather(pieces, dim) for pieces, dim in several])
+        return _by_seat([all_gather(shards, dim) for shards, dim in several])
     if op.operator == 'reduce_scatter':
         return _by_seat([reduce_scatter(wholes, dim, op.reduce) for wholes, dim in several])
     raise ProgramError(f'{op.name}: no collective is called {op.operator!r}; there are {", ".join(COLLECTIVES)}')

@@ -45,6 +45,7 @@ class Memory:
         """Store what an op gives: first what it writes, then what it adds to tensors or creates where there is none."""
         for index, (name, result) in enumerate(zip(op.writes + op.accumulates, results, strict=True)):
             key = instance(self._program.tensor[name], micro_batch, copy)
+            # The first of several contributions creates the sum, so no op need set it to zero.
             if index >= len(op.writes) and key in self._tensors:
                 self._tensors[key].add_(result)
             else:

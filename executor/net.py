@@ -16,9 +16,9 @@ from typing import Literal
 from executor.clock import Clock
 from simpar.units import format_rate, format_time, parse
 
-NetKind = Literal['none', 'paced', 'lab']
+NetKind = Literal['none', 'paced', 'netns']
 _BITS = re.compile(r'([0-9.]+)\s*([kmg])bit')
-USAGE = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or lab:RATE (lab:1Gbit/s)'
+USAGE = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or netns:RATE (netns:1Gbit/s)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Net:
 
 
 def parse_net(text: str) -> Net:
-    """Read ``none``, ``paced:RATE,LATENCY`` or ``lab:RATE``; raises ``ValueError`` saying what to write.
+    """Read ``none``, ``paced:RATE,LATENCY`` or ``netns:RATE``; raises ``ValueError`` saying what to write.
 
     Rates are written as everywhere (``125 MB/s``, ``1Gbit/s``) or as tc writes them (``1gbit``).
     """
@@ -51,8 +51,9 @@ def parse_net(text: str) -> Net:
         return Net()
     if kind == 'paced' and len(parts) in (1, 2):
         return Net('paced', _rate(parts[0]), parse(parts[1], 'time') if len(parts) == 2 else 0.0)
-    if kind == 'lab' and len(parts) == 1:
-        return Net('lab', _rate(parts[0]))
+    # ``lab`` is what ``netns`` was called before; scripts and documents still write it.
+    if kind in ('netns', 'lab') and len(parts) == 1:
+        return Net('netns', _rate(parts[0]))
     raise ValueError(f'not a network: {text!r}; write {USAGE}')
 
 
@@ -101,12 +102,15 @@ class Link:
             self._advance(due)
             self._active.append(transfer)
             self._changed.notify_all()
+            # Another transfer, or the device, may change the speeds while this one sleeps.
             while transfer.end is None:
                 end = self._end_of(transfer)
                 if (left := end - self._clock.now()) > 0:
                     self._changed.wait(left)
                 else:
+                    # It woke up late; the link's clock still ends the transfer when it was due.
                     self._advance(end)
+        # Outside of the lock: latency keeps no link busy, and others may send meanwhile.
         self._clock.sleep_until(transfer.end + self._latency)
         return transfer.end + self._latency
 
@@ -130,9 +134,11 @@ class Link:
         while self._active and self._at < until:
             speeds = self._speeds()
             ends = [self._at + transfer.left / speed for transfer, speed in zip(self._active, speeds, strict=True)]
+            # Speeds are constant until the next end, so the clock jumps from end to end.
             moment = min(*ends, until)
             for transfer, speed, end in zip(self._active, speeds, ends, strict=True):
                 transfer.left -= (moment - self._at) * speed
+                # Compared with the computed end, not with what is left, which rounding may keep above zero.
                 if end <= moment:
                     transfer.end = moment
             self._at = moment
@@ -147,6 +153,7 @@ def fair_speeds(demands: list[float], caps: list[float]) -> list[float]:
     cost of one that is no higher."""
     speeds = [0.0] * len(demands)
     room, asked = 1.0, sum(demands)
+    # Lowest cap first: what it cannot use is shared by the others (water-filling).
     for index in sorted(range(len(demands)), key=caps.__getitem__):
         speeds[index] = min(caps[index], room / asked)
         room -= speeds[index] * demands[index]

@@ -55,6 +55,7 @@ class Report:
     @property
     def wrong(self) -> tuple[Deviation, ...]:
         """Those beyond the tolerance, worst first."""
+        # Written as a negation, so that NaN counts as wrong.
         return tuple(deviation for deviation in self.deviations if not deviation.error <= self.tolerance)
 
 
@@ -74,10 +75,14 @@ def check(
     ``tolerance`` for it). Adam's epsilon counts as at least 1e-5. Raises ``NumericsWrong`` naming the tensors that are
     furthest off.
     """
+    # Both sides get the same larger epsilon, or rounding noise in zero gradients would look like an error.
     program, workload = _conditioned(program, workload)
     machine, reference = InProcess(program, seed, dtype), Reference(workload, plan, seed)
     deviations = [
-        deviation for step in range(steps) for deviation in compare(machine.run(), reference.run(), first_step=step)
+        # Step by step, so that the first wrong step is named, not only the last.
+        deviation
+        for step in range(steps)
+        for deviation in compare(machine.run(), reference.run(), first_step=step)
     ]
     report = Report(tuple(sorted(deviations, key=lambda deviation: -deviation.error)), tolerance)
     if report.wrong:
@@ -124,6 +129,7 @@ def _error(found: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
     if found.shape != wanted.shape:
         return inf
     difference, size = float((found.to(wanted.dtype) - wanted).norm()), max(float(wanted.norm()), floor)
+    # NaN compares as false everywhere, and would pass the tolerance.
     if not isfinite(difference):
         return inf
     return difference / size if size else (inf if difference else 0.0)

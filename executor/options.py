@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
         prog='python -m executor',
         description='Run schedules for real, with torch.distributed. Starts its ranks itself, or is one of the ranks '
         'that torchrun, srun, mpirun or msrun start.',
+        # An abbreviation that works today is ambiguous when an option is added.
         allow_abbrev=False,
     )
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
@@ -42,7 +43,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--nproc', type=_positive, metavar='N', help='start so many ranks; must be what the job needs')
     verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
     verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
-    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     verb.add_argument(
         '--timeout', type=_time, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
     )
@@ -65,6 +66,7 @@ def with_verb(arguments: list[str]) -> list[str]:
     """The arguments, ``run`` put before them where they begin with a job."""
     if not arguments:
         return ['--help']
+    # ``python -m executor JOB`` was there before the verbs; it still runs the job.
     return arguments if arguments[0] in VERBS or arguments[0].startswith('-') else ['run', *arguments]
 
 

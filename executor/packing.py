@@ -1,6 +1,6 @@
 """Packed tensors: several tensors of a rank, flattened into one that ranks share out evenly, and taken apart again.
 
-A collective of packed tensors works on their whole buffers: a reduce-scatter packs what it reads, an all-gather takes
+A collective of packed tensors works on their full buffers: a reduce-scatter packs what it reads, an all-gather takes
 apart what it has gathered, and both send the padding.
 """
 
@@ -61,6 +61,7 @@ class Packing:
         packs, unpacks = op.operator in ('reduce_scatter', 'piece'), op.operator == 'all_gather'
         names = op.writes + op.accumulates if packs else op.reads if unpacks else ()
         found = tuple(buffer(program, program.tensor[name]) for name in names)
+        # Most ops pack nothing, and then skip all of it at run time.
         if all(one is ALONE for one in found):
             return cls()
         return cls(reads=found if packs else (), makes=found if unpacks else ())
@@ -87,6 +88,7 @@ def _pack(one: Buffer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def pack(tensors: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Tensors flattened, one behind the other, then zeros up to a length."""
+    # Zeros behind the members: padding takes part in sums, and must add nothing.
     packed = tensors[0].new_zeros(length)
     torch.cat([tensor.flatten() for tensor in tensors], out=packed[: sum(tensor.numel() for tensor in tensors)])
     return packed
@@ -98,6 +100,7 @@ def _unpack(one: Buffer, packed: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     first = 0
     for shape in one.shapes:
+        # A clone, so that the buffer can be freed while a member lives on.
         yield packed[first : first + prod(shape)].reshape(shape).clone()
         first += prod(shape)
 
@@ -113,12 +116,14 @@ def members_of(
     partition = program.partitions[tensor.cuts[-1].partition]
     found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
     for group in partition.groups_GP.tolist():
+        # Groups of which no rank holds the tensor (another stage) are left out.
         if all(rank in shares for rank in group):
-            whole = torch.cat([shares[rank] for rank in group])
-            padding = whole[sum(map(prod, one.shapes)) :].nan_to_num(0.0)
+            full = torch.cat([shares[rank] for rank in group])
+            # A factor that is not finite turns zeros into NaN, which is no mistake of layout; other numbers are one.
+            padding = full[sum(map(prod, one.shapes)) :].nan_to_num(0.0)
             if padding.any():
                 raise NumericsWrong(f'{tensor.name}: ranks {group} have something in its padding: {padding.tolist()}')
-            for name, member in zip(tensor.members, _unpack(one, whole), strict=True):
+            for name, member in zip(tensor.members, _unpack(one, full), strict=True):
                 found[name] |= dict.fromkeys(group, member)
     return found
 
@@ -136,7 +141,7 @@ def as_named(
         if not tensor.members:
             found[name] = (tensor, dict(held))
             continue
-        for member, pieces in members_of(program, tensor, held).items():
+        for member, shards in members_of(program, tensor, held).items():
             like = program.tensor[member].like or member
-            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], pieces)
+            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], shards)
     return found

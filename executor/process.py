@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import torch
 import torch.distributed as dist
 
-from executor import lab
+from executor import netns
 from executor.clock import Clock, sharpen_sleep
 from executor.net import Net
 from executor.rank import INIT_TIMEOUT, Rank
@@ -65,20 +65,25 @@ def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     talk = _Talk(pipe)
     try:
         host = _join_network(setup, talk)
+        # SIGIO comes only for a change; a parent that died earlier is found by reading.
         threading.Thread(target=_watch_parent, args=(lifeline,), daemon=True).start()
         sharpen_sleep()
+        # Before any kernel runs, so that none takes all cores.
         torch.set_num_threads(setup.threads)
         if setup.pinned:
             pin(setup.rank)
         _serve(setup, talk, host)
+    # The parent closed the pipe, which is how it says that it is done or gone.
     except EOFError:
         pass
     except _Broken as broken:
         talk.say('failed', broken.failures)
+        # An exit now would look like a second failure to the peers.
         _wait_for_the_end()
     except BaseException as error:
         talk.say('error', error if isinstance(error, SimparError) else f'{type(error).__name__}: {error}')
         _wait_for_the_end()
+    # Destructors of process groups whose peers are gone abort.
     os._exit(0)
 
 
@@ -105,11 +110,13 @@ class _Talk:
 def _isolate(setup: Setup) -> None:
     """The parent's environment, not that of the server that forks; Ctrl-C is the parent's to deal with; what C++
     libraries print goes to a file that the parent can read."""
+    # The fork server was started with another environment, perhaps by an earlier pool.
     os.environ.clear()
     os.environ.update(setup.environment)
     os.chdir(setup.directory)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stderr = os.open(setup.folder / f'stderr{setup.rank}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # At the level of the descriptor: C++ code does not know Python's ``sys.stderr``.
     os.dup2(stderr, 2)
 
 
@@ -117,6 +124,7 @@ def _die_with_parent(lifeline: Connection) -> None:
     """Have the kernel end this process by SIGIO when the parent's end is closed, whatever C++ code it is in then."""
     flags = fcntl.fcntl(lifeline.fileno(), fcntl.F_GETFL)
     fcntl.fcntl(lifeline.fileno(), fcntl.F_SETOWN, os.getpid())
+    # SIGIO ends a process by default, also one that is blocked in C++ code.
     fcntl.fcntl(lifeline.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
@@ -135,17 +143,19 @@ def _wait_for_the_end() -> None:
 
 def _join_network(setup: Setup, talk: _Talk) -> str:
     """Enter a network namespace of its own, if asked; returns the address of rank 0."""
-    if setup.net.kind != 'lab':
+    if setup.net.kind != 'netns':
+        # Loopback: the ranks are on this machine, and other interfaces may go through a firewall.
         os.environ['GLOO_SOCKET_IFNAME'] = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
         talk.say('hello', os.getpid())
         talk.expect('attached')
         return LOOPBACK
-    lab.enter()
+    # Before any socket is opened, since sockets stay in the namespace where they were made.
+    netns.enter()
     talk.say('hello', os.getpid())
     talk.expect('attached')
-    lab.shape(setup.rank, setup.net.rate)
-    os.environ['GLOO_SOCKET_IFNAME'] = lab.DEVICE
-    return lab.address(0)
+    netns.shape(setup.rank, setup.net.rate)
+    os.environ['GLOO_SOCKET_IFNAME'] = netns.DEVICE
+    return netns.address(0)
 
 
 def _serve(setup: Setup, talk: _Talk, host: str) -> None:
@@ -187,6 +197,7 @@ def _store(setup: Setup, talk: _Talk, host: str) -> dist.Store:
         try:
             store = dist.TCPStore(host, setup.port, is_master=True, timeout=timeout, wait_for_workers=False)
         except (RuntimeError, OSError) as error:
+            # Only a taken port has a remedy: any free one. The parent tells it to the others.
             if not setup.port or 'EADDRINUSE' not in str(error):
                 raise
             store = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)

@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank saw: times since the program began, shape [steps, slots]; its pieces of losses, parameters and
+    """What a rank saw: times since the program began, shape [steps, slots]; its shards of losses, parameters and
     gradients; ``notes``, what was logged on the way."""
 
     arrive_KS: Times
@@ -83,6 +83,7 @@ class Rank:
         self.status = status
         self._store = store
         self._clock = clock
+        # Longer than the watchdog's, which names rank and op, while gloo says only that time is up.
         self._timeout = datetime.timedelta(seconds=timeout + SLACK)
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
@@ -96,6 +97,7 @@ class Rank:
         """
         if program.hash in self._channels:
             return
+        # Before groups are made: ranks with different programs would make different groups, and hang there.
         self._compare(program)
         if not dist.is_initialized():
             dist.init_process_group(
@@ -108,6 +110,7 @@ class Rank:
         self._channels[program.hash] = self._open(program)
 
     def _compare(self, program: Program) -> None:
+        # A new key for each program: keys of a store are never reset.
         key = f'simpar/program/{self._loaded}/'
         self._loaded += 1
         self._store.set(f'{key}{self.rank}', program.hash)
@@ -132,9 +135,11 @@ class Rank:
         channels = {}
         used: dict[tuple[int, ...], int] = {}
         for partition, stream in communicators(program):
+            # torch demands that all ranks of the world create all groups, in one order, members or not.
             for members in map(tuple, partition.groups_GP.tolist()):
                 if len(members) == 1:
                     continue
+                # Two communicators of the same ranks must not share a group: gloo would mix their messages.
                 ordinal = used[members] = used.get(members, -1) + 1
                 upward, downward = (self._group(members, ordinal, way) for way in ('up', 'down'))
                 if self.rank in members:
@@ -160,6 +165,7 @@ class Rank:
         returns when all streams are through, and raises otherwise.
         """
         log = _Log()
+        # Only while data are read: that is when the executor's modules have something to say.
         with log:
             machine = self._machine(program, request)
         channels = self._channels[program.hash]
@@ -168,6 +174,7 @@ class Rank:
         )
         begin = agree()
         machine.begin(begin)
+        # All ranks begin at one moment, so that traces have one zero.
         self._clock.sleep_until(begin)
         streams.start(begin)
         watch(streams)

@@ -28,9 +28,9 @@ FEED_LIMIT = 256 * 2**20
 
 
 def parts(program: Program, tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """The micro-batches and copies of an input; one of each where it is that of a whole step."""
-    whole = bool(tensor.like)
-    return product(range(1 if whole else program.micro_batches), range(1 if whole else program.copies))
+    """The micro-batches and copies of an input; one of each where the input is that of a whole step."""
+    of_step = bool(tensor.like)
+    return product(range(1 if of_step else program.micro_batches), range(1 if of_step else program.copies))
 
 
 class FedMemory(Memory):
@@ -45,13 +45,16 @@ class FedMemory(Memory):
         room = FEED_LIMIT
         for step in range(steps):
             for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
-                piece = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
-                room -= piece.nbytes
+                shard = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
+                room -= shard.nbytes
+                # What does not fit is drawn when it is read, a little later than planned but without running out of
+                # memory.
                 if room < 0:
                     return
-                self._feed[(tensor.name, micro_batch, copy), step] = piece
+                self._feed[(tensor.name, micro_batch, copy), step] = shard
 
     def _find(self, op: OpClass, name: str, micro_batch: int, copy: int, step: int) -> torch.Tensor:
+        # Drawn before the run, so that drawing does not count as time of the op.
         fed = self._feed.get(((name, micro_batch, copy), step))
         return super()._find(op, name, micro_batch, copy, step) if fed is None else fed
 
@@ -82,6 +85,7 @@ class RealMachine:
         self._last = steps - 1
         first = context(program, rank)
         self._contexts = [replace(first, step=step) for step in range(steps)]
+        # Only this rank's ops: a program has the op classes of all stages.
         used = {int(index) for index in program.role(rank).op_class.tolist()}
         self._bound: dict[int, Bound] = {
             index: bind(program, op, kernel(op), dtype)
@@ -108,10 +112,12 @@ class RealMachine:
         op = work.op
         reads = self._memory.read(op, work.micro_batch, work.copy, work.step)
         if op.phase == 'U' and work.step == self._last:
+            # Before the kernel runs, since an update may change or free its gradients.
             self._remember(op, reads)
         where = self._contexts[work.step].at(work.micro_batch, work.copy)
         results = self._bound[work.index](where, reads)
         if op.phase == 'F' and op.operator in LOSSES:
+            # A clone: the loss may be reduced in place over ranks, or freed.
             self.losses[work.step][op.writes[0], work.micro_batch, work.copy] = results[0].clone()
         return self._keep(work, results)
 
@@ -124,7 +130,7 @@ class RealMachine:
         return self._keep(work, packing.unpacked(self._transfer(work, work.channel, packing.packed(reads))))
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The rank's pieces of the parameters."""
+        """The rank's shards of the parameters."""
         names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
         return {name: self._memory[name, -1, -1] for name in names if self._program.holds(self._rank, name)}
 
@@ -141,18 +147,21 @@ class RealMachine:
     def _transfer(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         op = work.op
         if op.operator == 'all_reduce':
+            # The ring reduces in place, so a single tensor is copied first; several are copied by joining them.
             flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
             collectives.all_reduce(channel, flat, op.reduce, self._pace)
             return _apart(flat, reads)
         if op.operator == 'all_gather':
             gathered = collectives.all_gather(channel, _together(reads), self._pace)
+            # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
             of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
-            return [torch.cat(pieces, dim) for pieces, dim in zip(of_ranks, dims_of(op), strict=True)]
+            return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
         if op.operator == 'reduce_scatter':
-            cut = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
-            chunks = [torch.cat([piece.flatten() for piece in pieces]) for pieces in zip(*cut, strict=True)]
+            split = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+            # All tensors' shards for one position in one chunk: one ring for the whole op instead of one a tensor.
+            chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
             own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
-            return _apart(own, [pieces[0] for pieces in cut])
+            return _apart(own, [shards[0] for shards in split])
         if op.operator == 'all_to_all':
             return self._exchange(op, channel, reads)
         return self._pass(work, channel, reads)
@@ -161,11 +170,11 @@ class RealMachine:
         """An all-to-all."""
         joins, cuts, sizes = exchange_of(op)
         slices = [slices_of(tensor, cuts, sizes) for tensor in reads]
-        like = [pieces[0] for pieces in slices]
-        chunks = [_together(list(pieces)) for pieces in zip(*slices, strict=True)]
+        like = [shards[0] for shards in slices]
+        chunks = [_together(list(shards)) for shards in zip(*slices, strict=True)]
         received = collectives.all_to_all(channel, chunks, self._pace)
         of_ranks = zip(*(_apart(flat, like) for flat in received), strict=True)
-        return [joined(pieces, joins, sizes) for pieces in of_ranks]
+        return [joined(shards, joins, sizes) for shards in of_ranks]
 
     def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """A send or a receive, of one tensor."""

@@ -43,6 +43,7 @@ class Reference:
 
     def run(self, steps: int = 1) -> Result:
         """Train ``steps`` more steps."""
+        # One thread gives the same bits on any machine.
         with single_thread():
             losses = tuple(self._train() for _ in range(steps))
         return Result(
@@ -54,11 +55,13 @@ class Reference:
     def _train(self) -> float:
         x, target = (self._input(*named) for named in self._model.inputs(self._workload))
         copies = self._plan.copies
+        # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
             self._model.loss(self._workload, self.parameters, *slices)
             for slices in zip(x.chunk(copies), target.chunk(copies), keys.chunk(copies), strict=True)
         ]
+        # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
         self._optimizer.zero_grad()
         (loss * self._workload.loss_scale).backward()
@@ -71,6 +74,7 @@ class Reference:
         """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""
         workload, gradients = self._workload, [parameter.grad for parameter in self.parameters.values()]
         if workload.loss_scale != 1:
+            # Looked at before unscaling, as the program does.
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):
                 return
             torch._foreach_div_(gradients, workload.loss_scale)

@@ -30,6 +30,7 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 def _loss(
     workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
+    # The mean over all tokens, which is what ``scale`` makes of the program's sums.
     logits = _transformer(_model(workload), parameters, x, keys)
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
@@ -47,6 +48,7 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
             yield f'{layer}.{norm}.gain', (hidden,), 'ones'
             yield f'{layer}.{norm}.bias', (hidden,), 'zeros'
         for name, outputs, inputs in (
+            # By groups, as the kernels split it: each group's queries, then its key and value.
             ('qkv', (groups, queries + 2, head_dim), (hidden,)),
             ('proj', (hidden,), (groups, queries, head_dim)),
             ('fc1', (ffn,), (hidden,)),
@@ -91,8 +93,10 @@ def _attention(model: Transformer, qkv: torch.Tensor, drop: Callable[[torch.Tens
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
     if not model.dropout:
+        # Not our kernel: an oracle must not share the code that it checks.
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
         return y.transpose(1, 2).flatten(2)
+    # torch's fused attention draws dropout masks of its own, so with dropout it is written out.
     k, v = (tensor.repeat_interleave(queries, dim=1) for tensor in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -79,6 +79,7 @@ def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> t
     """What the last layer gives."""
     values = {INPUT: x}
     for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
+        # Layers see their parameters by short names, as torch modules do.
         own = {key.removeprefix(f'{name}.'): of for key, of in parameters.items() if key.startswith(f'{name}.')}
         x = values[name] = _result(layer, own, *(values[read] for read in reads))
     return x

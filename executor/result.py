@@ -1,4 +1,4 @@
-"""What some training steps gave, whole tensors by name: the common word of all machines and of the reference."""
+"""What some training steps gave, full tensors by name: the common word of all machines and of the reference."""
 
 from __future__ import annotations
 

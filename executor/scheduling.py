@@ -23,6 +23,7 @@ NICE: Final = 15
 def pin(rank: int) -> None:
     """Keep this process on one core of those that it may use."""
     if hasattr(os, 'sched_setaffinity'):
+        # Only cores that this process may use: a container often has fewer than the machine.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
@@ -30,6 +31,7 @@ def pin(rank: int) -> None:
 def favour_communication() -> None:
     """Give all threads of this process, and those that the calling one starts, short slices."""
     if platform.system() == 'Linux':
+        # gloo has started its threads already, and does not tell their ids.
         for task in Path('/proc/self/task').iterdir():
             _set(int(task.name), nice=0, slice_ns=SLICE_NS)
 
@@ -42,6 +44,7 @@ def yield_to_communication() -> None:
 
 def _set(task: int, nice: int, slice_ns: int) -> None:
     number = SYS_SCHED_SETATTR.get(platform.machine())
+    # There is no wrapper in Python or libc, so other processors' call numbers would have to be known.
     if number is not None:
         # struct sched_attr: size, policy, flags, nice, priority, runtime (the slice), deadline, period
         attributes = struct.pack('IIQiIQQQ', 48, 0, 0, nice, 0, slice_ns, 0, 0)

@@ -72,9 +72,11 @@ class Streams:
         self._status = status
         self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
         self._streams = [
+            # Plain lists: the walk indexes them once an op, which is slow on arrays.
             _Stream(index, name, [*slots])
             for index, (name, slots) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
         ]
+        # A stream is in order, so "need has finished" is a comparison of one counter.
         self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
         self._favour = favour
         self._needs, self._carried = role.needs(), role.carried()
@@ -88,8 +90,10 @@ class Streams:
         if self._favour:
             favour_communication()
         for stream in self._streams:
+            # Daemons: a thread that is stuck in gloo must not keep the process alive.
             thread = threading.Thread(target=self._run, args=(stream, begin), name=stream.name, daemon=True)
             self._threads.append(thread)
+        # All are made before any starts, so that a failure in making one leaves none running.
         for thread in self._threads:
             thread.start()
 
@@ -100,6 +104,7 @@ class Streams:
             while thread.is_alive() and not self.failures:
                 thread.join(min(0.05, max(0.0, until - time.perf_counter())))
                 if time.perf_counter() >= until:
+                    # The last look: threads may have ended while another was waited for.
                     return bool(self.failures) or not any(one.is_alive() for one in self._threads)
         return True
 
@@ -114,6 +119,7 @@ class Streams:
                 for slot in stream.slots:
                     last = self._one(stream, step, slot, last)
             self._status.set(self._rank, stream.index, Beat(stream.finished, THROUGH, step, slot, _nanoseconds()))
+        # Another stream has reported the failure; a second report would hide the cause.
         except Cancelled:
             pass
         except Exception as error:
@@ -125,6 +131,7 @@ class Streams:
     def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""
         self._status.set(self._rank, stream.index, Beat(stream.finished, WAITING, step, slot, _nanoseconds()))
+        # An op waits for the op before it on its stream, and for its needs.
         ready = max(last, self._wait_for_needs(step, slot))
         work = self._work(stream, step, slot)
         arrived = self._machine.arrive(work, ready)
@@ -156,12 +163,15 @@ class Streams:
         """When the last of a slot's needs has ended."""
         ends = [self._wait_for(step, need) for need in self._needs[slot]]
         if step:
+            # Needs carried over from the step before; the first step has none.
             ends += [self._wait_for(step - 1, need) for need in self._carried[slot]]
         return max(ends, default=0.0)
 
     def _wait_for(self, step: int, need: int) -> float:
         stream, at = self._place[need]
+        # How many ops of that stream must have finished, all steps counted.
         count = step * len(stream.slots) + at + 1
+        # Looked at without the lock first: most needs have long been met.
         if stream.finished < count:
             with stream.changed:
                 stream.changed.wait_for(lambda: stream.finished >= count or self.failures)
@@ -198,6 +208,7 @@ def _nanoseconds() -> int:
 
 def _in_short(error: Exception) -> str:
     """The first sentence of an error, without the place in gloo's source."""
+    # gloo puts its source file in front and advice behind; only the middle helps a user.
     text = str(error).splitlines()[0].partition('. ')[0] if str(error) else ''
     _, bracket, rest = text.partition('] ')
     text = rest if bracket and text.startswith('[') else text

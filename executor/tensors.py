@@ -1,4 +1,4 @@
-"""A program's tensors on one rank: drawn whole from (seed, name, step, micro-batch), the same for every plan, then cut.
+"""A program's tensors on one rank: drawn in full from (seed, name, step, micro-batch), alike in any plan, then sharded.
 
 Draws are made in fp64 and then cast; a collective is a function from the tensors of a group's ranks to their tensors.
 """
@@ -37,14 +37,16 @@ def torch_dtype(dtype: str, override: torch.dtype | None = None) -> torch.dtype:
 
 
 def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
-    """A whole tensor.
+    """A full tensor.
 
     Arguments: ``initial``: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers
     below COUNT); ``key``: what is drawn, e.g. name, step, micro-batch. Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
+    # A generator for each draw: its result must not depend on what was drawn before.
     generator = torch.Generator().manual_seed(stable_seed(seed, *key))
     if how == 'normal' and number:
+        # In fp64 and then cast, so that all dtypes start from the same numbers.
         return (torch.randn(*shape, generator=generator, dtype=torch.float64) * float(number)).to(dtype)
     if how in ('tokens', 'classes') and number:
         return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
@@ -58,35 +60,38 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
 
 def stable_seed(seed: int, *key: object) -> int:
     """A seed of 63 bits that depends on nothing but its arguments."""
+    # Not ``hash``, which differs from process to process.
     digest = hashlib.sha256('\0'.join(str(part) for part in (seed, *key)).encode()).digest()
+    # 63 bits: torch takes signed seeds.
     return int.from_bytes(digest[:8], 'big') >> 1
 
 
 @lru_cache(maxsize=16)
 def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
-    """One input of a step, whole: all micro-batches, data ranks and copies; every plan sees the same samples."""
+    """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
     if initial == 'mnist':
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
     return draw(initial, shape, dtype, seed, name, step)
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
-    """Where a rank's piece lies in the whole tensor (of all copies)."""
+    """Where a rank's shard lies in the full tensor (of all copies)."""
     first, length = [0] * len(tensor.shape), list(tensor.shape)
-    for cut in tensor.cuts:
-        partition = program.partitions[cut.partition]
-        if length[cut.dim] % partition.size:
+    for split in tensor.cuts:
+        partition = program.partitions[split.partition]
+        if length[split.dim] % partition.size:
             raise ProgramError(
-                f'{tensor.name}: dim {cut.dim} of {tensor.shape} is not divisible over {partition.size} ranks of '
-                f'{cut.partition}'
+                f'{tensor.name}: dim {split.dim} of {tensor.shape} is not divisible over {partition.size} ranks of '
+                f'{split.partition}'
             )
-        length[cut.dim] //= partition.size
-        first[cut.dim] += partition.place(rank)[1] * length[cut.dim]
+        length[split.dim] //= partition.size
+        # A dim may be split twice (data and tensor); the second split works inside of the first.
+        first[split.dim] += partition.place(rank)[1] * length[split.dim]
     return tuple(slice(begin, begin + size) for begin, size in zip(first, length, strict=True))
 
 
 def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A rank's piece of a parameter or state before the first step, in memory of its own.
+    """A rank's shard of a parameter or state before the first step, in memory of its own.
 
     A state is drawn as the parameter that it belongs to, so that a master weight is that weight; a packed tensor as its
     members are.
@@ -95,9 +100,11 @@ def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch
         members = (program.tensor[name] for name in tensor.members)
         packed = pack([initial(program, replace(one, dtype=tensor.dtype), rank, seed, dtype) for one in members],
                       tensor.shape[0])  # fmt: skip
+        # A clone: the buffer of all members must not stay alive for one shard.
         return packed[bounds(program, tensor, rank)].clone()
-    whole = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
-    return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
+    # Drawn in full and then sharded, so that every plan starts from the same weights.
+    full = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
+    return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
 
 
 def inputs(
@@ -110,50 +117,54 @@ def inputs(
     seed: int,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A rank's piece of one copy of an input; of a whole step's, of all copies and micro-batches."""
+    """Draw a rank's shard of an input: of one copy, or of all where the input is a whole step's."""
     kind = torch_dtype(tensor.dtype, dtype)
     if tensor.like:
-        whole = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step)
-        return whole[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
+        full = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step)
+        return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
     first, *rest = tensor.shape
     shape = (first * program.micro_batches, *rest)
-    whole = batch_of(tensor.name, tensor.initial, shape, kind, seed, step).narrow(0, first * micro_batch, first)
-    piece = whole[bounds(program, tensor, rank)]
+    full = batch_of(tensor.name, tensor.initial, shape, kind, seed, step).narrow(0, first * micro_batch, first)
+    shard = full[bounds(program, tensor, rank)]
     if tensor.batch_dim is not None:
-        length = piece.shape[tensor.batch_dim] // program.copies
-        piece = piece.narrow(tensor.batch_dim, copy * length, length)
-    return piece.clone(memory_format=torch.contiguous_format)
+        length = shard.shape[tensor.batch_dim] // program.copies
+        shard = shard.narrow(tensor.batch_dim, copy * length, length)
+    return shard.clone(memory_format=torch.contiguous_format)
 
 
 def assemble(
-    program: Program, tensor: Tensor, pieces: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
+    program: Program, tensor: Tensor, shards: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
 ) -> torch.Tensor:
-    """The whole tensor from the pieces of all ranks, or of those that hold it; of one copy, where copies cut it.
+    """The full tensor from the shards of all ranks, or of those that hold it; of one copy, where copies split it.
 
-    Raises ``NumericsWrong`` where ranks that hold the same piece differ by more than rounding.
+    Raises ``NumericsWrong`` where ranks that hold the same shard differ by more than rounding.
     """
     if tensor.batch_dim is not None:
         shape = list(tensor.shape)
         shape[tensor.batch_dim] //= program.copies
         tensor = replace(tensor, shape=tuple(shape))
-    held = dict(pieces if isinstance(pieces, Mapping) else enumerate(pieces))
-    whole = next(iter(held.values())).new_empty(tensor.shape)
+    held = dict(shards if isinstance(shards, Mapping) else enumerate(shards))
+    full = next(iter(held.values())).new_empty(tensor.shape)
     holder: dict[tuple[int, ...], int] = {}
-    for rank, piece in held.items():
+    for rank, shard in held.items():
         where = bounds(program, tensor, rank)
+        # Shards that begin at one place are replicas.
         first = holder.setdefault(tuple(part.start for part in where), rank)
         if first == rank:
-            whole[where] = piece
-        elif not _same(held[first], piece):
+            full[where] = shard
+        # Replicas are compared instead of believed: a missing sum over ranks shows here.
+        elif not _same(held[first], shard):
             raise NumericsWrong(f'{tensor.name}: ranks {first} and {rank} should hold the same, but do not')
-    return whole
+    return full
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
+    # Replicas may have summed in different orders, e.g. rings of different ranks.
     rounding = 1e3 * torch.finfo(a.dtype).eps
     if not (a.isfinite().all() and b.isfinite().all()):
+        # Norms of tensors that are not finite say nothing, so elements are compared, NaN equal to NaN.
         largest = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max())
         return bool(torch.isclose(a, b, rtol=0.0, atol=rounding * largest, equal_nan=True).all())
     return bool((a - b).norm() <= rounding * a.norm())
@@ -165,9 +176,9 @@ def all_reduce(messages: Sequence[Sequence[torch.Tensor]], reduce: str) -> list[
     return [[total.clone() for total in totals] for _ in messages]
 
 
-def all_gather(pieces: Sequence[torch.Tensor], dim: int) -> list[torch.Tensor]:
-    """Every rank gets all pieces, joined along ``dim``."""
-    return [torch.cat(list(pieces), dim) for _ in pieces]
+def all_gather(shards: Sequence[torch.Tensor], dim: int) -> list[torch.Tensor]:
+    """Every rank gets all shards, joined along ``dim``."""
+    return [torch.cat(list(shards), dim) for _ in shards]
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum') -> list[torch.Tensor]:
@@ -175,7 +186,7 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum
     total = _reduce(tensors, reduce)
     if total.shape[dim] % len(tensors):
         raise ProgramError(f'dim {dim} of {tuple(total.shape)} cannot be scattered over {len(tensors)} ranks')
-    return [piece.clone(memory_format=torch.contiguous_format) for piece in total.chunk(len(tensors), dim)]
+    return [shard.clone(memory_format=torch.contiguous_format) for shard in total.chunk(len(tensors), dim)]
 
 
 def all_to_all(
@@ -183,22 +194,23 @@ def all_to_all(
 ) -> list[torch.Tensor]:
     """Position i gets the i-th slice of every tensor, joined by position; see ``executor.dims.exchange_of``."""
     slices = [slices_of(tensor, cuts, sizes) for tensor in tensors]
-    return [joined(pieces, joins, sizes) for pieces in zip(*slices, strict=True)]
+    return [joined(shards, joins, sizes) for shards in zip(*slices, strict=True)]
 
 
 def slices_of(tensor: torch.Tensor, cuts: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Equal slices by position, cut along one dim for each of ``sizes``, the first of which counts most."""
-    pieces = [tensor]
+    """Split a tensor into equal slices by position, along a dim for each of ``sizes``; the first counts most."""
+    shards = [tensor]
     for dim, size in zip(cuts, sizes, strict=True):
-        pieces = [part for piece in pieces for part in piece.chunk(size, dim)]
-    return pieces
+        shards = [part for shard in shards for part in shard.chunk(size, dim)]
+    return shards
 
 
-def joined(pieces: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """The pieces of all positions in one tensor of its own, along one dim for each of ``sizes``."""
+def joined(shards: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The shards of all positions in one tensor of its own, along one dim for each of ``sizes``."""
+    # The last axis counts least, so its slices lie next to one another and are joined first.
     for dim, size in zip(reversed(joins), reversed(sizes), strict=True):
-        pieces = [torch.cat(list(pieces[first : first + size]), dim) for first in range(0, len(pieces), size)]
-    return pieces[0]
+        shards = [torch.cat(list(shards[first : first + size]), dim) for first in range(0, len(shards), size)]
+    return shards[0]
 
 
 def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:

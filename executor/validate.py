@@ -36,6 +36,7 @@ def validate(program: Program) -> None:
     ranks' issue orders of collectives; two steps can finish with a blocking thread per stream.
     Raises ``ProgramError`` that lists every problem.
     """
+    # In this order, since each takes for granted what the ones before it have checked.
     for check in (_tables, _communicators, _shapes, _buffers, _cycles, stuck):
         problems = list(check(program))
         if problems:
@@ -45,6 +46,7 @@ def validate(program: Program) -> None:
 def _tables(program: Program) -> Iterator[str]:
     """What later checks and the executor take for granted."""
     for partition in program.partitions.values():
+        # A rank in no group would have no position, one in two groups two.
         if sorted(partition.groups_GP.ravel().tolist()) != list(range(program.world)):
             yield f'partition {partition.name}: not every rank of {program.world} stands in exactly one group'
     for op in program.op_classes:
@@ -81,6 +83,7 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
     scatters = op.operator == 'reduce_scatter'
     shares, fulls = (given, op.reads) if scatters else (op.reads, given)
     if op.operator in ('all_gather', 'reduce_scatter') and any(program.tensor[name].members for name in shares):
+        # Packed shares have members instead of dims, and rules of their own.
         yield from _packed(program, op, shares, fulls)
         return
     if len(given) != len(op.reads):
@@ -98,10 +101,11 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
     size = program.partitions[op.partition].size
     for source, target, dim in zip(op.reads, given, dims, strict=True):
         taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
-        whole, piece = (made, taken) if op.operator == 'all_gather' else (taken, made)
-        if op.operator != 'all_reduce' and dim < len(piece):
-            piece = [*piece[:dim], piece[dim] * size, *piece[dim + 1 :]]
-        if whole != piece:
+        full, shard = (made, taken) if op.operator == 'all_gather' else (taken, made)
+        # A dim that is too large is reported as a wrong shape below.
+        if op.operator != 'all_reduce' and dim < len(shard):
+            shard = [*shard[:dim], shard[dim] * size, *shard[dim + 1 :]]
+        if full != shard:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
 
 
@@ -118,8 +122,8 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
         mine = [rest.pop(0) for _ in range(min(len(share.members) or 1, len(rest)))]
         local = list(program.local_shape(share))
         if not share.members:
-            whole = [*local[:dim], local[dim] * size, *local[dim + 1 :]] if dim < len(local) else local
-            if [list(program.local_shape(program.tensor[full])) for full in mine] != [whole]:
+            full_shape = [*local[:dim], local[dim] * size, *local[dim + 1 :]] if dim < len(local) else local
+            if [list(program.local_shape(program.tensor[full])) for full in mine] != [full_shape]:
                 yield f'{op.name}: {name} of {tuple(local)} is no equal part of {", ".join(mine)} along dim {dim}'
             continue
         if tuple(mine) != share.members:
@@ -130,7 +134,7 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
             dim
             or len(local) != 1
             or local[0] * size < elements
-            or [cut.partition for cut in share.cuts] != [op.partition]
+            or [split.partition for split in share.cuts] != [op.partition]
         ):
             yield f'{op.name}: {name} of {tuple(local)} over {size} ranks does not hold {elements} elements'
         if {program.tensor[full].dtype for full in mine} != {share.dtype}:
@@ -153,11 +157,11 @@ def _exchange(
         if max(*joins, *cuts) >= len(taken):
             yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *cuts)}'
             continue
-        for join, cut, size in zip(joins, cuts, sizes, strict=True):
+        for join, split, size in zip(joins, cuts, sizes, strict=True):
             wanted[join] *= size
-            wanted[cut] //= size
+            wanted[split] //= size
         if tuple(wanted) != made or prod(wanted) != prod(taken):
-            how = f'cut along {cuts} and joined along {joins}'
+            how = f'split along {cuts} and joined along {joins}'
             yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, {how}'
 
 
@@ -177,6 +181,7 @@ def _role(program: Program, role: Role) -> Iterator[str]:
     if not all(needs.fits(count, count) for needs in (role.need, role.carry)):
         yield f'role {role.name}: needs do not name slots of the role'
         return
+    # Slots are in issue order: a need that is issued later could never be met.
     pairs = role.need.pairs()
     for slot, need in pairs[pairs[:, 1] >= pairs[:, 0]].tolist():
         yield f'role {role.name}: {program.action(role, slot)} needs slot {need}, which is not issued before it'
@@ -190,6 +195,7 @@ def communicators(program: Program) -> list[tuple[Partition, str]]:
         for slot in range(len(role))
         if program.op(role, slot).kind != 'compute'
     }
+    # Sorted: all ranks must make their process groups in one order.
     return [(program.partitions[partition], stream) for partition, stream in sorted(found)]
 
 
@@ -209,6 +215,7 @@ def events(program: Program, rank: int, partition: str, stream: str) -> list[Eve
 def _communicators(program: Program) -> Iterator[str]:
     for partition, stream in communicators(program):
         for group in partition.groups_GP.tolist():
+            # A communicator is a partition and a stream; its order is all that real ranks agree by.
             lists = {rank: events(program, rank, partition.name, stream) for rank in group}
             where = f'partition {partition.name} on stream {stream}, group {tuple(group)}'
             yield from _collectives(program, lists, where)
@@ -218,6 +225,7 @@ def _communicators(program: Program) -> Iterator[str]:
 def _collectives(program: Program, lists: dict[int, list[Event]], where: str) -> Iterator[str]:
     """All ranks of a group against its first."""
     chosen = {rank: [event for event in list_ if event[1].kind == 'collective'] for rank, list_ in lists.items()}
+    # Against the first rank only: equality is transitive.
     first, *others = chosen
     for rank in others:
         if len(chosen[rank]) != len(chosen[first]):
@@ -228,6 +236,7 @@ def _collectives(program: Program, lists: dict[int, list[Event]], where: str) ->
 
 
 def _first_difference(program: Program, lists: dict[int, list[Event]], first: int, rank: int) -> str:
+    # The shorter list ends the search; the lengths were compared before.
     for index, (ours, theirs) in enumerate(zip(lists[first], lists[rank], strict=False)):
         if _same_as(program, ours) != _same_as(program, theirs):
             there = f'{_describe(ours)} on rank {first} but {_describe(theirs)} on rank {rank}'
@@ -238,6 +247,7 @@ def _first_difference(program: Program, lists: dict[int, list[Event]], first: in
 def _same_as(program: Program, event: Event) -> tuple[object, ...]:
     """What must be equal on all ranks of a group."""
     action, op, micro_batch, copy = event
+    # gloo aborts the process where sizes differ.
     sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
     along = tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
     message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, along)
@@ -286,6 +296,7 @@ def _message(event: Event) -> tuple[object, ...]:
 
 
 def _buffers(program: Program) -> Iterator[str]:
+    # A role that no rank has can do no harm.
     used = set(program.role_of_rank.tolist())
     for index, role in enumerate(program.roles):
         if index in used:
@@ -298,6 +309,7 @@ def _cycles(program: Program) -> Iterator[str]:
     for rank in range(program.world):
         order = list(_issued(program, rank))
         for one, two in itertools.pairwise(order):
+            # Neighbours suffice: a longer way round is made of them. One rank is kept to name in the message.
             after.setdefault(one, {}).setdefault(two, rank)
             after.setdefault(two, {})
     cycle = _cycle(after)
@@ -316,6 +328,7 @@ def _issued(program: Program, rank: int) -> Iterator[str]:
             group = program.partitions[op.partition].members(rank)
             name = f'{program.action(role, slot)} of group {group} on {role.streams[int(role.stream[slot])]}'
             times[name] += 1
+            # The same op may occur several times in a step; numbered, it is a node of its own each time.
             yield name if times[name] == 1 else f'{name}, time {times[name]},'
 
 
@@ -323,6 +336,7 @@ def _cycle(after: dict[str, dict[str, int]]) -> list[str]:
     """The nodes of one cycle, the first again at the end; empty where there is none."""
     left = {node: set(nexts) for node, nexts in after.items()}
     while True:
+        # Nodes without successors are on no cycle; what cannot be removed is on one or leads to one.
         ends = [node for node, nexts in left.items() if not nexts & left.keys()]
         if not ends:
             break
@@ -330,6 +344,7 @@ def _cycle(after: dict[str, dict[str, int]]) -> list[str]:
             del left[node]
     if not left:
         return []
+    # The smallest name, so that the same program gives the same message.
     path = [min(left)]
     while path.count(path[-1]) == 1:
         path.append(min(left[path[-1]] & left.keys()))

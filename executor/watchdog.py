@@ -48,11 +48,13 @@ class Status:
 
     def __init__(self, world: int, path: Path | None = None) -> None:
         size = world * STREAMS * FIELDS * 8
+        # A rank that others have started has no parent to share a file with; it sends its rows through the store.
         if path is None:
             self._memory: bytearray | mmap.mmap = bytearray(size)
         else:
             if not path.exists():
                 path.write_bytes(bytes(size))
+            # A mapped file outlives a killed process, so its last beat can still be read.
             with path.open('r+b') as file:
                 self._memory = mmap.mmap(file.fileno(), size)
         self._numbers = memoryview(self._memory).cast('q')
@@ -66,6 +68,7 @@ class Status:
         """Say what a stream does; each stream has one writer, and a reader may see a beat half written."""
         at = (rank * STREAMS + stream) * FIELDS
         numbers = self._numbers
+        # No lock: a half-written beat only blurs a message, a lock would slow every op.
         numbers[at], numbers[at + 1], numbers[at + 2] = beat.finished, beat.state, beat.step
         numbers[at + 3], numbers[at + 4] = beat.slot, beat.since
 
@@ -123,6 +126,7 @@ def _head(program: Program, status: Status, rank: int, stream: int) -> Head:
     if beat.finished:
         step, at = divmod(beat.finished - 1, len(queue))
         last = f'{program.action(role, queue[at])} of step {step}'
+    # The slot is stale then.
     if beat.state == THROUGH:
         return Head(rank, role.streams[stream], beat, False, '', last, (), '')
     op = program.op(role, beat.slot)
@@ -154,6 +158,7 @@ def _needs_finished(program: Program, status: Status, rank: int, beat: Beat) -> 
     for step, need in needs:
         stream = int(role.stream[need])
         queue = np.flatnonzero(role.stream == stream).tolist()
+        # The same count as the streams wait for.
         if status.get(rank, stream).finished <= step * len(queue) + queue.index(need):
             return False
     return True
@@ -180,11 +185,13 @@ def stalled(program: Program, status: Status) -> list[str]:
     at = {(head.rank, head.stream): head for head in active if head.beat.state == RUNNING}
     blamed = []
     for head in active:
+        # It could go on and does not, and waits for nobody: the blame is its own.
         if head.beat.state == WAITING or not head.peers:
             before = 'in' if head.beat.state == RUNNING else 'before'
             blamed.append(
                 f'rank {head.rank} is stuck {before} {head.action} (stream {head.stream}){_waiters(head.rank, active)}'
             )
+        # Told once, by the lowest rank, not by every member.
         elif head.rank < min(head.peers) and all(_in_the_same(head, at.get((p, head.stream))) for p in head.peers):
             ranks = _list(sorted((head.rank, *head.peers)))
             blamed.append(
@@ -234,7 +241,9 @@ def explain(program: Program, status: Status, dead: dict[int, str], failures: li
 def _causes(
     program: Program, status: Status, dead: dict[int, str], failures: list[Failure], timeout: float
 ) -> list[str]:
+    # A lost connection is the consequence of another rank's failure, so other failures are told first.
     own = [failure for failure in failures if not failure.lost and failure.rank not in dead]
+    # A death explains everything else.
     if dead:
         return [_died(program, status, rank, how) for rank, how in sorted(dead.items())]
     if own or failures:
@@ -246,6 +255,7 @@ def _causes(
 def _died(program: Program, status: Status, rank: int, how: str) -> str:
     """What a rank was doing when it died, and who waits for it."""
     active = [head for head in heads(program, status) if head.active]
+    # Where gloo aborted, only streams that communicate can be the cause.
     mine = [head for head in active if head.rank == rank and (head.peers or 'gloo' not in how)]
     at = ', at ' + ' and '.join(head.action for head in mine) if mine else ''
     return f'rank {rank} {how}{at}{_waiters(rank, active)}'

@@ -4,7 +4,7 @@
 
     case = simpar.load_case('examples/multi_copy.yaml', ['plan.copies=4'])
     prediction = case.predict()
-    prediction.step, prediction.gain, prediction.critical_path.words
+    prediction.step, prediction.gain, prediction.critical_path.summary
 
 Names are imported when they are first used, so that ``import simpar`` costs nothing. The verbs live in modules of their
 name: ``from simpar.lower import lower``, ``simpar.predict``, ``simpar.compare``.

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
-    measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     calibrate = _verb(verbs, 'calibrate', 'measure this machine and write its profile')
     calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
     calibrate.add_argument('--ranks', type=_positive, default=2, metavar='N', help='processes (default: 2)')
-    calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or lab:RATE')
+    calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
 
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
-from simpar.recording import RecordedLane, RecordedSlot, Recording, record
 from simpar.trace import Times, Trace
+from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved
 from simpar.units import format_time
 
 FORMAT: Final = 'simpar comparison 1'
@@ -68,6 +68,7 @@ class OpError:
             'waits for its peers': self.wait.difference,
             'itself': self.run.difference,
         }
+        # The largest in size: an op may start late and run short, and only one of them is the reason.
         part = max(parts, key=lambda name: abs(parts[name]))
         longer = 'longer' if parts[part] < 0 else 'shorter'
         return f'{part} {longer} than predicted'
@@ -101,16 +102,17 @@ class Comparison:
             raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
 
 
-def compare(predicted: Trace | Recording, measured: Trace | Recording, *, percentile: float = 50.0) -> Comparison:
+def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, percentile: float = 50.0) -> Comparison:
     """Compare two traces of one Program.
 
     Arguments: ``percentile`` of the measured steps that is compared with the last predicted step, e.g. 10 on a machine
     that others disturb. Ops are compared by their medians over the measured steps. Raises ``ScheduleError`` if the
     traces are of different Programs.
     """
-    one = record(predicted) if isinstance(predicted, Trace) else predicted
-    other = record(measured) if isinstance(measured, Trace) else measured
+    one = to_saved(predicted) if isinstance(predicted, Trace) else predicted
+    other = to_saved(measured) if isinstance(measured, Trace) else measured
     _same_program(one, other)
+    # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
     ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, _warm(other))) for rank in range(_world(one))]
     warm = other.step_times[_warm(other)]
     return Comparison(
@@ -124,7 +126,7 @@ def compare(predicted: Trace | Recording, measured: Trace | Recording, *, percen
     )
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison as one object; seconds, errors as shares."""
     return {
         'format': FORMAT,
@@ -150,9 +152,9 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_screen(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
-    """The comparison on one screen; arguments as of ``report.screen``."""
-    from simpar.report import rendered, table
+def render_comparison(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
+    """The comparison on one screen; arguments as of ``report.render``."""
+    from simpar.report import render_parts, table
 
     phases = table('', 'predicted', comparison.origin, 'difference', 'error')
     rows = {'step': comparison.step, 'first step, from cold': comparison.cold_step, **comparison.phases}
@@ -162,13 +164,13 @@ def comparison_screen(comparison: Comparison, *, colour: bool | None = None, wid
     worst.columns[-1].justify = 'left'
     for op in comparison.worst:
         worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
-    return rendered([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
+    return render_parts([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
 
 
 class _Rank(NamedTuple):
     """A rank's ops: seconds of one step, medians over steps; shape [slots]."""
 
-    slots: tuple[RecordedSlot, ...]
+    slots: tuple[SavedSlot, ...]
     pause: Times
     wait: Times
     run: Times
@@ -177,8 +179,9 @@ class _Rank(NamedTuple):
 Ranks = list[tuple[_Rank, _Rank]]
 
 
-def _same_program(one: Recording, other: Recording) -> None:
+def _same_program(one: SavedTrace, other: SavedTrace) -> None:
     """Refuse traces that cannot be joined."""
+    # Ops are joined by their place, so only the very same program can be compared.
     if one.program != other.program:
         what = f'the traces are of different programs ({one.program[:12]}… and {other.program[:12]}…)'
         raise ScheduleError(Problem('compare', what, 'predict and measure the same schedule, with the same --set'))
@@ -189,35 +192,40 @@ def _same_program(one: Recording, other: Recording) -> None:
             raise ScheduleError(Problem('compare', f'the traces name different ops on rank {rank}'))
 
 
-def _world(recording: Recording) -> int:
-    return len(recording.lane_of_rank)
+def _world(saved: SavedTrace) -> int:
+    return len(saved.representative_of_rank)
 
 
-def _lane(recording: Recording, rank: int) -> RecordedLane:
-    return recording.lanes[recording.lane_of_rank[rank]]
+def _rank_times(saved: SavedTrace, rank: int) -> SavedRank:
+    return saved.representatives[saved.representative_of_rank[rank]]
 
 
-def _slots(recording: Recording, rank: int) -> tuple[RecordedSlot, ...]:
-    return recording.roles[_lane(recording, rank).role]
+def _slots(saved: SavedTrace, rank: int) -> tuple[SavedSlot, ...]:
+    return saved.roles[_rank_times(saved, rank).role]
 
 
-def _warm(recording: Recording) -> slice:
+def _warm(saved: SavedTrace) -> slice:
     """All steps but the first, where there are more."""
-    return slice(min(1, len(recording.step_times) - 1), None)
+    return slice(min(1, len(saved.step_times) - 1), None)
 
 
-def _table(recording: Recording, rank: int, steps: slice) -> _Rank:
+def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:
     """Pause, wait and run of every op of a rank."""
-    lane, slots = _lane(recording, rank), _slots(recording, rank)
-    before = np.empty_like(lane.end_KS)
+    rank_times, slots = _rank_times(saved, rank), _slots(saved, rank)
+    before = np.empty_like(rank_times.end_KS)
     tail: dict[str, int] = {}
     for slot, described in enumerate(slots):
-        before[:, slot] = lane.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
+        before[:, slot] = rank_times.end_KS[:, tail[described.stream]] if described.stream in tail else np.nan
         tail[described.stream] = slot
+    # The first op of a stream follows the stream's last op of the step before; in the first step, the program's begin.
     for slot in np.flatnonzero(np.isnan(before[0])).tolist():
-        last = lane.end_KS[:, tail[slots[slot].stream]]
+        last = rank_times.end_KS[:, tail[slots[slot].stream]]
         before[:, slot] = np.concatenate(([0.0], last[:-1]))
-    times = (lane.arrive_KS - before, lane.start_KS - lane.arrive_KS, lane.end_KS - lane.start_KS)
+    times = (
+        rank_times.arrive_KS - before,
+        rank_times.start_KS - rank_times.arrive_KS,
+        rank_times.end_KS - rank_times.start_KS,
+    )
     return _Rank(slots, *(np.median(part[steps], axis=0) for part in times))
 
 
@@ -245,9 +253,11 @@ def _spent(rank: _Rank) -> dict[str, float]:
     for slot, run in zip(rank.slots, rank.run.tolist(), strict=True):
         name = f'compute {slot.phase}' if slot.kind == 'compute' else f'{slot.partition} {slot.operator} {slot.phase}'
         seconds[name] = seconds.get(name, 0.0) + run
+    # On a rank without communication the row would always be zero.
     if any(slot.kind != 'compute' for slot in rank.slots):
         seconds['waiting for peers'] = float(rank.wait.sum())
     first = rank.slots[0].stream
+    # Pauses of parallel streams overlap, so those of the first stream alone add up to something.
     on_first = np.array([slot.stream == first for slot in rank.slots])
     seconds[f'pauses of {first}'] = float(rank.pause[on_first].sum())
     return seconds
@@ -272,12 +282,15 @@ def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     for rank, (predicted, measured) in enumerate(ranks):
         parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]
         total = np.sum([one - other for one, other in parts], axis=0)
+        # Twice as many as are shown, for the same op may be among the worst of several ranks. Stable: ties stay in
+        # issue order.
         for slot in np.argsort(-np.abs(total), kind='stable')[: 2 * _WORST].tolist():
             pause, wait, run = (Pair(predicted=float(a[slot]), measured=float(b[slot])) for a, b in parts)
             described = predicted.slots[slot]
             op = OpError(op=described.op, rank=rank, stream=described.stream, pause=pause, wait=wait, run=run)
             if op.op not in found or abs(op.difference) > abs(found[op.op].difference):
                 found[op.op] = op
+    # Ties by name, so that equal traces give equal answers.
     ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
     return tuple(op for op in ranked[:_WORST] if op.difference)
 
@@ -292,6 +305,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _pair_json(pair: Pair) -> dict[str, float | None]:
+    # JSON has no NaN.
     error = pair.error if math.isfinite(pair.error) else None
     return {'predicted': pair.predicted, 'measured': pair.measured, 'error': error}
 

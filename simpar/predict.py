@@ -98,6 +98,8 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """What every rank holds over a step."""
+        # With gloo the executor copies the tensors of a fused collective into one buffer; other libraries work in
+        # place.
         return memory(self.trace, flattened=self.profile.library.name.lower() == 'gloo')
 
     @property
@@ -113,8 +115,8 @@ class Prediction:
     @property
     def grades(self) -> dict[str, float]:
         """Share of the isolated seconds that rest on numbers of each grade."""
-        whole = sum(self.costs.grades.values())
-        return {grade: seconds / whole for grade, seconds in self.costs.grades.items()} if whole else {}
+        total = sum(self.costs.grades.values())
+        return {grade: seconds / total for grade, seconds in self.costs.grades.items()} if total else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -137,6 +139,7 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
     computation, and both slow each other: the last step that is simulated would be too fast. So a further one is
     simulated where there are such messages, and left out of the trace.
     """
+    # A role whose last op computes leaves no message that could run into the next step.
     ends = (program.op(role, len(role) - 1).kind for role in program.roles)
     if all(kind == 'compute' for kind in ends):
         return simulate(program, costs, steps=steps)
@@ -161,6 +164,7 @@ def predict(
     """
     priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
     if baseline is None:
+        # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
         trace = followed(program, costs, steps)
         return Prediction(name=names[0], trace=trace, costs=costs, profile=cluster.profile)
@@ -193,6 +197,7 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) ->
     states: list[_State] = []
     for _, effects in EFFECTS:
         costs = priced(effects)
+        # Simulation takes the time; on a machine without this effect the trace would be the same.
         same = bool(states) and _same(costs, states[-1].costs)
         states.append(_State(costs, states[-1].trace if same else followed(program, costs, steps)))
     return states
@@ -204,6 +209,8 @@ def _explain(baselines: list[_State], states: list[_State]) -> tuple[Contributio
     before = 0.0
     for (effect, _), other, mine in zip(EFFECTS, baselines, states, strict=True):
         baseline, step = other.trace.step, mine.trace.step
+        # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
+        # exact.
         rows.append(Contribution(effect=effect, seconds=baseline - step - before, baseline=baseline, step=step))
         before = baseline - step
     return tuple(rows)
@@ -222,6 +229,7 @@ def _same(one: Costs, other: Costs) -> bool:
 def _unsteady(trace: Trace) -> tuple[str, ...]:
     """A note where the last two steps differ, so that a further one may differ too."""
     times = trace.step_times
+    # A thousandth: less than any other error of the model.
     if trace.steps < 2 or abs(times[-1] - times[-2]) <= 1e-3 * times[-1]:
         return ()
     change = (times[-1] / times[-2] - 1) * 100

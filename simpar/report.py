@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from simpar.memory import facts, peak_words
+from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.plot import headline
 from simpar.predict import Prediction
@@ -27,7 +27,7 @@ _MOST_PIPELINE_RANKS = 8
 """How many pipeline ranks the screen shows: of more, the first and the last."""
 
 
-def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
+def render(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
     """The answer on one screen.
 
     Arguments: ``colour``, unless given only if standard output is a terminal and NO_COLOR is not set; ``width`` in
@@ -42,17 +42,18 @@ def screen(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         parts += ['', _why(prediction, baseline)]
     staged = is_pipeline(prediction.program)
     parts += ['', _stages(prediction), '', _mean_streams(prediction)] if staged else ['', _streams(prediction)]
-    parts += ['', prediction.critical_path.words]
-    parts.append(f'Memory: {peak_words(prediction.memory.fullest, prediction.device_memory)}.')
+    parts += ['', prediction.critical_path.summary]
+    parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
-    return rendered(parts, colour=colour, width=width)
+    return render_parts(parts, colour=colour, width=width)
 
 
-def rendered(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
-    """Lines and tables below one another, the first bold; arguments as of ``screen``."""
+def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
+    """Lines and tables below one another, the first bold; arguments as of ``render``."""
     from rich.console import Console
 
+    # NO_COLOR is a convention of terminal programs; a pipe gets plain text anyway.
     coloured = (sys.stdout.isatty() and not os.environ.get('NO_COLOR')) if colour is None else colour
     text = io.StringIO()
     console = Console(
@@ -65,8 +66,10 @@ def rendered(parts: Iterable[RenderableType], *, colour: bool | None, width: int
         emoji=False,
         legacy_windows=False,
     )
+    # The first part is the answer itself.
     for index, part in enumerate(parts):
         console.print(part, style='bold' if index == 0 else None)
+    # rich fills lines with blanks up to the width.
     return ''.join(f'{line.rstrip()}\n' for line in text.getvalue().splitlines())
 
 
@@ -80,7 +83,7 @@ def table(*columns: str) -> Table:
     return empty
 
 
-def as_json(prediction: Prediction) -> dict[str, Any]:
+def to_dict(prediction: Prediction) -> dict[str, Any]:
     """The answer as one object; seconds, and shares from 0 to 1."""
     from simpar import __version__
 
@@ -100,6 +103,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
 
 def grades_line(prediction: Prediction) -> str:
     """How well the numbers behind the answer are known."""
+    # Below this a share would be shown as 0.0 %.
     shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share >= 0.0005]
     return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
@@ -113,9 +117,11 @@ def _figures(prediction: Prediction) -> Table:
     rows.add_row('first step, from cold', *(format_time(side.cold_step) for side in sides))
     rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
     rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
+    # A single communicator's share is the whole of the row above.
     if len({name for m in steady for name in _exposed_by(m)}) > 1:
         for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
             rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
+    # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
     if differ or not is_pipeline(prediction.program):
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
@@ -153,13 +159,13 @@ def _mean_streams(prediction: Prediction) -> Table:
     """Streams of the same name, averaged over all ranks."""
     steady = prediction.metrics.steady
     rows = table('stream, mean over the ranks', 'busy', 'waiting for peers', 'idle', 'ops')
-    whole = sum(rank.ranks for rank in steady.ranks)
+    ranks = sum(rank.ranks for rank in steady.ranks)
     means: dict[str, list[float]] = {}
     for rank in steady.ranks:
         for stream in rank.streams:
             mean = means.setdefault(stream.stream, [0.0, 0.0, 0.0])
             for index, value in enumerate((stream.busy, stream.waiting, stream.ops)):
-                mean[index] += value * rank.ranks / whole
+                mean[index] += value * rank.ranks / ranks
     for name, (busy, waiting, ops) in means.items():
         seconds = (busy, waiting, steady.step - busy - waiting)
         rows.add_row(name, *(_of(s, steady.step) for s in seconds), f'{ops:.0f}')
@@ -174,6 +180,7 @@ def _stages(prediction: Prediction) -> Table:
     half = _MOST_PIPELINE_RANKS // 2
     left_out = len(places) - 2 * half
     for number, place in enumerate(places):
+        # The ends are the ranks that differ most: first and last stage.
         if left_out > 0 and half <= number < len(places) - half:
             if number == half:
                 rows.add_row(f'{left_out} more: see --json')
@@ -212,10 +219,10 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'cold_step': prediction.cold_step,
         'steady': _window(prediction.metrics.steady),
         'cold': _window(prediction.metrics.cold),
-        'critical_path': {'words': path.words, 'shares': path.shares, 'stretched': path.stretched},
+        'critical_path': {'words': path.summary, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
         'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
-        'memory': facts(prediction.memory, prediction.device_memory),
+        'memory': memory_to_dict(prediction.memory, prediction.device_memory),
         'notes': list(prediction.notes),
     }
 
@@ -264,9 +271,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _of(seconds: float, whole: float) -> str:
+def _of(seconds: float, total: float) -> str:
     """Seconds and their share of a step."""
-    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _share(value: float) -> str:
@@ -274,6 +281,7 @@ def _share(value: float) -> str:
 
 
 def _percent(share: float) -> str:
+    # 100.0 % would read as if it were measured to a thousandth.
     return f'{share * 100:.1f} %' if share < 0.9995 else f'{share * 100:.0f} %'
 
 

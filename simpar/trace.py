@@ -28,11 +28,13 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
-    """The spans of one simulated or measured rank.
+class RankTimes:
+    """The times of one simulated or measured rank, which may stand for others that behave alike.
 
-    Arguments: ``rank``, the (first) rank that it stands for; ``arrive_KS``, ``start_KS``, ``end_KS``, seconds, shape
-    [steps, slots of the rank's role]. A simulated collective starts when its last participant has arrived.
+    A simulated collective starts when its last participant has arrived.
+    Arguments:
+        rank: the (first) rank whose times these are.
+        arrive_KS, start_KS, end_KS: seconds, shape [steps, slots of the rank's role].
     """
 
     rank: int
@@ -45,23 +47,29 @@ class Lane:
 class Trace:
     """All spans of some steps, run back to back.
 
-    Arguments: ``lane_of_rank``, shape [world], index into ``lanes``: ranks that behave alike share a lane.
+    Arguments:
+        program: what was run.
+        origin: whether times were simulated, emulated or measured.
+        representatives: the times of ranks that stand for all; ranks that behave alike share one.
+        representative_of_rank: shape [world], index into ``representatives``.
     """
 
     program: Program
     origin: Literal['simulated', 'emulated', 'measured']
-    lanes: tuple[Lane, ...]
-    lane_of_rank: NDArray[np.int32]
+    representatives: tuple[RankTimes, ...]
+    representative_of_rank: NDArray[np.int32]
 
     @property
     def steps(self) -> int:
         """Number of steps."""
-        return int(self.lanes[0].end_KS.shape[0])
+        return int(self.representatives[0].end_KS.shape[0])
 
     @property
     def step_ends(self) -> Times:
         """Shape [steps]: when the last op of each step ended, over all ranks."""
-        return np.asarray(np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0), dtype=np.float64)
+        return np.asarray(
+            np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0), dtype=np.float64
+        )
 
     @property
     def step_times(self) -> Times:
@@ -80,25 +88,47 @@ class Trace:
 
     def first(self, steps: int) -> Trace:
         """The trace without what comes after so many steps."""
-        lanes = (replace(lane, arrive_KS=lane.arrive_KS[:steps], start_KS=lane.start_KS[:steps],
-                         end_KS=lane.end_KS[:steps]) for lane in self.lanes)  # fmt: skip
-        return replace(self, lanes=tuple(lanes))
+        representatives = (
+            replace(
+                rank_times,
+                arrive_KS=rank_times.arrive_KS[:steps],
+                start_KS=rank_times.start_KS[:steps],
+                end_KS=rank_times.end_KS[:steps],
+            )
+            for rank_times in self.representatives
+        )
+        return replace(self, representatives=tuple(representatives))
 
-    def lane(self, rank: int) -> Lane:
-        """The lane of a rank."""
-        return self.lanes[int(self.lane_of_rank[rank])]
+    # The names before these, which scripts still read.
+    @property
+    def lanes(self) -> tuple[RankTimes, ...]:
+        """The same as ``representatives``."""
+        return self.representatives
 
-    def role(self, lane: Lane) -> Role:
-        """The role whose slots a lane's columns are."""
-        return self.program.role(lane.rank)
+    @property
+    def lane_of_rank(self) -> NDArray[np.int32]:
+        """The same as ``representative_of_rank``."""
+        return self.representative_of_rank
+
+    def times_of(self, rank: int) -> RankTimes:
+        """Return the times of a rank, or of the rank that stands for it."""
+        return self.representatives[int(self.representative_of_rank[rank])]
+
+    def role(self, rank_times: RankTimes) -> Role:
+        """Return the role whose slots the columns are."""
+        return self.program.role(rank_times.rank)
 
     def spans(self, rank: int, step: int = -1) -> Iterator[Span]:
         """The spans of a rank in one step, in issue order."""
-        lane = self.lane(rank)
-        role = self.role(lane)
+        rank_times = self.times_of(rank)
+        role = self.role(rank_times)
         times = zip(
-            lane.arrive_KS[step].tolist(), lane.start_KS[step].tolist(), lane.end_KS[step].tolist(), strict=True
+            rank_times.arrive_KS[step].tolist(),
+            rank_times.start_KS[step].tolist(),
+            rank_times.end_KS[step].tolist(),
+            strict=True,
         )
+        # From lists: single numbers of arrays are slow to read.
         for slot, (arrive, start, end) in enumerate(times):
             yield Span(
                 slot=slot,

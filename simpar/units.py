@@ -22,6 +22,7 @@ def _sizes() -> dict[str, float]:
     table: dict[str, float] = {}
     for prefix, factor in {**_PREFIXES, **_BINARY}.items():
         table[f'{prefix}B'] = factor
+        # Rates of networks are given in bits, and one letter's case is all that tells them apart.
         table[f'{prefix}b'] = table[f'{prefix}bit'] = factor / 8
     return table
 
@@ -47,11 +48,13 @@ def parse(text: object, kind: str) -> float:
     Raises ``ValueError`` for a bare number, an unknown unit or anything else, saying what to write.
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    # A bare number is refused: nobody can tell whether 50 is seconds or microseconds.
     if match is None:
         raise ValueError(f'not a quantity of {kind}; write a number and a unit, e.g. {EXAMPLES[kind]}')
     factor = UNITS[kind].get(match[2])
     if factor is None:
         raise ValueError(f'unknown unit {match[2]!r} of {kind}; write e.g. {EXAMPLES[kind]}')
+    # ``1e400 s`` is well-formed text and no number.
     if not isfinite(float(match[1]) * factor):
         raise ValueError(f'too large a quantity of {kind}; write e.g. {EXAMPLES[kind]}')
     # In decimals, so that 0.511 ms is the float nearest to 0.000511.
@@ -60,6 +63,7 @@ def parse(text: object, kind: str) -> float:
 
 def quantise(seconds: float) -> float:
     """Round a time to the grid of 2⁻⁴⁰ s, so that sums of times are exact whatever their order."""
+    # A power of two, so that multiplying and dividing by it is exact.
     return round(seconds * GRID) / GRID
 
 

@@ -8,7 +8,7 @@ import pytest
 from executor.watchdog import STREAMS
 from simpar import cli
 from simpar.case import load_case
-from simpar.commands.check import MOST_STREAMS, facts_of, screen
+from simpar.commands.check import MOST_STREAMS, render, to_dict
 from simpar.pipeline import parse_action
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.order import Order
@@ -30,11 +30,11 @@ def case(folder: Path, plan: str, *, devices: int = 4, layers: int = 4, batch: i
 
 
 def test_the_grid_is_the_order_with_its_sends_and_receives(tmp_path):
-    facts = facts_of(load_case(case(tmp_path, 'pipeline: 2, tensor: 2, micro_batches: 4, order: 1f1b')))
+    facts = to_dict(load_case(case(tmp_path, 'pipeline: 2, tensor: 2, micro_batches: 4, order: 1f1b')))
     assert [len(row) for row in facts['actions']] == [16, 16]
     rows = tuple(tuple(map(parse_action, row)) for row in facts['actions'])
     check_order(Order(rows, (0, 1), 4))
-    lines = screen(facts).splitlines()
+    lines = render(facts).splitlines()
     at = lines.index('actions of the pipeline ranks:')
     assert lines[at + 1].split() == ['Rank', '0', 'Rank', '1']
     cells = [line.partition(':')[2].split() for line in lines[at + 2 : at + 18]]
@@ -44,7 +44,7 @@ def test_the_grid_is_the_order_with_its_sends_and_receives(tmp_path):
 
 def test_late_receives_stand_where_they_are_posted(tmp_path):
     early, late = (
-        facts_of(load_case(case(tmp_path, f'pipeline: 4, micro_batches: 8, receive: {receive}')))['actions']
+        to_dict(load_case(case(tmp_path, f'pipeline: 4, micro_batches: 8, receive: {receive}')))['actions']
         for receive in ('early', 'late')
     )
     assert early != late
@@ -57,14 +57,14 @@ def test_late_receives_stand_where_they_are_posted(tmp_path):
 
 def test_what_each_pipeline_rank_holds_is_told(tmp_path):
     plan = 'pipeline: 2, chunks: 2, micro_batches: 4, order: interleaved-1f1b, tensor: 2'
-    facts = facts_of(load_case(case(tmp_path, plan, layers=8)))
+    facts = to_dict(load_case(case(tmp_path, plan, layers=8)))
     first, last = facts['roles']
     assert first['stages'] == {0: ['embedding', 'position', 'layer0', 'layer1'], 2: ['layer4', 'layer5']}
     assert last['stages'][3] == ['layer6', 'layer7', 'norm', 'head', 'loss']
     assert first['ranks'] == [0, 1]
     assert facts['parameters']['rank'] == max(first['parameters'], last['parameters'])
     assert facts['parameters']['rank'] < facts['parameters']['model']
-    text = screen(facts)
+    text = render(facts)
     assert '    stage 0: embedding, position, layer0-1\n' in text
     assert '    stage 3: layer6-7, norm, head, loss\n' in text
     sends = [row for row in facts['messages'] if row['phase'] == 'F']
@@ -72,7 +72,7 @@ def test_what_each_pipeline_rank_holds_is_told(tmp_path):
 
 
 def test_a_long_grid_is_cut_in_the_middle(tmp_path):
-    text = screen(facts_of(load_case(case(tmp_path, 'pipeline: 4, micro_batches: 64', batch=64))))
+    text = render(to_dict(load_case(case(tmp_path, 'pipeline: 4, micro_batches: 64', batch=64))))
     lines = text.splitlines()
     at = lines.index('actions of the pipeline ranks:')
     assert any('more steps: see --json' in line for line in lines[at:])
@@ -81,10 +81,10 @@ def test_a_long_grid_is_cut_in_the_middle(tmp_path):
 
 @pytest.mark.parametrize('plan', ['tensor: 2', 'pipeline: 2, tensor: 2, micro_batches: 4, copies: 2'])
 def test_what_is_simulated_and_executable_is_said_for_each_feature(tmp_path, plan):
-    facts = facts_of(load_case(case(tmp_path, plan)))
+    facts = to_dict(load_case(case(tmp_path, plan)))
     assert all(row['simulated'] == row['executable'] == 'yes' for row in facts['features'])
     asked = [row['feature'] for row in facts['features']]
-    line = next(line for line in screen(facts).splitlines() if line.startswith('simulated and executable: '))
+    line = next(line for line in render(facts).splitlines() if line.startswith('simulated and executable: '))
     assert line == f'simulated and executable: {", ".join(asked)}'
     assert ('order 1f1b' in asked) == ('pipeline' in plan)
     assert (facts['actions'] is None) == ('pipeline' not in plan)
@@ -92,17 +92,17 @@ def test_what_is_simulated_and_executable_is_said_for_each_feature(tmp_path, pla
 
 def test_sequences_in_chunks_are_not_offered_yet(tmp_path):
     plan = 'pipeline: 2, tensor: 2, micro_batches: 4, order: mindspore-2.10/seqpipe'
-    facts = facts_of(load_case(case(tmp_path, plan)))
+    facts = to_dict(load_case(case(tmp_path, plan)))
     row = facts['features'][-1]
     assert row['feature'] == 'several sequence chunks'
     assert row['simulated'].startswith('not offered')
-    assert 'several sequence chunks: not offered: attention over earlier chunks' in screen(facts)
+    assert 'several sequence chunks: not offered: attention over earlier chunks' in render(facts)
 
 
 def test_more_streams_than_the_executor_has_room_for_are_told(tmp_path):
     assert MOST_STREAMS == STREAMS
     plan = 'pipeline: 4, micro_batches: 4, copies: 64'
-    facts = facts_of(load_case(case(tmp_path, plan, batch=256)))
+    facts = to_dict(load_case(case(tmp_path, plan, batch=256)))
     streams = max(len(role['streams']) for role in facts['roles'])
     assert streams > STREAMS
     assert facts['machines']['torch.distributed'] == f'no: {streams} streams on a rank, room for {STREAMS}'

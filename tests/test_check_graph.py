@@ -8,8 +8,8 @@ from graph_cases import graph_case
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.commands.check import screen
-from simpar.commands.check_strategies import flattens, strategy_facts, strategy_text
+from simpar.commands.check import render
+from simpar.commands.check_strategies import flattens, strategies_to_dict, strategy_text
 from simpar.commands.ir import rank_ir
 from simpar.commands.listing import Listing
 from simpar.lower import lower
@@ -79,7 +79,7 @@ def layer_of(tensor):
 
 def test_operators_have_mindspores_names_and_the_strategies_of_the_file(graph):
     """Where none is given: by hand, from the slices of what is read."""
-    rows = strategy_facts(load_case(graph))['operators']
+    rows = strategies_to_dict(load_case(graph))['operators']
     assert [
         (row['name'], row['operator'], strategy_text(row['strategy'])) for row in rows if row['name'] != 'words'
     ] == [
@@ -105,7 +105,7 @@ def test_operators_have_mindspores_names_and_the_strategies_of_the_file(graph):
 
 def test_an_embedding_has_its_weight_as_it_is_and_before_the_tokens(graph):
     """Micro-batches of 8 samples of 8 tokens; 32 rows of 16, cut in 4."""
-    words = strategy_facts(load_case(graph))['operators'][0]
+    words = strategies_to_dict(load_case(graph))['operators'][0]
     assert (words['operator'], strategy_text(words['strategy'])) == ('Gather', '((4, 1), (2, 1))')
     assert list(words['reads'].values()) == [[8, 16], [4, 8]]
     assert next(iter(words['reads'])) == 'words.weight'
@@ -114,7 +114,7 @@ def test_an_embedding_has_its_weight_as_it_is_and_before_the_tokens(graph):
 
 
 def test_weights_of_products_alone_are_turned(graph):
-    rows = {row['name']: row for row in strategy_facts(load_case(graph))['operators']}
+    rows = {row['name']: row for row in strategies_to_dict(load_case(graph))['operators']}
     assert rows['q']['reads']['q.weight'] == [16, 4]
     assert rows['proj']['reads']['proj.weight'] == [4, 16]
     assert rows['layer_norm0']['reads']['layer_norm0.gain'] == [16]
@@ -132,7 +132,7 @@ def test_a_reshape_is_shown_with_slices_and_without_a_strategy(graph, capsys):
 
 def test_a_gradient_that_comes_by_an_addition_is_brought_back_for_that_addition(graph):
     """``rows`` is gathered for the norm and the addition alike; the addition has no op of its own in the backward."""
-    rows = {row['name']: row for row in strategy_facts(load_case(graph))['operators']}
+    rows = {row['name']: row for row in strategies_to_dict(load_case(graph))['operators']}
     for name in ('layer_norm0', 'sum'):
         told = {
             (one['phase'], one['operator']) for one in rows[name]['collectives'] if one['purpose'] == 'redistribution'
@@ -154,7 +154,7 @@ workload:
   loss: mse
 plan: {device_matrix: {dp: 2, mp: 4}}
 """)
-    rows = strategy_facts(load_case(path))['operators']
+    rows = strategies_to_dict(load_case(path))['operators']
     listed = {row['name']: (strategy_text(row['strategy']), row['out_strategy'], row['origin']) for row in rows}
     assert listed['up'] == ('((2, 4), (4, 1))', [8, 1], 'given')
     assert listed['gelu0'] == ('((2, 4))', [], 'given')
@@ -177,7 +177,7 @@ workload:
 plan: {{redistribution: mindspore-2.10}}
 """)
     case = load_case(path)
-    flat, up, _ = strategy_facts(case)['operators']
+    flat, up, _ = strategies_to_dict(case)['operators']
     cuts = '((4, 1, 1, 1))' if origin == 'given' else '((8, 1, 1, 1))'
     assert (flat['name'], flat['operator'], strategy_text(flat['strategy'])) == ('flat', 'Flatten', cuts)
     assert flat['origin'] == origin
@@ -289,7 +289,7 @@ def test_layers_that_are_marked_are_run_again_and_listed_once(graph):
     case = load_case(graph, ['workload.network.7.mul.recompute=true'])
     again = {op.name for op in case.program.op_classes if op.name.endswith('.recompute')}
     assert again == {'layer_norm0.F.recompute'}  # the backward of mul needs nothing that it makes
-    names = [row['name'] for row in strategy_facts(case)['operators']]
+    names = [row['name'] for row in strategies_to_dict(case)['operators']]
     assert len(names) == len(set(names)) == 18
 
 
@@ -312,10 +312,10 @@ def test_a_resolved_graph_is_the_same_program(graph, capsys):
 
 
 def test_the_screen_of_check_is_of_the_same_facts_as_json(graph):
-    from simpar.commands.check import facts_of
+    from simpar.commands.check import to_dict
 
-    facts = facts_of(load_case(graph))
-    text = screen(facts)
+    facts = to_dict(load_case(graph))
+    text = render(facts)
     for row in facts['strategies']['operators']:
         cut = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
         assert f'  {row["name"]}: {row["operator"]}{cut}, {row["origin"]}\n' in text

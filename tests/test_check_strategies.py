@@ -13,8 +13,8 @@ from strategy_cases import random_case
 from simpar import cli
 from simpar.case import load_case
 from simpar.commands import ir
-from simpar.commands.check import facts_of, screen
-from simpar.commands.check_strategies import strategy_facts, strategy_text
+from simpar.commands.check import render, to_dict
+from simpar.commands.check_strategies import strategies_to_dict, strategy_text
 from simpar.commands.listing import Listing
 from simpar.lower import lower
 from simpar.model import Dense, Relu, layer_names
@@ -39,7 +39,7 @@ def lines(text):
 
 
 def test_the_tutorial_is_listed_operator_by_operator():
-    rows = strategy_facts(load_case(PROPAGATION))['operators']
+    rows = strategies_to_dict(load_case(PROPAGATION))['operators']
     assert [(row['name'], row['operator'], strategy_text(row['strategy'])) for row in rows] == [
         ('matmul', 'MatMul', '((2, 4), (4, 1))'),
         ('relu', 'ReLU', '((2, 4))'),
@@ -61,7 +61,7 @@ def test_the_tutorial_is_listed_operator_by_operator():
 def test_the_screen_tells_the_same_as_json(capsys):
     assert cli.main(['check', str(PROPAGATION), '--json']) == 0
     facts = json.loads(capsys.readouterr().out)
-    text = screen(facts)
+    text = render(facts)
     assert '  matmul: MatMul ((2, 4), (4, 1)), given\n' in text
     assert '    slices x@1 (8, 8) matmul.weight (8, 16) → matmul.partial (8, 16)\n' in text
     assert '    F all_reduce of 512 B over 0-1-2-3 and 1 more: sum\n' in text
@@ -71,7 +71,7 @@ def test_the_screen_tells_the_same_as_json(capsys):
 
 def test_what_an_exact_search_weighed_is_told():
     case = load_case(PROPAGATION, ['plan.search=exact', 'plan.objective=time'])
-    text = screen(facts_of(case))
+    text = render(to_dict(case))
     best = case.strategies.proposals[0]
     assert f'searched: {best.name}, least time' in text
     assert 'strategies that were weighed, best first' in text
@@ -80,9 +80,9 @@ def test_what_an_exact_search_weighed_is_told():
 
 
 def test_a_network_without_strategies_has_no_listing():
-    facts = facts_of(load_case(COPIES))
+    facts = to_dict(load_case(COPIES))
     assert facts['strategies'] is None
-    assert 'strategies' not in screen(facts)
+    assert 'strategies' not in render(facts)
 
 
 @pytest.mark.parametrize('seed', RANDOM)
@@ -96,7 +96,7 @@ def test_random_strategies_are_read_off_the_program_as_they_were_given(seed):
             assert tuple(map(tuple, listing.strategy(rows[name]))) == layer.strategy
     for op in rows.values():
         tensors = [program.tensor[name] for name in op.reads]
-        for tensor, cuts in zip(tensors, map(listing.cuts, tensors), strict=True):
+        for tensor, cuts in zip(tensors, map(listing.shard_counts, tensors), strict=True):
             copies = program.copies if tensor.batch_dim is not None else 1
             assert prod(program.local_shape(tensor)) * prod(cuts) * copies == prod(tensor.shape)
 
@@ -141,7 +141,7 @@ def test_every_collective_belongs_to_an_operator_and_sums_to_those_that_contract
 
 def test_a_pipeline_with_recomputation_is_listed_too():
     case = load_case(RECURSIVE)
-    facts = strategy_facts(case)
+    facts = strategies_to_dict(case)
     names = [row['name'] for row in facts['operators']]
     assert names == ['layer1', 'relu1', 'layer2', 'layer2.bias', 'relu2', 'layer3', 'loss']
     listed = {one['op'] for row in facts['operators'] for one in row['collectives']}

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
-from simpar.compare import compare, comparison_json, comparison_screen
+from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
-from simpar.recording import load_trace, record, save_trace
-from simpar.trace import Lane
+from simpar.trace import RankTimes
+from simpar.trace_files import load_trace, save_trace, to_saved
 
 PROGRAM = worked_program()
 
@@ -27,9 +27,11 @@ def measured(trace, origin='measured'):
     """A trace as a machine would record it: a lane for each rank, in memory of its own."""
     lanes = []
     for rank in range(trace.program.world):
-        lane = trace.lane(rank)
-        lanes.append(Lane(rank, lane.arrive_KS.copy(), lane.start_KS.copy(), lane.end_KS.copy()))
-    return replace(trace, origin=origin, lanes=tuple(lanes), lane_of_rank=np.arange(trace.program.world))
+        lane = trace.times_of(rank)
+        lanes.append(RankTimes(rank, lane.arrive_KS.copy(), lane.start_KS.copy(), lane.end_KS.copy()))
+    return replace(
+        trace, origin=origin, representatives=tuple(lanes), representative_of_rank=np.arange(trace.program.world)
+    )
 
 
 def test_a_trace_equals_itself():
@@ -67,10 +69,18 @@ def test_an_op_that_lasts_longer_is_told_from_ops_that_wait():
     trace = measured(predicted())
     wa, update = 17, 18
     for step in range(3):
-        for times in (trace.lanes[1].arrive_KS, trace.lanes[1].start_KS, trace.lanes[1].end_KS):
+        for times in (
+            trace.representatives[1].arrive_KS,
+            trace.representatives[1].start_KS,
+            trace.representatives[1].end_KS,
+        ):
             times[step] += 10 * step
-        trace.lanes[1].end_KS[step, wa] += 10
-        for times in (trace.lanes[1].arrive_KS, trace.lanes[1].start_KS, trace.lanes[1].end_KS):
+        trace.representatives[1].end_KS[step, wa] += 10
+        for times in (
+            trace.representatives[1].arrive_KS,
+            trace.representatives[1].start_KS,
+            trace.representatives[1].end_KS,
+        ):
             times[step, update] += 10
     worst = compare(predicted(), trace).worst
     assert [(op.op, op.rank, op.difference, op.why) for op in worst if op.stream == 'compute'] == [
@@ -89,7 +99,7 @@ def test_an_op_that_waits_says_for_what():
 def test_a_percentile_of_the_measured_steps():
     """Steps of 56 s but for one disturbed of 66: the median and the 10th percentile do not see it, the 100th does."""
     trace = measured(simulate(PROGRAM, worked_costs(PROGRAM), steps=6))
-    for lane in trace.lanes:
+    for lane in trace.representatives:
         for times in (lane.arrive_KS, lane.start_KS, lane.end_KS):
             times[3:] += 10
     assert [compare(predicted(), trace, percentile=p).step.measured for p in (10, 50, 100)] == [56, 56, 66]
@@ -104,12 +114,12 @@ def test_other_programs_are_refused():
     other = replace(predicted(), program=PROGRAM.replace(notes=(), copies=3))
     with pytest.raises(ScheduleError, match='different programs'):
         compare(predicted(), other)
-    recording = record(predicted())
-    shifted = replace(recording, roles=(recording.roles[0][::-1],))
+    saved = to_saved(predicted())
+    shifted = replace(saved, roles=(saved.roles[0][::-1],))
     with pytest.raises(ScheduleError, match='different ops on rank 0'):
-        compare(recording, shifted)
+        compare(saved, shifted)
     with pytest.raises(ScheduleError, match='2 ranks, the other 1'):
-        compare(recording, replace(recording, lane_of_rank=(0,)))
+        compare(saved, replace(saved, representative_of_rank=(0,)))
 
 
 def test_a_saved_trace_compares_like_the_trace(tmp_path):
@@ -117,7 +127,7 @@ def test_a_saved_trace_compares_like_the_trace(tmp_path):
     trace = measured(predicted(slow={1: 0.5}))
     save_trace(path, trace)
     loaded = load_trace(path)
-    assert comparison_json(compare(predicted(), loaded)) == comparison_json(compare(predicted(), trace))
+    assert comparison_to_dict(compare(predicted(), loaded)) == comparison_to_dict(compare(predicted(), trace))
     assert (loaded.program, loaded.origin) == (PROGRAM.hash, 'measured')
     again = tmp_path / 'again.json'
     save_trace(again, loaded)
@@ -126,10 +136,10 @@ def test_a_saved_trace_compares_like_the_trace(tmp_path):
 
 def test_screen_and_json():
     comparison = compare(predicted(beside_communication=1.0), measured(predicted(), 'emulated'))
-    text = comparison_screen(comparison, colour=False)
+    text = render_comparison(comparison, colour=False)
     assert text.splitlines()[0] == 'predicted 44 s a step, emulated 56 s: error -21.4 %'
     assert len(text.splitlines()) < 40
-    answer = comparison_json(comparison)
+    answer = comparison_to_dict(comparison)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     assert answer['step'] == {'predicted': 44, 'measured': 56, 'error': 44 / 56 - 1}
 
@@ -233,4 +243,4 @@ def test_a_torn_file_never_breaks_through(tmp_path_factory, data):
         raw[at : at + 4] = data.draw(st.binary(max_size=8))
     path.write_bytes(bytes(raw))
     with contextlib.suppress(ScheduleError):
-        assert load_trace(path).lanes
+        assert load_trace(path).representatives

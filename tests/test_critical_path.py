@@ -14,7 +14,7 @@ from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.trace import Lane
+from simpar.trace import RankTimes
 from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
@@ -36,7 +36,7 @@ def test_worked_program_computes_all_the_time():
     assert ' '.join(names) == 'FA FA FB FB L IB L IB WB WA WB WA U'
     assert path.shares == {'compute': 1.0}
     assert path.stretched == 12
-    assert path.words == (
+    assert path.summary == (
         'Critical path: 100 % compute (FB 21 %, FA 18 %, IB 18 %, 4 more).'
         ' 21 % of the step is work on this path stretched by what ran beside it.'
     )
@@ -53,25 +53,26 @@ def test_a_slow_host_is_the_whole_path_but_the_last_op():
     path = path_of(worked_costs(PROGRAM, host=8.0))
     assert path.end - path.begin == 19 * 8
     assert story(path) == [('host', 0, 19 * 8 - 2), ('U', 0, 2)]
-    assert path.words == 'Critical path: 99 % waiting for the host, 1 % compute (U 1 %).'
+    assert path.summary == 'Critical path: 99 % waiting for the host, 1 % compute (U 1 %).'
 
 
 def test_the_path_runs_on_the_rank_that_comes_last():
     path = path_of(worked_costs(PROGRAM, slow={1: 0.5}))
     assert {segment.rank for segment in path.segments} == {1}
     assert path.shares == {'compute': 1.0}
-    assert 'all compute on rank 1' in path.words
+    assert 'all compute on rank 1' in path.summary
+    assert path.words == path.summary
 
 
 def test_the_path_crosses_to_the_peer_that_arrived_last():
     """On the page with rank 1 at half speed, but rank 0's update ends last: before GB.1, rank 1 computed."""
     trace = simulate(PROGRAM, worked_costs(PROGRAM, slow={1: 0.5}), steps=1, unfold=True)
-    trace.lanes[0].end_KS[0, -1] = 110.125
+    trace.representatives[0].end_KS[0, -1] = 110.125
     path = critical_path(trace)
     assert story(path)[-4:] == [('IB', 1, 8.0), ('GB', 0, 4.0), ('WA', 0, 4.0), ('U', 0, 40.0)]
     assert [rank for _, rank, _ in story(path)] == [1] * 9 + [0] * 3
     assert path.shares['tp all_reduce in the backward'] == 4 / 110.125
-    assert 'on rank' not in path.words
+    assert 'on rank' not in path.summary
 
 
 def test_one_copy_exposes_its_communication():
@@ -95,12 +96,12 @@ def test_a_shared_link_stretches_the_path():
 
 def test_a_measured_gap_is_overhead_and_the_path_goes_on():
     trace = simulate(PROGRAM, worked_costs(PROGRAM, host=0.0, beside_communication=1.0))
-    late = trace.lanes[0].end_KS.copy()
-    starts = trace.lanes[0].start_KS.copy()
+    late = trace.representatives[0].end_KS.copy()
+    starts = trace.representatives[0].start_KS.copy()
     late[:, -1] += 0.5 * np.arange(1, 4)
     starts[:, -1] = late[:, -1] - 2
-    lane = Lane(0, starts, starts, late)
-    measured = replace(trace, origin='measured', lanes=(lane,) * len(trace.lanes))
+    lane = RankTimes(0, starts, starts, late)
+    measured = replace(trace, origin='measured', representatives=(lane,) * len(trace.representatives))
     path = critical_path(measured)
     assert ('overhead', 0, 1.5) in story(path)
     assert path.segments[0].begin == path.begin

@@ -23,8 +23,8 @@ from simpar.workload import Transformer, Workload
 
 def assert_same(one, other):
     """Two traces with the same bytes."""
-    assert one.lane_of_rank.tolist() == other.lane_of_rank.tolist()
-    for mine, theirs in zip(one.lanes, other.lanes, strict=True):
+    assert one.representative_of_rank.tolist() == other.representative_of_rank.tolist()
+    for mine, theirs in zip(one.representatives, other.representatives, strict=True):
         assert mine.rank == theirs.rank
         for name in ('arrive_KS', 'start_KS', 'end_KS'):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
@@ -53,7 +53,7 @@ def test_random_programs_have_the_spans_of_the_reference(slowed, unfold, steps, 
     fast, slow = (
         simulate(case.program, case.costs, steps=steps, unfold=unfold, engine=engine) for engine in ('auto', 'simpy')
     )
-    assert graph_of(case.program, tuple(fast.lane_of_rank.tolist())) is not None
+    assert graph_of(case.program, tuple(fast.representative_of_rank.tolist())) is not None
     assert_same(fast, slow)
 
 

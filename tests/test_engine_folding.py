@@ -16,7 +16,7 @@ from simpar.program import OpClass, Program, grid
 def assert_same_spans(one, other):
     for rank in range(one.program.world):
         for name in ('arrive_KS', 'start_KS', 'end_KS'):
-            np.testing.assert_array_equal(getattr(one.lane(rank), name), getattr(other.lane(rank), name))
+            np.testing.assert_array_equal(getattr(one.times_of(rank), name), getattr(other.times_of(rank), name))
 
 
 @settings(max_examples=250, deadline=None)
@@ -32,10 +32,10 @@ def test_folded_is_unfolded_to_the_bit(seed, pipe, data, tensor, ops, links):
     program, costs = (case := make_case(seed, pipe, data, tensor, ops, links)).program, case.costs
     folded = simulate(program, costs, steps=2)
     unfolded = simulate(program, costs, steps=2, unfold=True)
-    assert len(unfolded.lanes) == program.world
+    assert len(unfolded.representatives) == program.world
     assert_same_spans(folded, unfolded)
     assert_same_spans(folded, simulate(program.unfold(), costs, steps=2))
-    if len(folded.lanes) == pipe:
+    if len(folded.representatives) == pipe:
         assert_same_spans(folded, simulate(program, costs, steps=2, unfold=False))
     else:
         with pytest.raises(ValueError, match='behave differently'):
@@ -73,13 +73,13 @@ def mesh(demand=lambda group: (0, 0.5), slow=None, data=2, tensor=4):
 
 def test_alike_ranks_are_one_lane_and_their_groups_load_a_link_together():
     trace = simulate(*mesh(demand=lambda group: (0, 1.0)), steps=1)
-    assert trace.lane_of_rank.tolist() == [0] * 8
+    assert trace.representative_of_rank.tolist() == [0] * 8
     assert trace.cold_step == 4 + 2 * 3 + 4 + 1, 'two groups share the link, so each goes at half speed'
 
 
 def test_groups_with_links_of_their_own_are_still_one_lane():
     trace = simulate(*mesh(demand=lambda group: (group, 1.0)), steps=1)
-    assert trace.lane_of_rank.tolist() == [0] * 8
+    assert trace.representative_of_rank.tolist() == [0] * 8
     assert trace.cold_step == 4 + 3 + 4 + 1
 
 
@@ -91,14 +91,14 @@ def test_links_that_are_loaded_alike_are_one_link_too():
 
 def test_groups_that_load_links_differently_are_lanes_of_their_own():
     trace = simulate(*mesh(demand=lambda group: (group, [1.0, 0.5][group])), steps=1)
-    assert trace.lane_of_rank.tolist() == [0] * 4 + [1] * 4
+    assert trace.representative_of_rank.tolist() == [0] * 4 + [1] * 4
 
 
 def test_a_slow_rank_splits_off_only_what_it_touches_differently():
     trace = simulate(*mesh(slow=1), steps=1)
     # itself | its tensor group | its data group | the rest
-    assert trace.lane_of_rank.tolist() == [0, 1, 0, 0, 2, 3, 2, 2]
-    assert [lane.rank for lane in trace.lanes] == [0, 1, 4, 5]
+    assert trace.representative_of_rank.tolist() == [0, 1, 0, 0, 2, 3, 2, 2]
+    assert [lane.rank for lane in trace.representatives] == [0, 1, 4, 5]
 
 
 def test_folding_that_is_not_exact_is_refused():

@@ -32,7 +32,7 @@ def no_slow_down(case):
 
 def ends(trace, key):
     rank, step, slot = key
-    return trace.lane(rank).end_KS[step, slot]
+    return trace.times_of(rank).end_KS[step, slot]
 
 
 @settings(max_examples=100, deadline=None)
@@ -87,7 +87,7 @@ def test_no_link_is_ever_overloaded(links, unfold, **shape):
 @given(**SHAPES, links=LINKS)
 def test_all_times_are_on_the_grid_and_in_order(links, **shape):
     case = make_case(**shape, links=links)
-    for lane in simulate(case.program, case.costs, steps=2).lanes:
+    for lane in simulate(case.program, case.costs, steps=2).representatives:
         times = np.stack([lane.arrive_KS, lane.start_KS, lane.end_KS])
         np.testing.assert_array_equal(times * GRID, np.rint(times * GRID))
         assert (np.diff(times, axis=0) >= 0).all()
@@ -121,8 +121,8 @@ def digest() -> str:
     for seed in range(12):
         case = make_case(seed, pipe=2, data=2, tensor=2, ops=25, links='any')
         trace = simulate(case.program, case.costs)
-        total.update(trace.lane_of_rank.tobytes())
-        for lane in trace.lanes:
+        total.update(trace.representative_of_rank.tobytes())
+        for lane in trace.representatives:
             total.update(lane.arrive_KS.tobytes() + lane.start_KS.tobytes() + lane.end_KS.tobytes())
     return total.hexdigest()
 

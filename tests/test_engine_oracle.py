@@ -21,6 +21,6 @@ def test_all_effects_at_once(seed, pipe, data, tensor, ops, links):
     case = make_case(seed, pipe, data, tensor, ops, links)
     trace = simulate(case.program, case.costs, steps=2)
     for (rank, step, slot), expected in Oracle(case.program, case.costs, steps=2).run().items():
-        lane = trace.lane(rank)
+        lane = trace.times_of(rank)
         found = (lane.arrive_KS[step, slot], lane.start_KS[step, slot], lane.end_KS[step, slot])
         assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-9

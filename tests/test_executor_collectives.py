@@ -21,15 +21,15 @@ class Queues(Channel):
     def __init__(self, position, size, lanes):
         self.members = tuple(range(size))
         self.position = position
-        self.lanes = lanes
+        self.representatives = lanes
         self.sent = 0
 
     def exchange(self, sends, receives, pace=None, due=None):
         for out, peer in sends:
             self.sent += out.nbytes
-            self.lanes[self.position, peer].put(out.clone())
+            self.representatives[self.position, peer].put(out.clone())
         for into, peer in receives:
-            into.copy_(self.lanes[peer, self.position].get(timeout=10))
+            into.copy_(self.representatives[peer, self.position].get(timeout=10))
 
 
 def on_all(size, act):

@@ -16,7 +16,7 @@ from executor.net import Net
 from executor.options import parser, with_verb
 from simpar.case import load_case
 from simpar.errors import RunFailed
-from simpar.recording import load_trace
+from simpar.trace_files import load_trace
 
 JOB = """
 simpar: 1
@@ -123,9 +123,9 @@ def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
     assert facts['origin'] == 'measured'
     assert len(facts['step_times']) == len(facts['losses']) == 2
     assert facts['losses'] == pytest.approx(in_process(job), rel=1e-6)
-    recording = load_trace(saved)
-    assert recording.program == facts['program']
-    assert recording.step_times.tolist() == pytest.approx(facts['step_times'])
+    saved = load_trace(saved)
+    assert saved.program == facts['program']
+    assert saved.step_times.tolist() == pytest.approx(facts['step_times'])
 
 
 @pytest.mark.torch
@@ -222,7 +222,7 @@ def test_a_port_that_is_taken_is_named(job):
     [
         (['--nproc', '3'], '2', 'the job is for 2 ranks, not for --nproc 3'),
         ([], '4', 'the job is for 2 ranks, but RANK and WORLD_SIZE has started 4'),
-        (['--net', 'lab:1gbit'], '2', '--net lab needs ranks of its own'),
+        (['--net', 'lab:1gbit'], '2', '--net netns needs ranks of its own'),
     ],
 )
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):

@@ -18,7 +18,7 @@ from simpar.errors import ProgramError, RunFailed
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import lab
+from executor import netns
 from executor.backend import Pool
 from executor.faults import Fault, parse_fault
 from executor.net import Net
@@ -173,7 +173,7 @@ def test_faults_are_read():
         parse_fault('explode:1:FB.c0')
 
 
-# the lab
+# network namespaces
 
 
 def namespaces():
@@ -190,12 +190,12 @@ def interfaces():
 
 
 @pytest.fixture
-def lab_net():
-    """A lab network; afterwards nothing of it is left."""
-    if reason := lab.lacking():
-        pytest.skip(f'no lab network here: {reason}')
+def namespace_net():
+    """A network of namespaces; afterwards nothing of it is left."""
+    if reason := netns.lacking():
+        pytest.skip(f'no network namespaces here: {reason}')
     before = namespaces(), interfaces()
-    yield Net('lab', 125e6)
+    yield Net('netns', 125e6)
     until = time.perf_counter() + 5
     while (namespaces(), interfaces()) != before and time.perf_counter() < until:
         time.sleep(0.05)
@@ -203,31 +203,31 @@ def lab_net():
 
 
 @pytest.mark.lab
-def test_a_lab_carries_a_program_and_leaves_nothing(lab_net):
+def test_namespaces_carry_a_program_and_leave_nothing(namespace_net):
     program = worked_program(rows=1024, width=128)
     host = interfaces()
-    with Pool(2, net=lab_net, timeout=10) as pool:
+    with Pool(2, net=namespace_net, timeout=10) as pool:
         execution = pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', steps=2)
         assert interfaces() == host, 'nothing of it is in the namespace of this machine'
     (size,) = {op.bytes for op in program.op_classes if op.kind == 'collective'}
-    wire = size / lab_net.rate * lab.FRAME / lab.PAYLOAD
+    wire = size / namespace_net.rate * netns.FRAME / netns.PAYLOAD
     spans = [span for span in execution.trace.spans(0) if span.op.kind == 'collective']
     assert min(span.end - span.start for span in spans) > 0.8 * wire
 
 
 @pytest.mark.lab
-def test_a_cut_link_is_named(lab_net):
-    first, seconds = broken(net=lab_net, steps=200, meanwhile=lambda pool: pool.cut(1))
+def test_a_cut_link_is_named(namespace_net):
+    first, seconds = broken(net=namespace_net, steps=200, meanwhile=lambda pool: pool.cut(1))
     assert 'ranks 0, 1 are all in ' in first
     assert 'delivers nothing' in first
     assert seconds < TIMEOUT + SOON
 
 
 @pytest.mark.lab
-def test_a_lab_goes_when_its_parent_is_killed(lab_net, tmp_path):
+def test_namespaces_go_when_their_parent_is_killed(namespace_net, tmp_path):
     script = (
         'from executor.backend import Pool; from executor.net import Net; import os, signal; '
-        'pool = Pool(2, net=Net("lab", 125e6)); print(*pool.processes, flush=True); '
+        'pool = Pool(2, net=Net("netns", 125e6)); print(*pool.processes, flush=True); '
         'os.kill(os.getpid(), signal.SIGKILL)'
     )
     parent = orphaning(script, tmp_path)
@@ -236,6 +236,6 @@ def test_a_lab_goes_when_its_parent_is_killed(lab_net, tmp_path):
 
 
 def test_a_machine_without_rights_says_so(monkeypatch):
-    monkeypatch.setattr(lab, 'lacking', lambda: 'Operation not permitted')
-    with pytest.raises(RunFailed, match='no lab network on this machine: Operation not permitted; run it as root'):
-        Pool(2, net=Net('lab', 125e6))
+    monkeypatch.setattr(netns, 'lacking', lambda: 'Operation not permitted')
+    with pytest.raises(RunFailed, match='no network namespaces on this machine: Operation not permitted; run it as'):
+        Pool(2, net=Net('netns', 125e6))

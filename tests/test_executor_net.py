@@ -22,7 +22,9 @@ from executor.net import Link, Net, fair_speeds, parse_net
         ('paced:1gbit,50us', Net('paced', 125e6, 50e-6)),
         ('paced:1 Gbit/s,1ms', Net('paced', 125e6, 1e-3)),
         ('paced:100 MB/s', Net('paced', 100e6)),
-        ('lab:500mbit', Net('lab', 62.5e6)),
+        ('netns:500mbit', Net('netns', 62.5e6)),
+        # The name before this one: scripts and profiles have it.
+        ('lab:500mbit', Net('netns', 62.5e6)),
     ],
 )
 def test_networks_are_read(text, net):
@@ -30,7 +32,8 @@ def test_networks_are_read(text, net):
 
 
 @pytest.mark.parametrize(
-    'text', ['', 'paced', 'paced:fast', 'paced:1gbit,50', 'lab', 'lab:1gbit,50us', 'paced:0 MB/s', 'none:1gbit', 'wifi']
+    'text',
+    ['', 'paced', 'paced:fast', 'paced:1gbit,50', 'netns', 'netns:1gbit,1us', 'paced:0 MB/s', 'none:1gbit', 'wifi'],
 )
 def test_other_networks_are_refused_with_what_to_write(text):
     with pytest.raises(ValueError, match=r'write'):

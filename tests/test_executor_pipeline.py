@@ -14,7 +14,7 @@ from simpar.commands.check import MOST_STREAMS
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.recording import load_trace
+from simpar.trace_files import load_trace
 from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True), batch=8)
@@ -160,7 +160,7 @@ def test_its_compute_is_emulated(job, capsys, tmp_path, pipeline, order):
     path = job(pipeline, order)
     facts = executed(capsys, path, '--compute', 'emulated', '--net', 'paced:1gbit,50us', '--save', tmp_path / 'trace')
     assert (facts['origin'], facts['losses']) == ('emulated', [])
-    program, lanes = load_case(path).program, load_trace(tmp_path / 'trace').lanes
+    program, lanes = load_case(path).program, load_trace(tmp_path / 'trace').representatives
     starts = {'send': [], 'recv': []}
     for lane in lanes:
         role = program.role(lane.rank)

@@ -20,10 +20,10 @@ from simpar.commands import measure
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
 from simpar.metrics import metrics
-from simpar.recording import record, save_trace, traced
+from simpar.trace_files import save_trace, to_saved, to_trace
 
 HTA = Path(__file__).parent / 'recorded' / 'hta'
 RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
@@ -50,7 +50,7 @@ def test_overlap_equals_what_hta_computes(case, times):
     trace = redo().trace_of(case)
     whole = metrics(trace).whole
     for rank, percent in RECORDED[times][case].items():
-        lane = trace.lanes[trace.lane_of_rank[int(rank)]]
+        lane = trace.representatives[trace.representative_of_rank[int(rank)]]
         assert 100 * whole.rank(lane.rank).overlap == pytest.approx(percent, rel=1e-3)
 
 
@@ -215,10 +215,10 @@ def test_prediction_and_measurement_stand_side_by_side(tmp_path):
 
 
 def test_a_recording_is_drawn_as_the_trace_that_it_is_of():
-    found = traced(record(PIPELINE), PIPELINE.program)
+    found = to_trace(to_saved(PIPELINE), PIPELINE.program)
     assert list(events(found, [0, 1], Style())) == list(events(PIPELINE, [0, 1], Style()))
     with pytest.raises(ScheduleError, match=r'the trace: is of program .*; measure the schedule again'):
-        traced(record(PIPELINE), PROGRAM)
+        to_trace(to_saved(PIPELINE), PROGRAM)
 
 
 def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
@@ -255,7 +255,7 @@ def test_ranks_that_differ_come_first():
     assert chosen_ranks(trace, 8) == [0, 1, 2, 3]
     folded = worked()
     assert chosen_ranks(folded, 1) == [0]
-    assert chosen_ranks(replace(folded, lane_of_rank=folded.lane_of_rank), 2) == [0, 1]
+    assert chosen_ranks(replace(folded, representative_of_rank=folded.representative_of_rank), 2) == [0, 1]
 
 
 def test_the_same_bytes_whatever_the_hash_seed(tmp_path):
@@ -277,16 +277,16 @@ def test_the_same_bytes_whatever_the_hash_seed(tmp_path):
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / 'trace.json'
-    write_whole(path, 'old')
+    write_atomically(path, 'old')
     monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('no space left')))
     with pytest.raises(OSError, match='no space left'):
-        write_whole(path, 'new')
+        write_atomically(path, 'new')
     assert path.read_text() == 'old'
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
     path, other = tmp_path / 'trace.json', tmp_path / 'other.json'
-    write_whole(path, b'new')
+    write_atomically(path, b'new')
     other.write_text('new')
     assert path.stat().st_mode == other.stat().st_mode

@@ -6,7 +6,7 @@ import pytest
 from combined_cases import combined_case
 
 from simpar.case import load_case
-from simpar.commands.check_strategies import strategy_facts, strategy_lines
+from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
 from simpar.commands.ir import rank_ir
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
@@ -94,7 +94,7 @@ def test_a_loss_that_all_ranks_have_is_not_summed():
 
 def test_a_user_sees_it_at_the_loss():
     case = load_case(PROPAGATION, ['plan.sum_loss=true'])
-    facts = strategy_facts(case)
+    facts = strategies_to_dict(case)
     (loss,) = (row for row in facts['operators'] if row['name'] == 'loss')
     assert [one['op'] for one in loss['collectives'] if one['purpose'] == 'loss'] == ['loss.total.all_reduce.F']
     assert '    F all_reduce of 4 B over 0-1-2-3-4-5-6-7: loss' in strategy_lines(facts)

@@ -9,11 +9,11 @@ from worked import worked_costs, worked_program
 from simpar.engine import simulate
 from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.memory import facts, in_flight, lifetimes, memory, peak_words, sequential
+from simpar.memory import in_flight, lifetimes, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 from simpar.workload import Workload
 
 WORKED = worked_program()
@@ -111,7 +111,7 @@ def test_what_is_written_in_one_step_and_freed_in_the_next_lives_over_the_bounda
 def trace_of(program, times):
     """A trace of one rank; times: for each step (start, end) of every slot."""
     start, end = np.moveaxis(np.array(times, dtype=float), -1, 0)
-    return Trace(program, 'measured', (Lane(0, start, start, end),), np.zeros(1, dtype=np.int32))
+    return Trace(program, 'measured', (RankTimes(0, start, start, end),), np.zeros(1, dtype=np.int32))
 
 
 def test_an_op_before_its_window_is_counted_at_the_windows_end():
@@ -156,9 +156,9 @@ def test_a_receive_has_its_buffer_from_when_it_is_posted():
     classes = tuple(replace(op, kind='recv' if op.name == 'R' else 'compute') for op in RECEIVING.op_classes)
     receiving = RECEIVING.replace(op_classes=classes)
     arrive, start, end = (np.array([times], dtype=float) for times in ((0, 1, 4), (0, 3, 4), (1, 4, 5)))
-    lanes, lane_of_rank = (Lane(0, arrive, start, end),), np.zeros(1, dtype=np.int32)
+    lanes, representative_of_rank = (RankTimes(0, arrive, start, end),), np.zeros(1, dtype=np.int32)
     posted, collective = (
-        memory(Trace(program, 'measured', lanes, lane_of_rank)).ranks[0] for program in (receiving, RECEIVING)
+        memory(Trace(program, 'measured', lanes, representative_of_rank)).ranks[0] for program in (receiving, RECEIVING)
     )
     assert totals(posted) == [(0, 4), (1, 404)]
     assert (posted.peak.time, posted.peak.action) == (1, 'R')
@@ -239,9 +239,9 @@ def test_only_what_is_cut_along_the_batch_grows_with_it():
 
 def test_the_answer_in_words_and_as_an_object():
     held = worked()
-    words = peak_words(held.fullest, 32e9)
+    words = peak_summary(held.fullest, 32e9)
     assert words.startswith('rank 0 (and 1 like it) holds 1.512 KB of 32 GB at WA.c0: activation 1 KB')
-    answer = facts(held, 32e9)
+    answer = memory_to_dict(held, 32e9)
     assert (answer['peak'], answer['device'], answer['ranks'][0]['op']) == (1512, 32e9, 'WA.c0')
     assert answer['ranks'][0]['slices'] == [
         {'micro_batch': 0, 'copy': 0, 'bytes': 32}, {'micro_batch': 0, 'copy': 1, 'bytes': 64},

@@ -71,7 +71,7 @@ def lowered(model, plan, batch=16):
 
 def counted(program, trace, moment):
     """Bytes of a rank at a moment of the last step's window, op after op over five steps like the last."""
-    role, lane, begin = program.roles[0], trace.lane(0), float(trace.step_ends[-1]) - trace.step
+    role, lane, begin = program.roles[0], trace.times_of(0), float(trace.step_ends[-1]) - trace.step
     born, held = {}, 0
     for turn in range(-2, 3):
         starts, ends = (times[-1] + turn * trace.step - begin for times in (lane.start_KS, lane.end_KS))
@@ -156,9 +156,9 @@ def test_a_later_clock_changes_nothing(plan, seed, ticks):
     shift = ticks / 2**20
     later = replace(
         trace,
-        lanes=tuple(
+        representatives=tuple(
             replace(lane, arrive_KS=lane.arrive_KS + shift, start_KS=lane.start_KS + shift, end_KS=lane.end_KS + shift)
-            for lane in trace.lanes
+            for lane in trace.representatives
         ),
     )
     mine, other = (memory(side).ranks[0] for side in (trace, later))

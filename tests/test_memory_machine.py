@@ -7,7 +7,7 @@ from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -79,7 +79,7 @@ def in_this_order(program, ranks):
     for rank, done in enumerate(ranks):
         start = np.empty((1, len(done)))
         start[0, [slot for slot, _ in done]] = 2 * np.arange(len(done)) + 1
-        lanes.append(Lane(rank, start, start, start + 1))
+        lanes.append(RankTimes(rank, start, start, start + 1))
     return Trace(program, 'measured', tuple(lanes), np.arange(program.world, dtype=np.int32))
 
 

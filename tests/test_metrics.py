@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
 from simpar.engine import simulate
-from simpar.intervals import fold, length, minus, union
+from simpar.interval_sets import fold, length, minus, union
 from simpar.metrics import metrics
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 PROGRAM = worked_program()
 SLOTS = len(PROGRAM.roles[0])
@@ -66,11 +66,11 @@ def test_exposed_by_communicator_names_it():
 def test_without_communication_there_is_no_overlap_to_speak_of():
     trace = worked()
     computes = [slot for slot, communicates in enumerate(COMMUNICATES) if not communicates]
-    lanes = tuple(Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in trace.lanes)
+    lanes = tuple(RankTimes(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in trace.representatives)
     for lane in lanes:
         for times in (lane.arrive_KS, lane.start_KS, lane.end_KS):
             times[:, [slot for slot in range(SLOTS) if slot not in computes]] = 0.0
-    assert math.isnan(metrics(Trace(PROGRAM, 'simulated', lanes, trace.lane_of_rank)).steady.overlap)
+    assert math.isnan(metrics(Trace(PROGRAM, 'simulated', lanes, trace.representative_of_rank)).steady.overlap)
 
 
 @st.composite
@@ -81,13 +81,13 @@ def traces(draw):
     times = np.array(spans, dtype=np.float64).reshape(2, SLOTS, 3)
     times[1] += draw(st.integers(1, 40))
     times[1, -1, 2] = max(times[1, -1, 2], times[0, :, 2].max() + 1)
-    lane = Lane(0, times[..., 0], times[..., 1], times[..., 2])
+    lane = RankTimes(0, times[..., 0], times[..., 1], times[..., 2])
     return Trace(PROGRAM, 'simulated', (lane,), np.zeros(2, dtype=np.int32))
 
 
 def ticks(trace, since, mask, begin, end, step=-1):
     """Whole seconds of the window in which a slot of the mask is between ``since`` and its end; earlier ones wrap."""
-    lane, found = trace.lanes[0], set()
+    lane, found = trace.representatives[0], set()
     for slot in range(SLOTS):
         if mask[slot]:
             for tick in range(int(since(lane)[step, slot]), int(lane.end_KS[step, slot])):
@@ -126,10 +126,10 @@ def test_times_add_up_and_overlap_is_a_share(trace):
 def test_shifting_a_trace_changes_no_metric_of_the_steady_step(trace, shift):
     seconds = shift / 2**40
     lanes = tuple(
-        Lane(lane.rank, lane.arrive_KS + seconds, lane.start_KS + seconds, lane.end_KS + seconds)
-        for lane in trace.lanes
+        RankTimes(lane.rank, lane.arrive_KS + seconds, lane.start_KS + seconds, lane.end_KS + seconds)
+        for lane in trace.representatives
     )
-    assert metrics(Trace(PROGRAM, trace.origin, lanes, trace.lane_of_rank)).steady == metrics(trace).steady
+    assert metrics(Trace(PROGRAM, trace.origin, lanes, trace.representative_of_rank)).steady == metrics(trace).steady
 
 
 def test_folded_ranks_weigh_as_much_as_unfolded_ones():

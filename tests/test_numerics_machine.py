@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simpar.errors import Deadlock, NumericsWrong, ProgramError
 from simpar.program import Cut, OpClass, Partition, ProgramBuilder, Tensor, grid
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -131,7 +131,9 @@ def test_the_programs_own_dtypes_or_another():
 
 
 def trace_of(program, starts, ends):
-    lane = [Lane(rank, *(np.array([times[rank]], dtype=float) for times in (starts, starts, ends))) for rank in (0, 1)]
+    lane = [
+        RankTimes(rank, *(np.array([times[rank]], dtype=float) for times in (starts, starts, ends))) for rank in (0, 1)
+    ]
     return Trace(program, 'simulated', tuple(lane), np.arange(2, dtype=np.int32))
 
 

@@ -18,7 +18,7 @@ from simpar.metrics import Meetings, action_spans, actions_of, by_stages, metric
 from simpar.pipeline import ORDERS, Action
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
-from simpar.report import as_json, pipeline_ranks, screen
+from simpar.report import pipeline_ranks, render, to_dict
 
 
 def one_micro_batch(send, **more):
@@ -139,7 +139,7 @@ def test_the_path_goes_back_and_forth_with_the_messages():
     }
     assert path.shares == pytest.approx(expected)
     assert path.stretched == pytest.approx(0, abs=1e-9)
-    assert 'host' not in path.words
+    assert 'host' not in path.summary
     sends = [(segment.op.kind, segment.seconds) for segment in path.segments if segment.kind == 'communication']
     assert [seconds for _, seconds in sends] == [3, 3]
 
@@ -149,14 +149,14 @@ def test_a_busy_last_stage_is_named_first():
     plan = plan_of(ranks=2, micro_batches=8)
     trace, costs = trace_of(plan, send=0.5)
     slow = replace(costs, rank_speed=np.array([1.0, 0.5]))
-    words = critical_path(simulate(trace.program, slow, steps=1), slow, 0).words
+    words = critical_path(simulate(trace.program, slow, steps=1), slow, 0).summary
     whole = 8 * 2 * (F + B) + F + B + 2 * 0.5
     assert words.startswith(f'Critical path: {8 * 2 * (F + B) / whole * 100:.0f} % compute of stage 1 (')
     assert f'{(F + B) / whole * 100:.0f} % compute of stage 0' in words
 
 
 def test_stages_that_share_the_path_are_told_in_one_breath():
-    words = critical_path(one_micro_batch(send=3.0)[0], None, 0).words
+    words = critical_path(one_micro_batch(send=3.0)[0], None, 0).summary
     assert words.startswith('Critical path: 80 % compute (stage ')
     assert all(f'stage {stage} 40 %' in words for stage in (0, 1))
     assert '20 % pipeline sends' in words
@@ -235,7 +235,7 @@ def prediction(plan, baseline=None):
 def test_the_answer_about_four_pipeline_ranks_fits_one_screen():
     plan = plan_of('interleaved-1f1b', ranks=4, micro_batches=8, chunks=2, copies=2, tensor=2)
     answer = prediction(plan, plan_of(ranks=4, micro_batches=8, tensor=2))
-    lines = screen(answer, colour=False).splitlines()
+    lines = render(answer, colour=False).splitlines()
     assert len(lines) <= 46
     assert max(map(len, lines)) <= 100
     table = {line.partition(':')[0]: line for line in lines if line[:1].isdigit()}
@@ -247,19 +247,19 @@ def test_the_answer_about_four_pipeline_ranks_fits_one_screen():
 
 
 def test_many_pipeline_ranks_are_told_by_the_first_and_the_last():
-    lines = screen(prediction(plan_of(ranks=8, micro_batches=8)), colour=False).splitlines()
+    lines = render(prediction(plan_of(ranks=8, micro_batches=8)), colour=False).splitlines()
     assert sum(': stage ' in line for line in lines) == 8
     answer = predict(
         program_of(plan_of(ranks=16, micro_batches=16)), None, cluster(load_profile('h100-sxm-8'), nodes=2)
     )
-    lines = screen(answer, colour=False).splitlines()
+    lines = render(answer, colour=False).splitlines()
     assert sum(': stage ' in line for line in lines) == 8
     assert any(line.startswith('8 more: see --json') for line in lines)
 
 
 def test_json_has_every_pipeline_rank():
     answer = prediction(plan_of('interleaved-1f1b', ranks=4, micro_batches=8, chunks=2, tensor=2))
-    places = as_json(answer)['pipeline']
+    places = to_dict(answer)['pipeline']
     assert places == pipeline_ranks(answer)
     json.dumps(places, allow_nan=False)
     assert [place['stages'] for place in places] == [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -267,7 +267,7 @@ def test_json_has_every_pipeline_rank():
     for place in places:
         assert place['compute'] + place['exposed'] + place['idle'] == pytest.approx(answer.step)
         assert place['memory'] == answer.memory.rank(place['rank']).peak.bytes
-    assert as_json(prediction(plan_of(ranks=1, micro_batches=2)))['pipeline'] is None
+    assert to_dict(prediction(plan_of(ranks=1, micro_batches=2)))['pipeline'] is None
 
 
 def test_an_action_is_spelled_as_torch_does():

@@ -70,7 +70,7 @@ def test_every_rank_ends_when_its_order_says(name, receive):
         trace = simulated(pipeline(name, p, m, receive=receive), UNEQUAL)
         _, end = ticks(order, UNEQUAL, steps=3)
         for rank in range(p):
-            assert trace.lane(rank).end_KS.max(axis=1).tolist() == [end[rank, step] for step in range(3)]
+            assert trace.times_of(rank).end_KS.max(axis=1).tolist() == [end[rank, step] for step in range(3)]
     assert met >= 2
 
 

@@ -15,7 +15,7 @@ from worked import worked_costs, worked_program
 
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
-from simpar.intervals import length, union
+from simpar.interval_sets import length, union
 from simpar.lower import lower
 from simpar.metrics import metrics
 from simpar.plan import Plan

@@ -8,7 +8,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 from pipeline_traces import B, F, plan_of, trace_of
 
-from simpar.intervals import length
+from simpar.interval_sets import length
 from simpar.lower.lower import order_of
 from simpar.metrics import metrics
 from simpar.plot import timeline, write_figure

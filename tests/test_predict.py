@@ -18,7 +18,7 @@ from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
-from simpar.report import as_json, screen
+from simpar.report import render, to_dict
 from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()
@@ -109,7 +109,7 @@ def test_a_trace_that_is_not_steady_says_so():
 
 
 def test_the_screen_answers_on_one_screen():
-    text = screen(worked(names=('two streams', 'one stream')), colour=False)
+    text = render(worked(names=('two streams', 'one stream')), colour=False)
     lines = text.splitlines()
     assert lines[0] == 'two streams: 56 s a step, 21.4 % faster than one stream (68 s)'
     assert len(lines) <= 40
@@ -126,18 +126,18 @@ def test_the_screen_answers_on_one_screen():
 
 def test_colour_only_where_it_can_be_seen(monkeypatch):
     prediction = predict(PROGRAM, None, EIGHT, pricing=pricing)
-    assert '\x1b' in screen(prediction, colour=True)
-    plain = re.sub(r'\x1b\[[0-9;]*m', '', screen(prediction, colour=True))
-    assert [line.rstrip() for line in plain.splitlines()] == screen(prediction, colour=False).splitlines()
+    assert '\x1b' in render(prediction, colour=True)
+    plain = re.sub(r'\x1b\[[0-9;]*m', '', render(prediction, colour=True))
+    assert [line.rstrip() for line in plain.splitlines()] == render(prediction, colour=False).splitlines()
     monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
     monkeypatch.setenv('NO_COLOR', '1')
-    assert '\x1b' not in screen(prediction)
+    assert '\x1b' not in render(prediction)
     monkeypatch.delenv('NO_COLOR')
-    assert '\x1b' in screen(prediction)
+    assert '\x1b' in render(prediction)
 
 
 def test_json_holds_the_answer():
-    answer = as_json(worked(names=('two streams', 'one stream')))
+    answer = to_dict(worked(names=('two streams', 'one stream')))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     assert (answer['step'], answer['baseline']['step'], answer['gain']) == (56, 68, 68 / 56 - 1)
     assert sum(row['seconds'] for row in answer['explanation']) == 12
@@ -152,6 +152,6 @@ def test_json_of_a_program_that_does_not_communicate_has_no_nan():
     program = lower(Workload(model=Network(layers=(Dense(inputs=8, outputs=8),)), batch=4), Plan(), 1)
     prediction = predict(program, None, EIGHT)
     assert math.isnan(prediction.metrics.steady.overlap)
-    assert as_json(prediction)['steady']['overlap'] is None
-    json.dumps(as_json(prediction), allow_nan=False)
-    assert 'no communication' in screen(prediction, colour=False)
+    assert to_dict(prediction)['steady']['overlap'] is None
+    json.dumps(to_dict(prediction), allow_nan=False)
+    assert 'no communication' in render(prediction, colour=False)

@@ -6,7 +6,7 @@ import pytest
 from strategy_cases import random_case
 
 from simpar.case import load_case
-from simpar.commands.check import facts_of
+from simpar.commands.check import to_dict
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.given import has_strategies
@@ -219,7 +219,7 @@ def schedule(tmp_path, batch, plan):
 
 def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
     case = load_case(schedule(tmp_path, 12, '{dataset: full-batch}'))
-    facts = facts_of(case)
+    facts = to_dict(case)
     assert {'feature': 'strategies of operators', 'simulated': 'yes', 'executable': 'yes'} in facts['features']
     assert not any(row['feature'].startswith('data') for row in facts['features'])
     assert case.predict().step > 0

@@ -14,11 +14,11 @@ from sweep_cases import NETWORK, rows_of_csv, run, write
 
 from simpar.case import check_memory, load_case
 from simpar.errors import Deadlock, Infeasible, ScheduleError, SimparError
-from simpar.report import as_json
+from simpar.report import to_dict
 from simpar.sweep import load_sweep
 from simpar.sweep.outcome import infeasible
-from simpar.sweep.table import as_json as sweep_json
-from simpar.sweep.table import screen
+from simpar.sweep.table import render
+from simpar.sweep.table import to_dict as sweep_json
 
 
 def gains(answer):
@@ -40,7 +40,7 @@ def test_a_list_gives_its_rows_and_what_a_row_leaves_out_is_as_in_the_file(tmp_p
     rows = load_sweep(path).rows
     plans = [row.schedule.plan for row in rows]
     assert [(plan.tensor, plan.copies, plan.reduce) for plan in plans] == [(2, 2, 'late'), (4, 1, 'early')]
-    assert '- as a setting: as in the file.' in screen(load_sweep(path).predict())
+    assert '- as a setting: as in the file.' in render(load_sweep(path).predict())
 
 
 def test_sweeps_of_the_command_line_take_the_place_of_the_files(tmp_path):
@@ -104,7 +104,7 @@ def test_a_row_is_what_run_says_with_the_same_settings(sweep, against, tmp_path)
         except SimparError:
             assert not row['feasible']
             continue
-        told = as_json(prediction)
+        told = to_dict(prediction)
         assert row['feasible']
         assert row['step'] == told['step']
         assert row['grades'] == told['grades']
@@ -135,7 +135,7 @@ def test_gain_is_over_every_rows_own_baseline_where_one_is_given(tmp_path):
     one, two, three, four = answer.results
     assert gains(answer) == [0.0, one.step / two.step - 1, 0.0, three.step / four.step - 1]
     assert (one.is_baseline, three.is_baseline) == (True, True)
-    assert 'Gain: over the same row with copies 1.' in screen(answer)
+    assert 'Gain: over the same row with copies 1.' in render(answer)
 
 
 def test_where_batches_differ_samples_a_second_are_compared(tmp_path):
@@ -144,7 +144,7 @@ def test_where_batches_differ_samples_a_second_are_compared(tmp_path):
     assert large.step > small.step
     assert large.gain == pytest.approx((4096 / large.step) / (64 / small.step) - 1)
     assert answer.best == 1
-    assert 'samples/s' in screen(answer)
+    assert 'samples/s' in render(answer)
 
 
 def test_a_baseline_that_cannot_be_leaves_a_row_its_figures(tmp_path):
@@ -155,7 +155,7 @@ def test_a_baseline_that_cannot_be_leaves_a_row_its_figures(tmp_path):
     assert (wrong.gain, right.why_no_gain) == (None, '')
     assert wrong.why_no_gain == 'against: workload.batch: 64 samples do not divide by data 4 × copies 32 = 128'
     assert right.gain > 0
-    assert wrong.why_no_gain in ' '.join(screen(answer).split())
+    assert wrong.why_no_gain in ' '.join(render(answer).split())
 
 
 # Rows that cannot be
@@ -181,7 +181,7 @@ def test_rows_that_cannot_be_say_why_and_the_others_go_on(tmp_path):
     assert (memory['step'], memory['gain'], memory['feasible']) == (None, None, False)
     assert memory['memory']['peak'] > memory['memory']['device'] == 80e9
     assert 'would fit' in memory['detail']
-    said = ' '.join(screen(answer).split())
+    said = ' '.join(render(answer).split())
     assert all(reason in said for reason in reasons)
 
 

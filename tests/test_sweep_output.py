@@ -11,7 +11,7 @@ from sweep_cases import rows_of_csv, run, write
 from simpar import cli
 from simpar.sweep import load_sweep
 from simpar.sweep.plot import bars
-from simpar.sweep.table import best_words, screen, short_keys
+from simpar.sweep.table import best_summary, render, short_keys
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'sweep.md'
 
@@ -45,7 +45,7 @@ def test_a_table_fits_120_columns_whatever_is_swept(keys, tmp_path):
     values = [[1, 2], [2, 3], ['early'], ['mean'], ['group'], [64], [512], [512], [512], [256], [0.123456789], [1]]
     sweep = dict(zip(names[:keys], values[:keys], strict=True))
     answer = load_sweep(write(tmp_path, sweep=json.dumps(sweep))).predict()
-    lines = screen(answer, colour=False).splitlines()
+    lines = render(answer, colour=False).splitlines()
     assert max(map(len, lines[1:])) <= 120
     assert lines[0].startswith('fastest of')
     table = lines[2 : 3 + len(answer.results)]
@@ -110,7 +110,7 @@ def test_of_very_many_rows_the_fastest_are_drawn(tmp_path):
     figure = bars(answer)
     assert len(figure.axes[0].texts) == 100
     assert '20 slower rows not drawn' in figure.texts[0].get_text()
-    assert best_words(answer)[:40] == figure.texts[0].get_text()[:40]
+    assert best_summary(answer)[:40] == figure.texts[0].get_text()[:40]
 
 
 def test_the_picture_is_written_and_named(tmp_path, capsys):

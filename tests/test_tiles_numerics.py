@@ -20,7 +20,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.backend import Pool
 from executor.inprocess import InProcess
-from executor.kernels.tiles import cut_out, put_together
+from executor.kernels.tiles import chunk_of, join_chunks
 from executor.numerics import check, compare
 from executor.reference import Reference
 from executor.result import Result
@@ -81,16 +81,16 @@ def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(seed):
 def test_tiles_put_together_are_the_whole(dim, tiles, blocks, rows):
     shape = [5, 5, 3]
     shape[dim] = tiles * blocks * rows
-    whole = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
-    parts = [cut_out(whole, dim, tile, tiles, blocks) for tile in range(tiles)]
+    full = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
+    parts = [chunk_of(full, dim, tile, tiles, blocks) for tile in range(tiles)]
     assert {part.shape[dim] for part in parts} == {blocks * rows}
-    assert torch.equal(put_together(parts, dim, blocks), whole)
+    assert torch.equal(join_chunks(parts, dim, blocks), full)
 
 
 def test_a_tile_of_a_scatter_is_what_the_rank_has_of_the_whole():
     """In blocks: the slices of all ranks, of each its tile."""
-    whole = torch.arange(16)
-    assert [cut_out(whole, 0, tile, 2, 4).tolist() for tile in (0, 1)] == [
+    full = torch.arange(16)
+    assert [chunk_of(full, 0, tile, 2, 4).tolist() for tile in (0, 1)] == [
         [0, 1, 4, 5, 8, 9, 12, 13],
         [2, 3, 6, 7, 10, 11, 14, 15],
     ]

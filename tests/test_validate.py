@@ -154,7 +154,7 @@ def test_an_all_to_all_gives_what_comes_of_what_it_takes():
 @pytest.mark.parametrize(
     ('after', 'attributes', 'message'),
     [
-        ((8, 8), {}, r'y of \(8, 8\) does not come of x of \(2, 8\), cut along \(1,\) and joined along \(0,\)'),
+        ((8, 8), {}, r'y of \(8, 8\) does not come of x of \(2, 8\), split along \(1,\) and joined along \(0,\)'),
         ((8, 2), {'sizes': '2'}, '2 positions, but 4 ranks in a group of world'),
         ((8, 2), {'sizes': '2 2'}, 'are not one for each axis'),
         ((8, 2), {'joins': ''}, 'are not one for each axis'),

@@ -23,7 +23,7 @@ def program():
 
 def test_every_span_of_two_steps(program):
     trace = simulate(program, worked_costs(program), steps=3)
-    assert len(trace.lanes) == 1, 'both ranks behave alike'
+    assert len(trace.representatives) == 1, 'both ranks behave alike'
     for step in (0, 1):
         golden = {slot: row[2 * step : 2 * step + 2] for slot, row in table(SPANS).items()}
         for rank in (0, 1):
@@ -66,7 +66,7 @@ def test_waiting_slows_compute_where_the_profile_says_so(program):
 
 def test_a_power_of_two_scales_all_spans(program):
     whole, small = (simulate(program, worked_costs(program, unit=unit)) for unit in (1.0, 2.0**-9))
-    np.testing.assert_array_equal(small.lanes[0].end_KS, whole.lanes[0].end_KS * 2.0**-9)
+    np.testing.assert_array_equal(small.representatives[0].end_KS, whole.representatives[0].end_KS * 2.0**-9)
 
 
 def test_sharing_a_link():

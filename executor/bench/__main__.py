@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the record; returns the exit code."""
     options = parser().parse_args(arguments)
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    # Set before torch is imported, which reads it once. One rank has one core, as in `simpar measure`.
     os.environ['OMP_NUM_THREADS'] = '1'
     try:
         _run(options)
@@ -70,7 +71,7 @@ def _run(options: argparse.Namespace) -> None:
     from executor.bench.jobs import schedule_programs
     from executor.bench.progress import progress
     from executor.bench.sizes import NAMED
-    from simpar.files import write_whole
+    from simpar.files import write_atomically
 
     programs = schedule_programs(options.schedule) if options.schedule else ()
     with progress() as reporter:
@@ -84,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
             seed=options.seed,
             favour=options.favour_communication,
         )
-    write_whole(options.output, json.dumps(record) + '\n')
+    write_atomically(options.output, json.dumps(record) + '\n')
 
 
 def _net(text: str) -> str:
@@ -100,4 +101,5 @@ if __name__ == '__main__':
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    # As in ``executor.__main__``: destructors of process groups whose peers have gone would abort.
     os._exit(exit_code)

@@ -54,6 +54,7 @@ def bench(
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
     computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
     talking = unique([*message_items(sizes, net, ranks), *_exact_messages(programs, ranks)])
+    # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
     with TimedPool(ranks, net=net, pinned=True, favour=favour) as pool:
         reporter.part(f'computation: {len(computing)} kernels', sizes.orders)
         kernels = sample(pool, computing, sizes.orders, sizes.trials, seed, reporter.turn)
@@ -77,6 +78,8 @@ def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:
         times = program.copies * program.micro_batches
         for item in program_items(program, ranks, f'job{index}'):
             found.append(item)
+            # The first micro-batch creates a gradient, the others add to it, which reads one more tensor. ``weight``
+            # mixes both times.
             if times > 1 and item.ops[-1].accumulates:
                 found.append(replace(twice(item), weight=times - 1))
     return found

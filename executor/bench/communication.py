@@ -25,6 +25,7 @@ def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
         for members in group_sizes(world)
         for operator in RINGS
         for size in sizes.messages
+        # On a slow shaped link a large message would take minutes; the smallest stays, as it tells the latency.
         if size == min(sizes.messages) or size <= largest
     ]
 
@@ -34,12 +35,13 @@ def collective(operator: str, members: int, size: int) -> Item:
 
     Arguments: ``size`` in bytes of the full vector, rounded up to whole numbers for every member.
     """
-    part = -(-size // (WIDTH * members))
-    whole = part * members
+    # Rounded up: every member needs the same whole number of fp32 numbers.
+    shard = -(-size // (WIDTH * members))
+    full = shard * members
     shape, out = {
-        'all_reduce': (whole, whole),
-        'all_gather': (part, whole),
-        'reduce_scatter': (whole, part),
+        'all_reduce': (full, full),
+        'all_gather': (shard, full),
+        'reduce_scatter': (full, shard),
     }[operator]
     name = f'{operator}.{members}.{size}'
     read, written = operand((shape,)), result(f'{name}>out', (out,))
@@ -48,7 +50,7 @@ def collective(operator: str, members: int, size: int) -> Item:
         kind='collective',
         operator=operator,
         phase='F',
-        bytes=float(WIDTH * whole),
+        bytes=float(WIDTH * full),
         partition=partition_name(members),
         reduce='' if operator == 'all_gather' else 'sum',
         reads=(read.name,),
@@ -70,6 +72,7 @@ def program_messages(program: Program, world: int, prefix: str) -> list[Item]:
 
 
 def _item(op: OpClass, members: int, tensors: tuple[Tensor, ...]) -> Item:
+    # The algorithm depends on the size as in ``executor.collectives``; fits must not mix the two.
     exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
     key: dict[str, int | str] = {
         'operator': op.operator,

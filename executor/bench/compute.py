@@ -31,6 +31,7 @@ def grid_items(sizes: Sizes, world: int) -> list[Item]:
     attentions = itertools.product(sizes.head_dims, sizes.sequences, sizes.pairs)
     items = [matmul(m, n, k, phase) for m, n, k in products for phase in ('F', 'I', 'W')]
     for head_dim, sequence, pairs in attentions:
+        # Scores are held in full, so larger combinations would not fit in the memory of a small machine.
         if pairs * sequence**2 <= sizes.scores:
             items += [attention(head_dim, sequence, pairs, phase) for phase in ('F', 'I')]
     return items + operators(sizes, world)
@@ -39,6 +40,7 @@ def grid_items(sizes: Sizes, world: int) -> list[Item]:
 def matmul(m: int, n: int, k: int, phase: Phase) -> Item:
     """A product of ``m`` × ``k`` by ``k`` × ``n``: forward, for the gradient of the input or for that of the weight."""
     name = f'matmul.{m}.{n}.{k}.{phase}'
+    # Weights are stored [outputs, inputs], so the forward reads the second factor transposed, as programs do.
     shapes = {'F': ((m, k), (n, k), (n,)), 'I': ((m, k), (k, n)), 'W': ((k, m), (k, n))}[phase]
     reads = [operand(shape, place) for place, shape in enumerate(shapes)]
     writes = [result(f'{name}>out', (m, n)), *([result(f'{name}>bias', (m,))] if phase == 'W' else [])]
@@ -51,6 +53,7 @@ def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
 
     Arguments: ``pairs``, heads over all samples.
     """
+    # The product of batch and heads decides the time; splitting it this way keeps rows of qkv at a usual width.
     heads = min(pairs, HEADS)
     batch, width = pairs // heads, heads * head_dim
     name = f'attention.{head_dim}.{sequence}.{pairs}.{phase}'
@@ -76,16 +79,20 @@ def operators(sizes: Sizes, world: int) -> list[Item]:
         for program in _programs(probe, world):
             found += program_items(program, world, f'probe{index}.{len(found)}')
     return unique(
-        item for item in found if item.ops[-1].operator not in PRICED_BY_GRIDS and item.ops[-1].bytes <= sizes.moved
+        # Products and attention are priced from their grids; measured here too, they would be counted twice.
+        item
+        for item in found
+        if item.ops[-1].operator not in PRICED_BY_GRIDS and item.ops[-1].bytes <= sizes.moved
     )
 
 
 def _programs(probe: Probe, world: int) -> Iterator[Program]:
-    """A transformer and a network, each whole and, where there are ranks for it, cut in two; and blocks of layers."""
+    """A transformer and a network, unsharded and, where ranks allow it, sharded over two; and blocks of layers."""
     model = Transformer(
         layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
     )
     dense = Dense(inputs=probe.hidden, outputs=probe.hidden)
+    # Sharding adds operators of its own: slices, pads, the cross entropy over a sharded vocabulary.
     for tensor in (1, 2) if world % 2 == 0 else (1,):
         plan = Plan(tensor=tensor)
         yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
@@ -111,6 +118,7 @@ def program_items(program: Program, world: int, prefix: str) -> list[Item]:
 
 def unique(items: Iterable[Item]) -> list[Item]:
     """The first of all items that do the same work."""
+    # Reversed twice: of equal items the first stays, and stays at its place.
     return list({_signature(item): item for item in reversed(list(items))}.values())[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Items: what is measured, each one op class on tensors that every rank holds whole, and programs that run them."""
+"""Items: what is measured, each one op class on tensors that every rank holds in full, and programs that run them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def partition_name(size: int) -> str:
 
 
 def group_sizes(world: int) -> list[int]:
-    """Sizes of groups that ``world`` ranks can be cut into: powers of two, and all."""
+    """Sizes of groups that ``world`` ranks can be split into: powers of two, and all."""
+    # Groups must be equal, and plans use powers of two mostly; all sizes would take too long.
     powers = {2**power for power in range(1, 20) if world % 2**power == 0}
     return sorted(powers | ({world} if world > 1 else set()))
 
@@ -62,6 +63,7 @@ def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ())
     sizes = group_sizes(world)
     ranks = np.arange(world, dtype=np.int32)
     builder = ProgramBuilder(world, [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes])
+    # Items share operands of one shape (see ``operand``), so that a bench fits in memory.
     for tensor in {tensor.name: tensor for item in items for tensor in item.tensors}.values():
         builder.add_tensor(tensor)
     ops = [op for item in items for op in item.ops]
@@ -91,12 +93,14 @@ def result(name: str, shape: tuple[int, ...], dtype: str = 'fp32') -> Tensor:
 def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[Tensor, ...]] | None:
     """An op of any program alone, on its local shapes; None where it needs groups that ``world`` cannot form, or does
     nothing."""
+    # It takes no time on any machine, so there is nothing to measure.
     if op.operator in NO_WORK:
         return None
     program, op = _plain(program, op)
     attributes, partition = dict(op.attributes), op.partition or str(op.attributes.get('partition', ''))
     if partition:
         size = program.partitions[partition].size
+        # Such an op computes the same whatever its group is, so any group of this world does.
         if size not in group_sizes(world) and op.operator in ANY_SIZE:
             size = world
         if size not in group_sizes(world):
@@ -104,6 +108,7 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
         partition = partition_name(size)
         attributes |= {'partition': partition} if op.kind == 'compute' else {}
     reads = _operands(program, op)
+    # Updates work in place: what they write is what they have read, not a new tensor.
     changed = set(op.reads) if op.phase == 'U' and op.kind == 'compute' else set()
     writes = [reads[op.reads.index(name)] if name in changed else _written(program, op, name) for name in op.writes]
     sums = [replace(_written(program, op, name), kind='gradient') for name in op.accumulates]
@@ -120,7 +125,8 @@ def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[T
 
 
 def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
-    """The same message of whole buffers, where it packs tensors; a norm as if all elements counted alike."""
+    """The same message of full buffers, where it packs tensors; a norm as if all elements counted alike."""
+    # How elements count depends on the group's positions, which this world may lack; the work does not depend on it.
     if '@' in str(op.attributes.get('ranks', '')):
         return program, replace(op, attributes={**op.attributes, 'ranks': ' '.join('1' for _ in op.reads)})
     scatters = op.operator == 'reduce_scatter'
@@ -132,6 +138,7 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
     rest = list(op.reads if scatters else op.writes)
     buffers = []
     for share in shares:
+        # Members of a packed share stand one behind the other; an unpacked share stands for one tensor.
         mine = [rest.pop(0) for _ in range(len(share.members) or 1)]
         full = replace(share, name=f'{share.name}.full', cuts=(), members=(), initial='')
         buffers.append(full if share.members else program.tensor[mine[0]])
@@ -148,6 +155,7 @@ def _operands(program: Program, op: OpClass) -> list[Tensor]:
         tensor = program.tensor[name]
         shape = program.local_shape(tensor)
         made = operand(shape, place, _initial(tensor, op.operator), tensor.dtype)
+        # An update changes its operands. Were they shared, the next item would meet numbers that no longer are usual.
         found.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
     return found
 
@@ -166,5 +174,6 @@ def _written(program: Program, op: OpClass, name: str) -> Tensor:
 
 def twice(item: Item) -> Item:
     """The same op a second time, when it adds to what the first has left instead of creating it."""
+    # The first must not free the sum, or the second would create it instead of adding to it.
     first, second = (replace(item.ops[-1], name=f'{item.name}.{word}') for word in ('first', 'again'))
     return replace(item, ops=(replace(first, frees=()), second))

@@ -13,18 +13,20 @@ COPIES: Final = (1, 2, 4)
 
 
 def schedule_programs(path: Path) -> list[Program]:
-    """Programs of a schedule; copies that the batch cannot be cut into are left out.
+    """Programs of a schedule; copies that the batch cannot be split into are left out.
 
     Raises ``ScheduleError`` where the file is wrong.
     """
     case = load_case(path)
     programs = [case.program, *([case.baseline.program] if case.baseline else [])]
     programs += [program for copies in COPIES if (program := _with_copies(path, copies))]
+    # The file's own copies are often among COPIES; equal programs are measured once.
     return list({program.hash: program for program in programs}.values())
 
 
 def _with_copies(path: Path, copies: int) -> Program | None:
     try:
         return load_case(path, [f'plan.copies={copies}']).program
+    # The file itself was read before, so what fails here is this number of copies, which the bench can do without.
     except SimparError:
         return None

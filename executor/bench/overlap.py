@@ -15,7 +15,7 @@ from executor.bench.ranks import Timed, TimedPool
 from executor.bench.sample import WARM_UP
 from executor.bench.sizes import Sizes
 from executor.measure import Statistics
-from simpar.intervals import Intervals, union
+from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
@@ -87,17 +87,20 @@ class _Pair:
         self._items = {COMPUTE: kernels, COMMUNICATION: messages}
         self._alone = [program_of(items, pool.world) for items in self._items.values()]
         self._seconds: dict[str, list[float]] = {}
+        # Once before the combined program is built: its lengths follow from the times alone.
         self._run_alone()
         self._both = self._program()
 
     def measure(self, what: Kernels, rounds: int, said: Callable[[], None]) -> list[Stretch]:
         """How the kernels stretch beside the messages, and the messages beside the kernels."""
         both = []
+        # Alone and together in turns, so that a slow minute of the machine hits both sides of the ratio.
         for _ in range(rounds):
             self._run_alone()
             both.append(self._run(self._both))
             said()
         alone = self._usual()
+        # On a shaped network messages cannot be quicker than the link, however much CPU they get.
         shaped = self._pool.net.kind != 'none'
         kernels = [factor for run in both for factor in kernel_stretches(run, alone, shaped=shaped)]
         messages = [factor for run in both for factor in message_stretches(run.trace, alone)]
@@ -115,10 +118,13 @@ class _Pair:
             for rank in range(run.trace.program.world):
                 for step, span in _spans(run.trace, rank):
                     kernel = span.op.kind == 'compute'
+                    # Kernels work on their own thread; gloo's threads do the work of messages, for which the wall clock
+                    # is what counts.
                     seconds = run.thread_RKS[rank, step, span.slot] if kernel else span.end - span.start
                     self._seconds.setdefault(span.op.name, []).append(float(seconds))
 
     def _usual(self) -> dict[str, float]:
+        # A low quantile: others on the machine only ever add time.
         return {name: float(np.quantile(seconds, LOW)) for name, seconds in self._seconds.items()}
 
     def _program(self) -> Program:
@@ -126,6 +132,8 @@ class _Pair:
         alone = self._usual()
         totals = {stream: sum(alone[item.name] for item in items) for stream, items in self._items.items()}
         times = max(1, round(LEAST / totals[COMPUTE]))
+        # Kernels take longer beside messages than alone. Messages get a margin, so that the last kernel does not run
+        # alone.
         lasting = LONGER * totals[COMPUTE] * times
         messages = self._items[COMMUNICATION] * max(1, round(lasting / totals[COMMUNICATION]))
         return program_of([*self._items[COMPUTE] * times, *messages], self._pool.world)
@@ -137,6 +145,7 @@ def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[tuple[int, Spa
 
 def _busy(trace: Trace, rank: int, kind: str) -> Intervals:
     """When ops of a kind run on a rank, warm-ups included."""
+    # Warm-up steps too: a message of a warm-up may still run when the first counted kernel starts.
     spans = [(span.start, span.end) for _, span in _spans(trace, rank, 0) if span.op.kind == kind]
     return union(np.array(spans).reshape(-1, 2))
 
@@ -155,11 +164,14 @@ def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) ->
         beside = [
             (span.end - span.start, run.thread_RKS[at], run.process_RKS[at], alone[span.op.name])
             for step, span in _spans(run.trace, rank)
+            # A kernel that is partly alone would dilute the factor.
             if span.op.kind == 'compute' and covered(span, busy) >= COVERED * (span.end - span.start)
             for at in [(rank, step, span.slot)]
         ]
         if beside:
+            # Sums before ratios: a ratio for each short kernel would mostly be noise.
             clock, own, process, work = (sum(column) for column in zip(*beside, strict=True))
+            # The process's time beyond the kernel's own is gloo's: what messages took of the core.
             shared = clock / max(clock - (process - own), TINY) if shaped else process / own
             yield float(own / work * shared)
 
@@ -176,6 +188,7 @@ def message_stretches(trace: Trace, alone: Mapping[str, float]) -> Iterator[floa
         both = sum(covered(span, busy) for span in mine)
         free = sum(span.end - span.start for span in mine) - both
         work = sum(alone[span.op.name] for span in mine)
+        # A quotient of two small differences says nothing, so such a rank gives no sample.
         if mine and both >= MOSTLY * (both + free) and work - free >= MOSTLY * work:
             yield both / (work - free)
 

@@ -49,6 +49,7 @@ class Bars:
 @contextmanager
 def progress() -> Iterator[Reporter]:
     """Says how far a bench has come while it is entered."""
+    # A bar's control characters would fill a log file.
     if not sys.stderr.isatty():
         yield Lines()
         return

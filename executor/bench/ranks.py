@@ -51,6 +51,7 @@ class TimedPool(Pool):
         """Run a program for some steps, back to back; see ``Pool.run``."""
         execution = self.perform(program, Request(steps=steps, favour=self._favour))
         shape = (2, steps, len(program.role(0)))
+        # Through files, since outcomes of ranks have no room for times that only a bench wants.
         cpu = [np.fromfile(_file(self._folder, rank)).reshape(shape) for rank in range(program.world)]
         return Timed(execution.trace, *np.stack(cpu, axis=1))
 
@@ -61,6 +62,7 @@ class TimedPool(Pool):
 def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     """A rank's process, in which the machine of real compute is one that reads CPU clocks."""
     TimedMachine.place = _file(setup.folder, setup.rank)
+    # In the rank's own process alone; the parent and other pools keep the plain machine.
     vars(rank)['RealMachine'] = TimedMachine
     process.main(replace(setup, threads=1), pipe, lifeline)
 
@@ -73,6 +75,7 @@ class TimedMachine(RealMachine):
     def __init__(self, program: Program, rank: int, steps: int, *more: Any) -> None:
         super().__init__(program, rank, steps, *more)
         shape = (2, steps, len(program.role(rank)))
+        # A mapped file costs no system call for each op, which would disturb what is measured.
         self._cpu: Times = np.asarray(np.memmap(self.place, dtype=np.float64, mode='w+', shape=shape))
 
     def compute(self, work: Work, arrived: float) -> float:

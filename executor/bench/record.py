@@ -28,8 +28,10 @@ def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, l
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for item, found in zip(items, samples, strict=True):
         computes = item.ops[-1].kind == 'compute'
+        # Messages wait for other ranks, so wall time beyond CPU time is no sign of a disturbance there.
         kept = found.kept if computes else found
         row: dict[str, Any] = {**item.key, 'weight': item.weight}
+        # Wall time of all repeats, CPU time of quiet ones: their distance tells a reader how busy the machine was.
         row |= {'wall': figures(found.wall), 'cpu': figures(kept.cpu)}
         if computes:
             row['quiet'] = round(float(found.quiet.mean()), 3)

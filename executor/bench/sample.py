@@ -37,6 +37,7 @@ class Samples:
     @property
     def kept(self) -> Samples:
         """The quiet repeats, as far as there are enough; all of them otherwise."""
+        # A quantile over a handful of repeats would be worse than one over disturbed ones.
         return Samples(self.wall[self.quiet], self.cpu[self.quiet]) if self.quiet.sum() >= ENOUGH else self
 
 
@@ -49,6 +50,8 @@ def sample(
     """
     shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
     for _ in range(orders):
+        # A new order each time: what ran before an op leaves caches in another state, and drift must not favour one
+        # item.
         order = list(items)
         shuffled.shuffle(order)
         run = pool.timed(program_of(order, pool.world), WARM_UP + trials)
@@ -66,8 +69,9 @@ def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
     CPU seconds are those of the op's thread for compute, of the whole process for communication.
     """
     role = run.trace.program.role(0)
-    lanes = run.trace.lanes
-    wall_RKS = np.array([lane.end_KS - lane.start_KS for lane in lanes])[:, WARM_UP:]
+    representatives = run.trace.representatives
+    # From start, not arrival: the wait for peers is not the op's own time.
+    wall_RKS = np.array([rank_times.end_KS - rank_times.start_KS for rank_times in representatives])[:, WARM_UP:]
     ops = [run.trace.program.op(role, slot) for slot in range(len(role))]
     computes = np.array([op.kind == 'compute' for op in ops])
     cpu_RKS = np.where(computes, run.thread_RKS, run.process_RKS)[:, WARM_UP:]

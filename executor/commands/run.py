@@ -32,13 +32,16 @@ class Job:
 
 def command(options: argparse.Namespace) -> int:
     """Run the job; rank 0, or the parent of the ranks, says what it found and what came of it."""
+    # ``--nproc`` says that ranks are started here, whatever a batch system has put into the environment.
     launch = None if options.nproc else detect(os.environ)
     if launch is not None and launch.idle:
         return 0
     job = load_job(options)
+    # Before any process is started: gloo would abort or hang on what this finds.
     validate(job.program)
     if options.nproc and options.nproc != job.program.world:
         raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
+    # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
         _say(_found(options, launch, job.program))
     request = Request(
@@ -60,6 +63,7 @@ def load_job(options: argparse.Namespace) -> Job:
     """The job of a schedule file; ``module:function`` names a function that builds a program (and ``--costs`` one from
     a program to its costs), for tests."""
     emulated = options.compute == 'emulated'
+    # A file whose name has a colon stays a file.
     if ':' in options.job and not os.path.exists(options.job):
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
@@ -80,6 +84,7 @@ def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution
     from executor.backend import Pool
 
     world = job.program.world
+    # With more ranks than cores, pinning would make two ranks share one core while another idles.
     pinned = world <= (os.cpu_count() or 1)
     with Pool(world, net=options.net, timeout=options.timeout, port=options.port, pinned=pinned) as pool:
         return pool.perform(job.program, request)
@@ -105,12 +110,12 @@ def _say(line: str) -> None:
 def _show(options: argparse.Namespace, execution: Execution) -> None:
     trace = execution.trace
     if options.save:
-        from simpar.recording import save_trace
+        from simpar.trace_files import save_trace
 
         save_trace(options.save, trace)
     notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]
     if options.json:
-        facts = {
+        answer = {
             'program': trace.program.hash,
             'origin': trace.origin,
             'ranks': trace.program.world,
@@ -119,8 +124,9 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
             'losses': list(execution.losses),
             'notes': notes,
         }
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(answer, ensure_ascii=False))
         return
+    # The first step opens connections and warms caches; it is told, but not mixed with the others.
     cold, *steady = trace.step_times.tolist()
     print(f'cold step {format_time(cold)}{_steady(steady)}')
     if execution.losses:

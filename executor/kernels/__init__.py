@@ -60,6 +60,7 @@ def kernel(op: OpClass) -> Kernel:
     try:
         return KERNELS[op.operator, op.phase]
     except KeyError:
+        # A known operator in a wrong phase is another mistake than an unknown operator.
         phases = sorted(phase for operator, phase in KERNELS if operator == op.operator)
         known = f'phases {", ".join(phases)}' if phases else 'operators ' + ', '.join(sorted({o for o, _ in KERNELS}))
         raise ProgramError(f'{op.name}: no kernel for {op.operator!r} in phase {op.phase}; there are {known}') from None

@@ -1,6 +1,6 @@
 """Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
-Scores are held whole, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
+Scores are held in full, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
 B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim.
 """
 
@@ -21,6 +21,7 @@ def attention_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) 
     q, k, v = split(op, tensors[0])
     scores = _scores(op, q, k)
     lse = scores.logsumexp(-1)
+    # The backward has lse alone and forms the probabilities in the same way.
     probability = _dropped(op, where, (scores - lse.unsqueeze(-1)).exp(), tensors[1:])
     y = probability.to(v.dtype) @ v
     return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
@@ -33,10 +34,12 @@ def attention_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     dy_heads, y_heads = heads(op, dy), heads(op, y)
     probability = (_scores(op, q, k) - lse.reshape(*q.shape[:-1], 1)).exp().to(v.dtype)
     dprobability = _dropped(op, where, dy_heads @ v.mT, keys)
+    # The row sum of dP · P equals that of dy · y, so no probabilities need to be kept.
     dscores = probability * (dprobability - (dy_heads * y_heads).sum(-1, keepdim=True))
     scale = 1 / sqrt(q.shape[-1])
     dq = dscores @ k * scale
     dk = dscores.mT @ q * scale
+    # The mask is drawn again from its keys: that costs less memory than to keep it.
     dv = _dropped(op, where, probability, keys).mT @ dy_heads
     return [merge(op, dq, dk, dv)]
 
@@ -52,6 +55,7 @@ def _dropped(op: OpClass, where: Context, scores: torch.Tensor, keys: list[torch
 def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [B, G, Q × S, D], k and v [B, G, S, D]: a group's queries lie below one another, so they share its keys."""
     groups, queries, head_dim = _attributes(op)
+    # Each group holds its queries, then its key and value, so that tensor parallelism can shard by groups.
     qkv_BGCSD = qkv.unflatten(-1, (groups, queries + 2, head_dim)).permute(0, 2, 3, 1, 4)
     return qkv_BGCSD[:, :, :queries].flatten(2, 3), qkv_BGCSD[:, :, queries], qkv_BGCSD[:, :, queries + 1]
 
@@ -81,6 +85,7 @@ def _scores(op: OpClass, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return scores
     sequence = k.shape[2]
     future = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).triu(1)
+    # Queries of a group lie below one another, so the mask repeats.
     return scores.masked_fill(future.repeat(q.shape[2] // sequence, 1), float('-inf'))
 
 

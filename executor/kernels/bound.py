@@ -26,6 +26,7 @@ def bind(program: Program, op: OpClass, kernel: Kernel, dtype: torch.dtype | Non
     tensors = [program.tensor[name] for name in op.writes + op.accumulates]
     forms = [(program.local_shape(tensor), torch_dtype(tensor.dtype, dtype)) for tensor in tensors]
     if op.phase == 'W' and len(forms) == 1 and forms[0][0]:
+        # A weight's gradient cannot tell from its inputs how many rows this rank's weight has.
         op = replace(op, attributes={'rows': forms[0][0][0], **op.attributes})
 
     packing = Packing.of(program, op)
@@ -34,6 +35,7 @@ def bind(program: Program, op: OpClass, kernel: Kernel, dtype: torch.dtype | Non
         try:
             results = kernel(op, where, packing.packed(reads))
             return [_formed(result, *form) for result, form in zip(results, forms, strict=True)]
+        # What torch raises on wrong shapes; it names neither the op nor the rank.
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             shapes = ', '.join(str(tuple(tensor.shape)) for tensor in reads)
             raise ProgramError(f'{op.name} on rank {where.rank}: {error}; it read {shapes}') from error

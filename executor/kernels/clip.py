@@ -1,7 +1,7 @@
 """What is known of all gradients of a rank together: the sum of their squares, and whether one is not finite.
 
 Nothing is added up in 16 bits, and what a loss scale has made large is divided by it before it is squared. A sum over
-all ranks follows, so a piece that several ranks hold counts as its share.
+all ranks follows, so a shard that several ranks hold counts as its share.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
     """
     scale = _loss_scale(op)
     squares = [
+        # Divided before squaring: scaled gradients squared would overflow.
         torch.linalg.vector_norm(wide(part) if scale == 1 else wide(part) / scale).square() / count
         for tensor, ranks in zip(tensors, str(op.attributes['ranks']).split(), strict=True)
         for part, count in _parts(tensor, ranks, where)
@@ -39,9 +40,11 @@ def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[t
     if not partition:
         yield tensor, int(ranks)
         return
+    # Runs count elements of the full gradient, of which this rank holds one shard.
     first, begin = where.position[partition] * tensor.numel(), 0
     for run in runs.split('+'):
         count, length = map(int, run.split('x'))
+        # Slices end at the tensor's end by themselves; below zero they would count from there.
         yield tensor[max(begin - first, 0) : max(begin + length - first, 0)], count
         begin += length
 
@@ -58,6 +61,7 @@ def factor(op: OpClass, squares: torch.Tensor | None) -> float:
     """
     if squares is None:
         return 1.0 / _loss_scale(op)
+    # Epsilon in the denominator, as in torch, or results would differ in the last digits.
     coefficient = float(op.attributes['clip_norm']) / (squares.sqrt() + EPSILON)
     return float(coefficient.clamp(max=1.0)) / _loss_scale(op)
 

@@ -27,6 +27,7 @@ class Context:
 
     def at(self, micro_batch: int, copy: int) -> Context:
         """The same for an op of another micro-batch and copy."""
+        # A new object for every op would cost as much as a small kernel.
         if (micro_batch, copy) == (self.micro_batch, self.copy):
             return self
         return replace(self, micro_batch=micro_batch, copy=copy)
@@ -47,6 +48,6 @@ def context(program: Program, rank: int, step: int = 0) -> Context:
 
 
 def position(op: OpClass, where: Context) -> int:
-    """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is cut."""
+    """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is sharded."""
     partition = str(op.attributes.get('partition', ''))
     return where.position[partition] if partition else 0

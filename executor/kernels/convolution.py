@@ -18,6 +18,7 @@ def conv2d_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> 
 def conv2d_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, weight → dx of ``shape``."""
     dy, weight = tensors
+    # The first number is the batch as lowered; copies make it smaller, so dy's batch is taken.
     _, *image = (int(number) for number in str(op.attributes['shape']).split())
     return [conv2d_input([dy.shape[0], *image], weight, dy, **_window(op))]
 

@@ -24,6 +24,7 @@ def subtract(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
 
 def subtract_dz(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → dz [..., 1]."""
+    # z was broadcast over the last dim, so its gradient is summed there.
     return [-wide(tensors[0]).sum(-1, keepdim=True)]
 
 
@@ -54,6 +55,7 @@ def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 
 def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → the same everywhere along what was summed, in memory of its own."""
+    # An expanded view shares one element; a later op that works in place would change all of them.
     return [tensors[0].expand(numbers(op, 'shape')).contiguous()]
 
 
@@ -89,6 +91,7 @@ def mean_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     """count → the gradients of both sums."""
     share = float(op.attributes['scale']) * float(op.attributes['partial_share'])
     gradient = share / wide(tensors[0])
+    # Label smoothing is off, but the compiler's graph still has its sum, which therefore gets a gradient.
     return [gradient, torch.zeros_like(gradient)]
 
 

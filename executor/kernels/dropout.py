@@ -1,4 +1,4 @@
-"""Dropout: the mask of a rank's piece, and what it leaves."""
+"""Dropout: the mask of a rank's shard, and what it leaves."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from simpar.program import OpClass
 
 
 def mask_of(op: OpClass, where: Context, keys: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The mask of this rank's piece; ``shape`` of the piece, batch first."""
-    whole, probability = list(shape[1:]), float(op.attributes['dropout'])
+    """The mask of this rank's shard; ``shape`` of the shard, batch first."""
+    full, probability = list(shape[1:]), float(op.attributes['dropout'])
     site = str(op.attributes['site'])
     if 'cut' not in op.attributes:
-        return kept(keys, site, whole, probability)
+        return kept(keys, site, full, probability)
+    # ``cut`` counts the batch, the mask's shape does not.
     dim = int(op.attributes['cut']) - 1
-    length = whole[dim]
-    whole[dim] *= where.size[str(op.attributes['partition'])]
-    return kept(keys, site, whole, probability, (dim, position(op, where) * length, length))
+    length = full[dim]
+    # The mask is drawn by places in the full tensor, so that any plan drops the same elements.
+    full[dim] *= where.size[str(op.attributes['partition'])]
+    return kept(keys, site, full, probability, (dim, position(op, where) * length, length))
 
 
 def left(op: OpClass, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

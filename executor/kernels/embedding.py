@@ -1,4 +1,4 @@
-"""Token embedding, its vocabulary whole or cut over a partition, and position embedding."""
+"""Token embedding, its vocabulary unsharded or sharded over a partition, and position embedding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from simpar.program import OpClass
 
 
 def local_rows(op: OpClass, where: Context, tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens as rows of this rank's piece of the vocabulary, and which of them lie in it; the others become row 0."""
+    """Tokens as rows of this rank's shard of the vocabulary, and which of them lie in it; the others become row 0."""
     local = tokens - position(op, where) * rows
     inside = (local >= 0) & (local < rows)
+    # Row 0 stands in for tokens of other ranks: an index out of range would abort, and ``inside`` removes what it
+    # gives.
     return local.where(inside, 0), inside
 
 
@@ -19,6 +21,7 @@ def embedding_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) 
     """tokens, weight → y; zeros for tokens outside of this rank's rows."""
     tokens, weight = tensors
     local, inside = local_rows(op, where, tokens, weight.shape[0])
+    # Zeros elsewhere, so that the sum over ranks is the full result.
     return [weight[local] * inside.unsqueeze(-1)]
 
 
@@ -28,18 +31,20 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     rows = int(op.attributes['rows'])
     local, inside = local_rows(op, where, tokens, rows)
     dweight = dy.new_zeros(rows, dy.shape[-1])
+    # A token may occur several times; ``index_add_`` sums, where an assignment would keep one.
     return [dweight.index_add_(0, local.flatten(), (dy * inside.unsqueeze(-1)).flatten(0, -2))]
 
 
 def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, weight → y; the weight is whole, x may be this rank's piece of the sequence."""
+    """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
     x, weight = tensors
+    # With sequence parallelism, x is one shard of the sequence and its rows begin further down.
     first = position(op, where) * x.shape[1]
     return [x + weight[first : first + x.shape[1]]]
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dweight of the whole weight: zero rows outside of this rank's piece of the sequence."""
+    """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence."""
     drows = tensors[0].sum(0)
     partition = str(op.attributes.get('partition', ''))
     if not partition:

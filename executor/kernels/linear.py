@@ -31,6 +31,7 @@ def matmul_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[
     dy_NO = dy.flatten(0, -2)
     x_NI = x.reshape(dy_NO.shape[0], -1)
     gradients = [dy_NO.T @ x_NI]
+    # A layer without a bias, or whose bias another op sums, has one gradient.
     return gradients if len(op.writes + op.accumulates) == 1 else [*gradients, dy_NO.sum(0)]
 
 
@@ -42,6 +43,7 @@ def _matrix(op: OpClass, weight: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor, inputs: int) -> torch.Tensor:
     """x with as many trailing dims made one as the weight's inputs need (a flatten of images is no op of its own)."""
     lead = x.ndim - 1
+    # As many trailing dims as the weight needs: heads and head_dim, or an image's channels, rows and columns.
     while lead > 1 and prod(x.shape[lead:]) < inputs:
         lead -= 1
     return x.reshape(*x.shape[:lead], inputs)

@@ -1,6 +1,7 @@
-"""Losses: ``attributes['scale']`` × the sum over the local samples, whole or with the vocabulary cut over a partition.
+"""Losses: ``attributes['scale']`` × the sum over the local samples, unsharded or with the vocabulary over a partition.
 
-The cut cross entropy is Megatron's (Shoeybi et al. 2019, section 3): all-reduced are a maximum and two sums, no logits.
+Cross entropy over a sharded vocabulary is Megatron's (Shoeybi et al. 2019, section 3). It all-reduces a maximum and two
+sums, and never logits.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ def cross_entropy_forward(op: OpClass, where: Context, tensors: list[torch.Tenso
 
 
 def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """logits, labels, lse → dlogits, of this rank's piece of the vocabulary where it is cut."""
+    """logits, labels, lse → dlogits, of this rank's shard of the vocabulary where it is sharded."""
     logits, labels, lse = wide(tensors[0]), *tensors[1:]
     local, inside = local_rows(op, where, labels, logits.shape[-1])
     dlogits = (logits - lse.reshape(*labels.shape, 1)).exp()
+    # One is subtracted at the target, and nothing where another rank holds the target's logit.
     dlogits.scatter_add_(-1, local.unsqueeze(-1), -inside.unsqueeze(-1).to(dlogits.dtype))
     return [dlogits * (_scale(op) * _partial_share(op))]
 
@@ -40,6 +42,7 @@ def ce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
     shifted = logits - maximum.reshape(*labels.shape, 1)
     local, inside = local_rows(op, where, labels, logits.shape[-1])
     target = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1)
+    # Both sums in one tensor, so that one all-reduce does for them.
     return [torch.stack([shifted.exp().sum(-1), target * inside], dim=-1)]
 
 
@@ -48,6 +51,7 @@ def ce_loss(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     parts, maximum = map(wide, tensors)
     total, target = parts.unbind(-1)
     logarithm = total.log()
+    # The maximum cancels in the loss, and is part of the log-sum-exp that the backward reads.
     return [_scale(op) * (logarithm - target).sum(), maximum.reshape(*total.shape, 1) + logarithm.unsqueeze(-1)]
 
 

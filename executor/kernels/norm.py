@@ -18,9 +18,18 @@ def norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 def norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, x, gain, mean, rstd → dx."""
     dy, x, gain, mean, rstd = tensors
+    # aten wants the statistics with a last dim of length 1.
     column = (*x.shape[:-1], 1)
     dx, _, _ = torch.ops.aten.native_layer_norm_backward(
-        dy, x, x.shape[-1:], mean.reshape(column), rstd.reshape(column), gain, None, [True, False, False]
+        # Only dx: gradients of the weights are an op of phase W, which may run later.
+        dy,
+        x,
+        x.shape[-1:],
+        mean.reshape(column),
+        rstd.reshape(column),
+        gain,
+        None,
+        [True, False, False],
     )
     return [dx]
 
@@ -36,6 +45,7 @@ def norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
 def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, gain → y, rstd."""
     x, gain = tensors
+    # Squares of 16-bit numbers overflow early.
     rstd = (wide(x).square().mean(-1, keepdim=True) + float(op.attributes['epsilon'])).rsqrt()
     return [x * rstd * gain, rstd]
 

@@ -1,4 +1,4 @@
-"""What optimizer parallelism does on a rank alone: pieces of whole weights, and the freeing of gathered ones."""
+"""What optimizer parallelism does on a rank alone: shards of full weights, and the freeing of gathered ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from executor.kernels.context import Context, position
 from simpar.program import OpClass
 
 
-def piece(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """weights... → this position's pieces of them in ``partition``, which the update changes.
+def shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """weights... → this position's shards of them in ``partition``, which the update changes.
 
     In memory of their own, so that a weight changes nowhere but where its op says so.
     """
     own, size = position(op, where), where.size[str(op.attributes['partition'])]
     return [
+        # A view would be updated along with the weight, and would keep the full weight in memory.
         tensor.chunk(size, dim)[own].clone(memory_format=torch.contiguous_format)
         for tensor, dim in zip(tensors, dims_of(op), strict=True)
     ]
@@ -26,4 +27,4 @@ def reshard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return []
 
 
-KERNELS = {('piece', 'U'): piece, ('reshard', 'F'): reshard, ('reshard', 'I'): reshard}
+KERNELS = {('piece', 'U'): shard, ('reshard', 'F'): reshard, ('reshard', 'I'): reshard}

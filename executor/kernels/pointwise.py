@@ -37,6 +37,7 @@ def relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 def relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, y → dx."""
+    # From y, not x: the forward need keep only its result.
     return [torch.ops.aten.threshold_backward(*tensors, 0)]
 
 
@@ -65,6 +66,7 @@ def dbias(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
 def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, z[, bias] → y; with dropout x, z[, bias], keys → y, mask."""
     x, z, *more = tensors
+    # Residual, bias and dropout are one op, as Megatron fuses them.
     if 'dropout' not in op.attributes:
         y = x + z
         return [y + more[0].flatten() if more else y]
@@ -88,30 +90,31 @@ def scale(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torc
     return [tensors[0] * float(op.attributes['factor'])]
 
 
-def cut(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def slice_shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → the slice along ``dim`` of this rank's position in ``partition``."""
     dim = int(op.attributes['dim'])
     length = tensors[0].shape[dim] // where.size[str(op.attributes['partition'])]
-    # A view would keep the whole x in memory after it is freed.
+    # A view would keep the full x in memory after it is freed.
     return [tensors[0].narrow(dim, position(op, where) * length, length).clone(memory_format=torch.contiguous_format)]
 
 
 def take(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The whole of a step → the rows of this op's micro-batch and copy."""
-    copies, whole = int(op.attributes['copies']), tensors[0]
-    length = whole.shape[0] // (int(op.attributes['micro_batches']) * copies)
+    """The full input of a step → the rows of this op's micro-batch and copy."""
+    copies, full = int(op.attributes['copies']), tensors[0]
+    length = full.shape[0] // (int(op.attributes['micro_batches']) * copies)
+    # Copies split a micro-batch, so a micro-batch's copies lie side by side.
     first = (where.micro_batch * copies + where.copy) * length
-    return [whole.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
+    return [full.narrow(0, first, length).clone(memory_format=torch.contiguous_format)]
 
 
 def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """slice → x, with zeros wherever along ``dim`` other positions of ``partition`` have theirs."""
-    dim, piece = int(op.attributes['dim']), tensors[0]
-    length, shape = piece.shape[dim], list(piece.shape)
+    dim, shard = int(op.attributes['dim']), tensors[0]
+    length, shape = shard.shape[dim], list(shard.shape)
     shape[dim] *= where.size[str(op.attributes['partition'])]
-    whole = piece.new_zeros(shape)
-    whole.narrow(dim, position(op, where) * length, length).copy_(piece)
-    return [whole]
+    full = shard.new_zeros(shape)
+    full.narrow(dim, position(op, where) * length, length).copy_(shard)
+    return [full]
 
 
 KERNELS = {
@@ -134,8 +137,8 @@ KERNELS = {
     ('scale', 'F'): scale,
     ('scale', 'I'): scale,
     ('take', 'F'): take,
-    ('slice', 'F'): cut,
-    ('slice', 'I'): cut,
+    ('slice', 'F'): slice_shard,
+    ('slice', 'I'): slice_shard,
     ('pad', 'F'): pad,
     ('pad', 'I'): pad,
 }

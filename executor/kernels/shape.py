@@ -16,6 +16,7 @@ def batch_matmul(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 def transpose(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → y, whose dims are those of x that ``permutation`` lists."""
+    # Messages and flat buffers need contiguous memory.
     return [tensors[0].permute(numbers(op, 'permutation')).contiguous()]
 
 

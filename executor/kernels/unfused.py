@@ -25,6 +25,7 @@ def scores_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[
     """dscores, qkv, dv [B, S, G × D] → dqkv."""
     dscores, qkv, dv = tensors
     q, k, _ = split(op, qkv)
+    # Scores are kept by head; products want a group's queries below one another.
     dscores, scale = _together(op, dscores), 1 / sqrt(q.shape[-1])
     dv = dv.unflatten(-1, (k.shape[1], -1)).transpose(1, 2)
     return [merge(op, dscores @ k * scale, dscores.mT @ q * scale, dv)]
@@ -36,6 +37,7 @@ def softmax_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) ->
     if op.attributes['causal']:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(future, float('-inf'))
+    # The softmax runs in at least fp32, its result is kept in the program's dtype.
     return [scores.softmax(-1).to(tensors[0].dtype)]
 
 

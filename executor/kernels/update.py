@@ -40,6 +40,7 @@ class _Given:
     @property
     def written(self) -> Tensors:
         """All but gradients and the numbers of all ranks, in order."""
+        # Without master weights, ``exact`` is the weights themselves and must not stand there twice.
         kinds = [self.weights, *self.states, *([self.exact] if self.exact is not self.weights else [])]
         return [tensor for kind in kinds for tensor in kind] + ([] if self.count is None else [self.count])
 
@@ -57,8 +58,10 @@ class _Given:
 def sgd(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """→ weights...[, masters...]"""
     given = _given(op, tensors)
+    # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
     if given.skipped:
         return given.written
+    # SGD is linear in its gradients, so unscaling and clipping go into the rate.
     rate = float(op.attributes['learning_rate']) * given.factor
     torch._foreach_add_(given.exact, _like(given.gradients, given.exact), alpha=-rate)
     return given.cast()
@@ -75,6 +78,7 @@ def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     (v,), gradients = given.states, given.scaled()
     decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
     if decay:
+        # Before the momentum, as torch's SGD does it (L2, not decoupled).
         torch._foreach_add_(gradients, _like(given.exact, gradients), alpha=decay)
     torch._foreach_mul_(v, mu)
     torch._foreach_add_(v, gradients)
@@ -95,15 +99,18 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     if given.skipped:
         return given.written
     m, v = given.states
+    # Where steps may be skipped, the bias correction counts updates, not steps.
     step = where.step + 1 if given.count is None else int(given.count.add_(1))
     rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
     if decay:
+        # Decoupled decay comes first, as in torch's AdamW.
         torch._foreach_mul_(given.exact, 1 - rate * decay)
     gradients = _like(given.gradients, m) if given.factor == 1 else given.scaled()
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)
     torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
+    # In torch's order of operations, so that results agree to the last digits.
     denominator = torch._foreach_sqrt(v)
     torch._foreach_div_(denominator, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
@@ -115,6 +122,7 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 def _given(op: OpClass, tensors: Tensors) -> _Given:
     """Sort what an update reads by kind."""
     attributes = op.attributes
+    # Read from the back: what is optional stands last, so its places are known.
     overflow = tensors[-1] if 'loss_scale' in attributes else None
     tensors = tensors[:-1] if 'loss_scale' in attributes else tensors
     squares = tensors[-1] if 'clip_norm' in attributes else None

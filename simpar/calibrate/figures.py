@@ -83,10 +83,13 @@ def _matmul(lines: Sequence[Line]) -> dict[str, Number]:
     fit = relative_fit(np.column_stack([np.ones(len(lines)), m * n * k, k, m * n]), [line.seconds for line in lines])
     fixed, work, by_k, by_mn = fit.values
     best = max(_flops(line) / line.seconds for line in lines)
+    # A work term that was left out of the fit would make the limit infinite.
     work = work or 2.0 / best
+    # An extrapolated limit is believed only near rates that were seen.
     limit = min(2.0 / work, NEAR * best)
     peak = max(best, limit)
     area, depth = by_k / work, by_mn / work
+    # Multiplied out, the formula's product of area and depth is constant and lies in the fixed term.
     kernel = fixed - work * area * depth
     made = _Fitted(fit, f'{len(lines)} matrix products')
     quickest = Number(value=best, kind='flops', source='the quickest of the matrix products')
@@ -100,6 +103,7 @@ def _matmul(lines: Sequence[Line]) -> dict[str, Number]:
 
 
 def _streaming(lines: Sequence[Line]) -> Sequence[Line]:
+    # A bench of few operators may have none that streams.
     return [line for line in lines if line.key[0] in STREAMING] or lines
 
 
@@ -124,10 +128,12 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
     seconds: dict[tuple[int, ...], dict[str, float]] = {}
     for row in record.tables.attention:
         seconds.setdefault((row.queries, row.head_dim, row.sequence, row.pairs), {})[row.phase] = low(counted(row))
+    # Only sizes that were measured in both phases.
     ratios = [times['I'] / times['F'] for times in seconds.values() if len(times) == 2]
     if not lines or not ratios:
         guesses = {'device.attention.share': 0.4, 'device.attention.backward': 2.5}
         return {key: Number(value=value, source='a guess', guessed=True) for key, value in guesses.items()}
+    # Two products of sequence² × head_dim a head, halved by the causal mask.
     flops = [2.0 * float(line.key[3]) * float(line.key[2]) ** 2 * float(line.key[1]) for line in lines]
     fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), [line.seconds for line in lines])
     rate = _inverse(fit.values[1], peak)
@@ -146,6 +152,7 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
 
 def _network(record: Record) -> dict[str, Number]:
     """start + steps · latency + bytes over a channel / bandwidth, of all collectives that go around a ring."""
+    # Other algorithms have other numbers of steps; mixed, the fit would hide the latency.
     rings = [row for row in record.tables.collective if row.algorithm == 'ring'] or record.tables.collective
     passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
     terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
@@ -175,6 +182,7 @@ def _speed(what: str, stretches: Sequence[Stretch]) -> Number:
     if not known:
         return Number(value=GUESS, source='not measured: a guess', guessed=True)
     factors = [low(factor) if what == 'collective' else factor.median for _, factor in known]
+    # A geometric mean: factors are ratios.
     speed = math.exp(-sum(map(math.log, factors)) / len(factors))
     flags = [f'beside {other} varies by {factor.cv:.0%}' for other, factor in known if factor.cv > MOST_SPREAD]
     if speed > 1 + MOST_RESIDUAL:

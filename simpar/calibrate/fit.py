@@ -35,8 +35,10 @@ def relative_fit(terms: ArrayLike, seconds: ArrayLike) -> Fit:
     second thoughts: not always the very least sum, always non-negative).
     """
     y = np.asarray(seconds, dtype=np.float64)
+    # Divided by the seconds, all rows aim at 1, and residuals are relative errors.
     scaled = np.asarray(terms, dtype=np.float64) / y[:, None]
     size = np.linalg.norm(scaled, axis=0)
+    # Columns are scaled to one length, as FLOPs and constants differ by many orders; an empty column stays empty.
     size[size == 0] = 1.0
     scaled = scaled / size
     kept = list(range(scaled.shape[1]))
@@ -44,6 +46,7 @@ def relative_fit(terms: ArrayLike, seconds: ArrayLike) -> Fit:
     negative: list[int] = []
     while kept:
         found = np.linalg.lstsq(scaled[:, kept], np.ones(len(y)), rcond=None)[0]
+        # After scaling, the most negative coefficient has the largest part in the sum.
         lowest = int(np.argmin(found))
         if found[lowest] >= 0:
             values[kept] = found

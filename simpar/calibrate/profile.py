@@ -13,7 +13,7 @@ from simpar.calibrate.figures import Number, numbers_of
 from simpar.calibrate.record import Record
 from simpar.calibrate.table import Table, tables_of
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.profiles import FILE
 
 SHOWN: Final = 3
@@ -97,8 +97,9 @@ def write_profile(path: Path, calibration: Calibration) -> list[Path]:
     written = [path]
     for kind, table in calibration.tables.items():
         written.append(path.with_name(_table_name(path, kind)))
-        write_whole(written[-1], table.text(calibration.source))
-    write_whole(path, profile_text(path, calibration))
+        write_atomically(written[-1], table.text(calibration.source))
+    # The profile last: a reader that finds it finds its tables too.
+    write_atomically(path, profile_text(path, calibration))
     return written
 
 
@@ -136,6 +137,7 @@ _Dumper.add_representer(
 
 def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     record = calibration.record
+    # ``folder/profile.yaml`` is called by its folder, as the profiles that come with simpar are.
     name = path.parent.resolve().name if path.name == FILE else path.stem
     figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
     of = {prefix: _under(figure, prefix) for prefix in ('device.vector', 'device.memory', 'device.kernel',
@@ -148,6 +150,7 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
         'devices': record.ranks,
         'device': {
             'name': 'CPU core',
+            # A CPU core has no matrix unit of its own; products run at the vector rates.
             'matrix': _Leaf(),
             'vector': of['device.vector'],
             'memory': of['device.memory'],

@@ -135,6 +135,7 @@ def load_record(path: Path) -> Record:
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:
+        # The input may be a whole table, which would fill the screen.
         found = error.errors(include_url=False, include_input=False)
         problems = [_problem(path, one) for one in found[:_MOST_PROBLEMS]]
         if len(found) > _MOST_PROBLEMS:

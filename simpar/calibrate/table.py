@@ -106,6 +106,7 @@ def named(kind: str, key: Key) -> str:
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables of a profile; of attention the forward alone, from which the backward is priced."""
     rows = record.tables
+    # The backward is priced as a multiple of the forward.
     forward = [row for row in rows.attention if row.phase == 'F']
     keyed: dict[str, list[tuple[Key, Row, str]]] = {
         'matmul': [((row.m, row.n, row.k), row, row.phase) for row in rows.matmul],
@@ -138,6 +139,7 @@ def _line(key: Key, rows: Sequence[tuple[Row, str]]) -> Line:
     figures = [counted(row) for row, _ in rows]
     weights = [row.weight for row, _ in rows]
     phases = {phase: _mean([(row.weight, low(counted(row))) for row, its in rows if its == phase]) for _, phase in rows}
+    # The widest spread: a mean would hide one bad row among good ones.
     cv = max(one.cv for one in figures)
     return Line(
         key=key,
@@ -162,6 +164,7 @@ def _rising(kind: str, lines: Sequence[Line]) -> tuple[Line, ...]:
     fallen: dict[Key, Key] = {}
     for axis in SIZES[kind]:
         for smaller, larger in _neighbours(lines, axis):
+            # More work cannot take less time, so one of the two is wrong; noise is allowed for.
             if larger.seconds < (1 - FALLING) * smaller.seconds:
                 fallen.setdefault(larger.key, smaller.key)
     return tuple(

@@ -20,6 +20,7 @@ BENCH = (sys.executable, '-m', 'executor.bench')
 
 def command(options: argparse.Namespace) -> int:
     """Measure, write the profile and its tables, and say what was not measured well."""
+    # Before minutes of measuring.
     require_profile_path(options.output)
     if options.ranks < 2:
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
@@ -27,20 +28,22 @@ def command(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
         flags = ['--ranks', str(options.ranks), '--net', options.net, '--output', str(file)]
+        # In a process of its own, since simpar never imports torch.
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
             return code
         found = calibrate(load_record(file))
     written = write_profile(options.output, found)
+    # Read back at once: a profile that cannot be used should fail here, not in the next run.
     load_profile(options.output)
     if options.json:
-        print(json.dumps(as_json(found, written), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(to_dict(found, written), ensure_ascii=False, allow_nan=False))
     else:
-        sys.stdout.write(screen(found, written))
+        sys.stdout.write(render(found, written))
     return 0
 
 
-def as_json(found: Calibration, written: list[Path]) -> dict[str, object]:
+def to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
     """The answer as one object; times in seconds, rates in bytes and operations a second."""
     return {
         'profile': str(written[0]),
@@ -57,7 +60,7 @@ def as_json(found: Calibration, written: list[Path]) -> dict[str, object]:
     }
 
 
-def screen(found: Calibration, written: list[Path]) -> str:
+def render(found: Calibration, written: list[Path]) -> str:
     """The answer for a person."""
     value = {key: number.value for key, number in found.numbers.items()}
     beside = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case, load_case
-from simpar.commands.check_strategies import strategy_facts, strategy_lines
+from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
@@ -33,33 +33,35 @@ MOST_STREAMS: Final = 128
 def command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
     case = load_case(options.file, options.set)
-    facts = facts_of(case)
+    answer = to_dict(case)
     if options.program:
-        from simpar.files import write_whole
+        from simpar.files import write_atomically
         from simpar.program.text import format_program
 
-        write_whole(options.program, format_program(case.program))
-        facts['written'] = [str(options.program)]
+        write_atomically(options.program, format_program(case.program))
+        answer['written'] = [str(options.program)]
     if options.ir:
         from simpar.commands.ir import write_ir
 
-        facts['written'] = [*facts.get('written', ()), *map(str, write_ir(options.ir, case))]
+        answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
+    # With ``--numerics`` the executor prints the one JSON object.
     if options.json and not options.numerics:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(answer, ensure_ascii=False))
         return 0
     if not options.json:
-        sys.stdout.write(screen(facts))
+        sys.stdout.write(render(answer))
     if options.numerics:
         from simpar.commands.executor import start
 
+        # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = ['--json'] if options.json else []
         return start('numerics', options.file, options.set, flags)
     return 0
 
 
-def facts_of(case: Case) -> dict[str, Any]:
-    """The program as one object."""
+def to_dict(case: Case) -> dict[str, Any]:
+    """Return the program as one object, which ``--json`` prints."""
     program = case.program
     order = _order(case)
     return {
@@ -71,7 +73,7 @@ def facts_of(case: Case) -> dict[str, Any]:
         'partitions': {name: part.groups_GP.tolist() for name, part in program.partitions.items()},
         'actions': [[str(action) for action in row] for row in order.actions] if order else None,
         'collectives': _most(communication(program, role, 'collective') for role in program.roles),
-        'strategies': strategy_facts(case),
+        'strategies': strategies_to_dict(case),
         'messages': _most(communication(program, role, 'send') for role in program.roles),
         'parameters': parameter_bytes(program),
         'without_effect': without_effect_json(case.without_effect()),
@@ -100,16 +102,17 @@ def _order(case: Case) -> Order | None:
 def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:
     role = program.roles[number]
     held = [program.tensor[name] for name in program.tensors_of_role[number]]
-    facts = {
+    answer = {
         'name': role.name,
+        # Roles are shared objects, so identity is enough.
         'ranks': [rank for rank in range(program.world) if program.role(rank) is role],
         'slots': len(role),
         'streams': list(role.streams),
         'parameters': sum(program.local_bytes(tensor) for tensor in held if tensor.kind == 'parameter'),
     }
     if staged:
-        facts['stages'] = {stage: _operators(program, role, stage) for stage in stages_of(program, role)}
-    return facts
+        answer['stages'] = {stage: _operators(program, role, stage) for stage in stages_of(program, role)}
+    return answer
 
 
 def _operators(program: Program, role: Role, stage: int) -> list[str]:
@@ -119,6 +122,7 @@ def _operators(program: Program, role: Role, stage: int) -> list[str]:
         dict.fromkeys(
             op.name.partition('.')[0]
             for op in ops
+            # A name with ``@`` is another layout of a value, not a layer.
             if (op.stage, op.kind, op.phase) == (stage, 'compute', 'F') and program.sliced(op) and '@' not in op.name
         )
     )
@@ -142,22 +146,24 @@ def _most(of_roles: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     most: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in (row for rows in of_roles for row in rows):
         key = (row['operator'], row['partition'], row['phase'])
+        # Stages differ; the busiest role is what a reader plans for.
         if key not in most or row['bytes'] > most[key]['bytes']:
             most[key] = row
     return [most[key] for key in sorted(most)]
 
 
 def parameter_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the parameters, of the whole model without padding, and on the rank that holds most."""
+    """Bytes of the parameters, of the unsharded model without padding, and on the rank that holds most."""
     parameters = [tensor for tensor in program.tensors if tensor.kind == 'parameter']
+    # A packed parameter counts by its members: its buffer has padding.
     members = [program.tensor[name] for tensor in parameters for name in tensor.members]
     full = [tensor for tensor in parameters if not tensor.members] + members
-    whole = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
+    unsharded = sum(prod(tensor.shape) * BYTES[tensor.dtype] for tensor in full)
     local = [
         sum(program.local_bytes(tensor) for tensor in parameters if tensor.name in held)
         for held in program.tensors_of_role
     ]
-    return {'model': whole, 'rank': max(local)}
+    return {'model': unsharded, 'rank': max(local)}
 
 
 def features(case: Case) -> list[dict[str, str]]:
@@ -166,10 +172,10 @@ def features(case: Case) -> list[dict[str, str]]:
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
-    laid = has_strategies(case.workload, case.plan)
+    with_strategies = has_strategies(case.workload, case.plan)
     asked = {
-        'strategies of operators': laid,
-        f'data {plan.data}': plan.data > 1 and not laid,
+        'strategies of operators': with_strategies,
+        f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,
@@ -198,29 +204,30 @@ def _executable(program: Program) -> str:
     return f'no: {streams} streams on a rank, room for {MOST_STREAMS}' if streams > MOST_STREAMS else ''
 
 
-def screen(facts: dict[str, Any]) -> str:
-    """The facts for a person."""
+def render(answer: dict[str, Any]) -> str:
+    """Return the answer as text for a person."""
+    where = f'{answer["ranks"]} ranks of {answer["cluster"]}'
     lines = [
-        f'program {facts["program"][:12]} on {facts["ranks"]} ranks of {facts["cluster"]}, copies {facts["copies"]}',
-        *_without_effect_lines(facts),
-        *(line for role in facts['roles'] for line in _role_lines(role)),
-        *_partition_lines(facts['partitions']),
-        *_grid_lines(facts['actions']),
-        *strategy_lines(facts['strategies']),
-        *_communication_lines(facts),
+        f'program {answer["program"][:12]} on {where}, copies {answer["copies"]}',
+        *_without_effect_lines(answer),
+        *(line for role in answer['roles'] for line in _role_lines(role)),
+        *_partition_lines(answer['partitions']),
+        *_grid_lines(answer['actions']),
+        *strategy_lines(answer['strategies']),
+        *_communication_lines(answer),
     ]
-    size = facts['parameters']
-    where = 'each rank' if len({role['parameters'] for role in facts['roles']}) == 1 else 'the fullest rank'
+    size = answer['parameters']
+    where = 'each rank' if len({role['parameters'] for role in answer['roles']}) == 1 else 'the fullest rank'
     lines.append(f'parameters: {format_size(size["model"])}, of which {format_size(size["rank"])} on {where}')
-    lines += [f'note: {note}' for note in facts['notes']]
-    lines += _feature_lines(facts['features'])
-    lines += [f'{machine}: {answer}' for machine, answer in facts['machines'].items()]
-    lines += [f'wrote {name}' for name in facts.get('written', ())]
+    lines += [f'note: {note}' for note in answer['notes']]
+    lines += _feature_lines(answer['features'])
+    lines += [f'{machine}: {able}' for machine, able in answer['machines'].items()]
+    lines += [f'wrote {name}' for name in answer.get('written', ())]
     return '\n'.join(lines) + '\n'
 
 
-def _without_effect_lines(facts: dict[str, Any]) -> list[str]:
-    line = without_effect_line([WithoutEffect(**one) for one in facts['without_effect']])
+def _without_effect_lines(answer: dict[str, Any]) -> list[str]:
+    line = without_effect_line([WithoutEffect(**one) for one in answer['without_effect']])
     return [line] if line else []
 
 
@@ -235,6 +242,7 @@ def _role_lines(role: dict[str, Any]) -> list[str]:
 
 def _streams(names: list[str]) -> str:
     """Names of streams, those of sends and receives as their number."""
+    # A pipeline has a stream for each neighbour and direction; their number says enough.
     own = [name for name in names if not re.match(r'pipeline\.', name)]
     others = len(names) - len(own)
     return ', '.join(own) + (f' and {others} of sends and receives' if others else '')
@@ -246,6 +254,7 @@ def _ranges(names: list[str]) -> str:
     for name in names:
         stem, number = re.fullmatch(r'(.*?)(\d*)', name).groups()  # type: ignore[union-attr]
         at = int(number) if number else -1
+        # Only neighbours in order: a gap must stay visible.
         if told and number and told[-1][0] == stem and told[-1][2] == at - 1:
             told[-1] = (stem, told[-1][1], at)
         else:
@@ -278,6 +287,7 @@ def _grid_lines(actions: list[list[str]] | None) -> list[str]:
     rows = tuple(tuple(map(parse_action, row)) for row in actions[:SHOWN_RANKS])
     heads, *grid = draw(Order(rows, (), 0)).splitlines()
     first, last = SHOWN_STEPS
+    # One line would be saved otherwise, and one is spent on saying so.
     if len(grid) > first + last + 1:
         grid = [*grid[:first], f'... {len(grid) - first - last} more steps: see --json', *grid[-last:]]
     more = len(actions) - len(rows)
@@ -285,11 +295,11 @@ def _grid_lines(actions: list[list[str]] | None) -> list[str]:
     return [f'{title}:', heads, *grid]
 
 
-def _communication_lines(facts: dict[str, Any]) -> list[str]:
-    lines = ['collectives of a step:'] if facts['collectives'] else ['collectives of a step: none']
-    if len(facts['roles']) > 1:
+def _communication_lines(answer: dict[str, Any]) -> list[str]:
+    lines = ['collectives of a step:'] if answer['collectives'] else ['collectives of a step: none']
+    if len(answer['roles']) > 1:
         lines[0] = lines[0].replace('a step', 'a step, on the rank that moves most')
-    return lines + [_row(row) for row in (*facts['collectives'], *facts['messages'])]
+    return lines + [_row(row) for row in (*answer['collectives'], *answer['messages'])]
 
 
 def _row(row: dict[str, Any]) -> str:

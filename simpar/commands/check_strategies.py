@@ -25,7 +25,7 @@ from simpar.workload import Workload
 BY_BATCH: Final = frozenset({'mse', 'mae', 'cross_entropy'}).union(
     next(iter(kind.primitives)) for kind in OPERATORS if issubclass(kind, Weighted)
 )
-"""Cut by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
+"""Sharded by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
 OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
 PRIMITIVES: Final = {
     **{name: primitive.name for name, primitive in OP_CLASSES.items()},
@@ -42,11 +42,12 @@ PRIMITIVES: Final = {
 SHOWN_PROPOSALS: Final = 6
 
 
-def strategy_facts(case: Case) -> dict[str, Any] | None:
+def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
     if not has_strategies(case.workload, case.plan):
         return None
-    listing = Listing(_in_whole_products(case), flattens(case.workload))
+    listing = Listing(_without_chunks(case), flattens(case.workload))
+    # A layout by axes counts as given, too, and wins over what a search says.
     given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
     scattered = _out_strategies(case, listing)
     rows = [
@@ -70,8 +71,8 @@ def strategy_facts(case: Case) -> dict[str, Any] | None:
     return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
 
 
-def _in_whole_products(case: Case) -> Program:
-    """The program; where products are in tiles, the same with whole ones, which are the model's own."""
+def _without_chunks(case: Case) -> Program:
+    """The program; where products are in chunks, the same with undivided products, which are the model's own."""
     if case.plan.tiles == 1:
         return case.program
     return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
@@ -87,32 +88,34 @@ def _with_layouts(case: Case) -> list[str]:
 
 
 def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
-    """How results are cut whose sums are scattered, as a user asked for it."""
+    """How results are sharded whose sums are scattered, as a user asked for it."""
     dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
     by_axes = (name for name, layer in dense.items() if layer.out_layout)
-    laid = {name: listing.cuts(listing.program.tensor[name]) for name in by_axes}
-    return {name: list(layer.out_strategy) for name, layer in dense.items()} | laid
+    by_layout = {name: listing.shard_counts(listing.program.tensor[name]) for name in by_axes}
+    # Layouts come last: they say the same by axes, in the user's own names.
+    return {name: list(layer.out_strategy) for name, layer in dense.items()} | by_layout
 
 
 def _by_itself(op: OpClass) -> str:
-    """Why an operator without a strategy of its own is cut as it is."""
+    """Why an operator without a strategy of its own is sharded as it is."""
+    # Weighted operators and those of the loss fall back to data parallelism; others follow their input.
     by_batch = op.operator in BY_BATCH or Listing.name(op) in OF_LOSS
     return 'by batch, as none is given' if by_batch else 'as its input lies'
 
 
-def strategy_lines(facts: dict[str, Any] | None) -> Iterator[str]:
+def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
     """The operators for a person, and what an exact search weighed."""
-    if facts is None:
+    if answer is None:
         return
     yield 'strategies:'
-    for row in facts['operators']:
+    for row in answer['operators']:
         out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
-        cut = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
-        yield f'  {row["name"]}: {row["operator"]}{cut}{out}, {row["origin"]}'
+        sharding = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
+        yield f'  {row["name"]}: {row["operator"]}{sharding}{out}, {row["origin"]}'
         reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
         yield f'    slices {reads} → {writes}'
         yield from (f'    {_collective(one)}' for one in row['collectives'])
-    yield from _weighed_lines(facts)
+    yield from _weighed_lines(answer)
 
 
 def _slice(name: str, shape: list[int]) -> str:
@@ -137,8 +140,8 @@ def _collective(row: dict[str, Any]) -> str:
     return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
 
 
-def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
-    weighed = facts['weighed']
+def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
+    weighed = answer['weighed']
     if not weighed:
         return
     yield 'strategies that were weighed, best first (bytes that the busiest rank sends in a step; predicted step):'
@@ -148,11 +151,11 @@ def _weighed_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f'  {one["name"]:<{width}}{format_size(one["sent"]):>11}  {format_time(one["step"]):>10}{lacking}'
     if len(weighed) > SHOWN_PROPOSALS:
         yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
-    if facts['seconds'] is not None:
+    if answer['seconds'] is not None:
         fastest = min(one['step'] for one in weighed)
-        told = f'least sum of seconds, op after op: {format_time(facts["seconds"])}'
+        told = f'least sum of seconds, op after op: {format_time(answer["seconds"])}'
         yield f'  {told}; the fastest of these takes {format_time(fastest)} as a program'
-    if facts['bound'] is None:
+    if answer['bound'] is None:
         return
-    more = min(one['sent'] for one in weighed) / facts['bound'] - 1 if facts['bound'] else 0.0
-    yield f'  least sum over operators: {format_size(facts["bound"])}; the least of these sends {more:+.1%}'
+    more = min(one['sent'] for one in weighed) / answer['bound'] - 1 if answer['bound'] else 0.0
+    yield f'  least sum over operators: {format_size(answer["bound"])}; the least of these sends {more:+.1%}'

@@ -25,5 +25,6 @@ def start(verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] 
 
 def need_torch() -> None:
     """Raise ``RunFailed`` where torch is not installed."""
+    # Looked up without importing it.
     if importlib.util.find_spec('torch') is None:
         raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')

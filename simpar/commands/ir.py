@@ -41,6 +41,7 @@ def write_ir(folder: Path, case: Case) -> list[Path]:
     Raises ``OSError`` where the folder cannot be written to; what was there then stays as it was.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # All files are written here first, so that a failure leaves the folder as it was.
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'.{folder.name}.'))
     try:
         names = [f'rank_{rank}.ir' for rank in range(case.program.world)]
@@ -49,6 +50,7 @@ def write_ir(folder: Path, case: Case) -> list[Path]:
         folder.mkdir(exist_ok=True)
         for name in names:
             os.replace(staging / name, folder / name)
+        # A smaller program must not leave ranks of a larger one behind.
         for old in folder.iterdir():
             if re.fullmatch(r'rank_\d+\.ir', old.name) and old.name not in names:
                 old.unlink()
@@ -100,12 +102,13 @@ class _Writer:
         for place, name in enumerate(written):
             self.value[self.key(name, micro_batch, copy)] = f'%{slot}[{place}]' if place else f'%{slot}'
         arguments = ', '.join([*sources, *constants(op, self.listing.kind(op)), *self.window(op)])
-        facts = ', '.join(f'{key}: {value}' for key, value in self.facts(op).items())
-        braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{facts}}}' if facts else '')
+        attributes = ', '.join(f'{key}: {value}' for key, value in self.attributes(op).items())
+        braces = f'{{instance name: {self.listing.name(op)}}}' + (f' {{{attributes}}}' if attributes else '')
         shapes = ' -> '.join(f'({", ".join(self.typed(name) for name in names)})' for names in (reads, written))
         return f'%{slot} = {primitive(op, self.listing.kind(op))}({arguments}) {braces} : {shapes}'
 
     def key(self, name: str, micro_batch: int, copy: int) -> tuple[str, int, int]:
+        # Weights and gradients are one for all micro-batches and copies.
         sliced = self.case.program.tensor[name].kind in ('input', 'activation')
         return (name, micro_batch, copy) if sliced else (name, 0, 0)
 
@@ -123,6 +126,7 @@ class _Writer:
 
     def window(self, op: OpClass) -> list[str]:
         """Of a slice, where it begins and ends on this rank, and its strides."""
+        # Only slices by position have a window that differs between ranks.
         if op.operator != 'slice' or 'dim' not in op.attributes:
             return []
         dim, shape = int(op.attributes['dim']), self.local(op.writes[0])
@@ -131,7 +135,7 @@ class _Writer:
         end = tuple(first + length for first, length in zip(begin, shape, strict=True))
         return [bracketed(begin), bracketed(end), bracketed((1,) * len(shape))]
 
-    def facts(self, op: OpClass) -> dict[str, str]:
+    def attributes(self, op: OpClass) -> dict[str, str]:
         """What stands in the second braces: of communication the ranks, of an operator its strategy."""
         found: dict[str, str] = {}
         if op.partition:
@@ -166,5 +170,6 @@ def constants(op: OpClass, kind: str) -> list[str]:
 def primitive(op: OpClass, kind: str) -> str:
     """MindSpore's name of an op of a kind, or ours in its way; what is no forward says so."""
     name = NAMES.get(kind) or ''.join(part.capitalize() for part in op.operator.split('_'))
+    # Operators whose backward is the same primitive need no ending.
     own = op.kind == 'compute' and op.operator not in SAME
     return name + (ENDINGS[op.phase] if own else '')

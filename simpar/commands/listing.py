@@ -23,12 +23,12 @@ ADDITIONS: Final = frozenset({'residual', 'subtract'})
 """Hand their gradient on to what they read, or its first, by no op of their own."""
 SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
 LOSS = 'loss'
-"""Sums pieces of the loss, for display."""
+"""Sums shards of the loss, for display."""
 _VIEWS = {'ExpandDims': 'expand_dims', 'Squeeze': 'squeeze'}
 VIEWS: Final = {one.node: _VIEWS[one.primitive] for one in CROSS_ENTROPY if one.primitive in _VIEWS}
 """Operators of the loss that programs have as reshapes, and what they are."""
 OF_ONES: Final = frozenset(one.node for one in CROSS_ENTROPY if ONES in one.reads)
-"""Operators of the loss that read a constant, which programs have not; it is cut as what else they read."""
+"""Operators of the loss that read a constant, which programs have not; it is sharded as what else they read."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Listing:
         found: dict[str, OpClass] = {}
         for op in self.program.op_classes:
             for name in op.writes:
+                # The first writer made the tensor; later ones update it.
                 found.setdefault(name, op)
         return found
 
@@ -95,6 +96,7 @@ class Listing:
     def shape(self, name: str) -> tuple[int, ...]:
         """A rank's slice as a strategy sees it."""
         shape = self.program.local_shape(self.program.tensor[name])
+        # MindSpore writes the weight of a product as [in, out], programs hold [out, in].
         return shape[::-1] if self.turned(name) else shape
 
     @staticmethod
@@ -102,19 +104,19 @@ class Listing:
         """What an op reads, in the order of its primitive: an embedding has its weight before the tokens."""
         return op.reads[::-1] if op.phase == 'F' and op.operator in WEIGHT_FIRST else op.reads
 
-    def cuts(self, tensor: Tensor) -> list[int]:
-        """Into how many slices each dim is cut over the ranks; copies do not count."""
+    def shard_counts(self, tensor: Tensor) -> list[int]:
+        """Into how many shards each dim is split over the ranks; copies do not count."""
         found = [1] * len(tensor.shape)
-        for cut in tensor.cuts:
-            found[cut.dim] *= self.program.partitions[cut.partition].size
+        for split in tensor.cuts:
+            found[split.dim] *= self.program.partitions[split.partition].size
         return found
 
     def strategy(self, op: OpClass) -> list[list[int]]:
         """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
         taken = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
         names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
-        found = [self.cuts(self.program.tensor[name]) for name in names]
-        return [cuts[::-1] if self.turned(name) else cuts for cuts, name in zip(found, names, strict=True)]
+        found = [self.shard_counts(self.program.tensor[name]) for name in names]
+        return [counts[::-1] if self.turned(name) else counts for counts, name in zip(found, names, strict=True)]
 
     def collectives(self, name: str) -> Iterator[dict[str, Any]]:
         """The collectives that an operator brings with it, with the ranks of every group."""
@@ -140,6 +142,7 @@ class Listing:
 
     def _owners(self, op: OpClass) -> list[tuple[str, str]]:
         kinds = {self.program.tensor[name].kind for name in (*op.reads, *op.writes)}
+        # A gather of an input belongs to the operator that reads it.
         if 'input' in kinds:
             return self._forward(op)
         if 'gradient' in kinds or kinds & {'gathered', 'parameter', 'view'}:
@@ -155,6 +158,7 @@ class Listing:
         first = self._first(op)
         if op.writes == (TOTAL,):
             return [(LOSS, self.name(self.writer[first]))]
+        # A partial result that keeps its name is summed; a name with @ is a new layout.
         if '@' not in op.writes[0] and self.program.tensor[first].partial:
             return [(SUM, self.name(self.writer[first]))]
         return [(REDISTRIBUTION, name) for name in self._next(op.writes[0])]
@@ -173,10 +177,12 @@ class Listing:
     def _sources(self, op: OpClass, value: str) -> list[str]:
         """The readers of a value whose gradients an op moves, which may have been added up before."""
         found: list[str] = []
+        # A walk, not a recursion: sums of gradients can be long chains.
         left = [self._first(op)]
         while left:
             gradient = left.pop()
             source = self.writer.get(gradient)
+            # A sum stands for all gradients that it adds up.
             if source is not None and source.operator == SUMS:
                 left += reversed([self._start(name) for name in source.reads])
             elif source is not None:
@@ -204,6 +210,7 @@ class Listing:
     def _operator(self, op: OpClass) -> str:
         """The operator that an op of the backward belongs to: op classes are named after theirs, and then what else."""
         name = self.name(op)
+        # ``layer.part.dx`` belongs to ``layer.part``, or to ``layer`` where there is no such part.
         while name and name not in self.operator:
             name = name.rpartition('.')[0]
         return name or self.name(op)
@@ -214,6 +221,7 @@ class Listing:
 
     def _start(self, tensor: str) -> str:
         """Where the moves that end in a tensor begin."""
+        # A redistribution may take several moves, one after the other.
         while tensor in self.writer and is_move(self.writer[tensor]):
             tensor = self.writer[tensor].reads[0]
         return tensor

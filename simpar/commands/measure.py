@@ -10,10 +10,10 @@ from pathlib import Path
 
 from simpar.case import Case, load_case
 from simpar.commands.executor import need_torch, start
-from simpar.compare import compare, comparison_json, comparison_screen
+from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.predict import Prediction
-from simpar.recording import Recording, load_trace, traced
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
+from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 WARM_UP = 2
 LOW = 10.0
@@ -22,35 +22,38 @@ LOW = 10.0
 
 def command(options: argparse.Namespace) -> int:
     """Start the executor, read its trace, print the comparison."""
+    # First of all, for what follows takes seconds.
     need_torch()
     case = load_case(options.file, options.set)
     with tempfile.TemporaryDirectory() as folder:
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
+        # In a process of its own: torch is never imported here.
         code = start('run', options.file, options.set, flags, silent=options.json)
         if code:
             return code
         measured = load_trace(recorded)
         if options.save:
-            from simpar.files import write_whole
+            from simpar.files import write_atomically
 
+            # Copied before the comparison, so that a failure there does not cost the measurement.
             options.save.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(options.save, recorded.read_bytes())
+            write_atomically(options.save, recorded.read_bytes())
     _answer(options, case, measured)
     return 0
 
 
-def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> None:
+def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace) -> None:
     prediction = case.predict()
     comparison = compare(prediction.trace, measured, percentile=LOW)
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     note = _note(options, case)
     if options.json:
         told = {'without_effect': without_effect_json(prediction.without_effect), 'note': note}
-        print(json.dumps({**comparison_json(comparison), **told}, ensure_ascii=False, allow_nan=False))
+        print(json.dumps({**comparison_to_dict(comparison), **told}, ensure_ascii=False, allow_nan=False))
         return
-    sys.stdout.write(comparison_screen(comparison))
+    sys.stdout.write(render_comparison(comparison))
     if prediction.without_effect:
         print(without_effect_line(prediction.without_effect))
     if note:
@@ -59,12 +62,12 @@ def _answer(options: argparse.Namespace, case: Case, measured: Recording) -> Non
         print(f'wrote {path}')
 
 
-def _write(folder: Path, case: Case, prediction: Prediction, measured: Recording) -> list[Path]:
+def _write(folder: Path, case: Case, prediction: Prediction, measured: SavedTrace) -> list[Path]:
     """Both traces for Perfetto, one beside the other."""
     from simpar.kineto import write_kineto
 
     library = case.cluster.profile.library.name.lower()
-    both = traced(measured, case.program)
+    both = to_trace(measured, case.program)
     return write_kineto(folder, prediction.trace, measured=both, costs=prediction.costs, library=library)
 
 

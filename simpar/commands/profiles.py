@@ -37,6 +37,7 @@ def command(options: argparse.Namespace) -> int:
 
 def figures_of(value: Any, key: str = '') -> Iterator[tuple[str, Figure]]:
     """Every number of a profile with its dotted key."""
+    # A figure is a dataclass, too, so it is looked for first.
     if isinstance(value, Figure):
         yield key, value
     elif isinstance(value, dict):

@@ -14,22 +14,23 @@ FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
-    """Print the answer; write plot, trace and recording where asked; raise ``Infeasible`` where memory does not do."""
+    """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     case = load_case(options.file, options.set)
     prediction = case.predict()
     written = _write(options, prediction, case)
     if options.json:
-        from simpar.report import as_json
+        from simpar.report import to_dict
 
-        answer = as_json(prediction)
+        answer = to_dict(prediction)
         answer['notes'] += case.notes
         print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
     else:
-        from simpar.report import screen
+        from simpar.report import render
 
-        sys.stdout.write(screen(prediction))
+        sys.stdout.write(render(prediction))
         for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
             print(line)
+    # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
@@ -40,6 +41,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
     if options.plot:
         from simpar.plot import write_figure
 
+        # matplotlib knows more formats, but these look the same everywhere.
         if options.plot.suffix not in FORMATS:
             what = f'not a kind of picture (got {options.plot})'
             raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))
@@ -53,7 +55,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         paths = write_kineto(options.trace, prediction.trace, costs=prediction.costs, library=library)
         written += [str(path) for path in paths]
     if options.save:
-        from simpar.recording import save_trace
+        from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
         save_trace(options.save, prediction.trace)

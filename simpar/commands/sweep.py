@@ -10,7 +10,7 @@ from types import TracebackType
 
 from simpar.commands.run import FORMATS
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.sweep import SweepAnswer, load_sweep
 
 
@@ -18,22 +18,23 @@ def command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
     _check_forms(options)
     sweep = load_sweep(options.file, options.set, options.sweep)
+    # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
     with _Progress() as progress:
         answer = sweep.predict(options.jobs, progress)
     written = _write(options, answer)
     if options.json:
-        from simpar.sweep.table import as_json
+        from simpar.sweep.table import to_dict
 
-        print(json.dumps({**as_json(answer), 'written': written}, ensure_ascii=False, allow_nan=False))
+        print(json.dumps({**to_dict(answer), 'written': written}, ensure_ascii=False, allow_nan=False))
     elif options.markdown:
         from simpar.sweep.markdown import as_markdown, side_by_side
 
         sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
     else:
-        from simpar.sweep.table import screen
+        from simpar.sweep.table import render
 
-        sys.stdout.write(screen(answer))
+        sys.stdout.write(render(answer))
         for name in written:
             print(f'wrote {name}')
     sys.stdout.flush()
@@ -65,7 +66,7 @@ def _write(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
     if options.csv:
         from simpar.sweep.table import as_csv
 
-        write_whole(options.csv, as_csv(answer))
+        write_atomically(options.csv, as_csv(answer))
         written.append(str(options.csv))
     if options.plot:
         from simpar.plot import write_figure
@@ -87,6 +88,7 @@ class _Progress:
 
     def __call__(self, done: int, of: int) -> None:
         """Tell how many are done."""
+        # The last line is left out, for it would be cleared at once.
         if self._shown and done < of:
             print(f'\r{done} of {of} predicted', end='', file=sys.stderr, flush=True)
 

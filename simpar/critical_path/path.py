@@ -1,4 +1,4 @@
-"""The critical path as segments, shares and words."""
+"""The critical path as segments, shares and a summary in sentences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SegmentKind = Literal['compute', 'communication', 'host', 'overhead']
 _WHERE: Final = {'F': 'in the forward', 'I': 'in the backward', 'W': 'in the backward', 'U': 'in the update'}
 _COMPUTE: Final = 'compute of stage '
 _NAMED: Final = 3
-"""How many compute op classes, and how many stages, the words name."""
+"""How many compute op classes, and how many stages, the summary names."""
 _MAIN: Final = 0.6
 """Share of the compute with which a stage is told apart from the others."""
 _MOST: Final = 6
-"""How many parts of the step the words tell apart."""
+"""How many parts of the step the summary tells apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +62,29 @@ class CriticalPath:
         for segment in self.segments:
             what = _what(segment, staged=self.staged)
             seconds[what] = seconds.get(what, 0.0) + segment.seconds
-        whole = self.end - self.begin
-        return dict(sorted(((k, v / whole) for k, v in seconds.items()), key=lambda item: (-item[1], item[0])))
+        seconds_of_step = self.end - self.begin
+        return dict(
+            sorted(((k, v / seconds_of_step) for k, v in seconds.items()), key=lambda item: (-item[1], item[0]))
+        )
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """The path in one or two sentences."""
         if not self.segments:
             return 'Nothing takes time in this step.'
         return f'{_main_sentence(self)}{_stretched_sentence(self)}'
 
+    # The name before this one, which scripts and notebooks still read.
+    words = summary
+
 
 def _what(segment: Segment, *, staged: bool) -> str:
-    """What the words call a segment's time."""
+    """What the summary calls a segment's time."""
     op = segment.op
     if op is None:
         return 'waiting for the host' if segment.kind == 'host' else 'waiting for no op (overhead)'
     if segment.kind == 'compute':
+        # The update is the same on all stages, so it is told once.
         return 'update' if staged and op.phase == 'U' else f'{_COMPUTE}{op.stage}' if staged else 'compute'
     if is_transfer(op):
         return f'{op.partition} sends'
@@ -88,9 +94,10 @@ def _what(segment: Segment, *, staged: bool) -> str:
 
 def _main_sentence(path: CriticalPath) -> str:
     told = sorted(_told(path), key=lambda item: -item[1])
-    shown = [(words, share) for words, share in told if share >= 0.005][:_MOST]
+    # Below half a percent a part would be shown as 0 %.
+    shown = [(text, share) for text, share in told if share >= 0.005][:_MOST]
     rest = sum(share for _, share in told) - sum(share for _, share in shown)
-    parts = [f'{_percent(share)} {words}' for words, share in shown]
+    parts = [f'{_percent(share)} {text}' for text, share in shown]
     if rest >= 0.005:
         parts.append(f'{_percent(rest)} other')
     return f'Critical path: {", ".join(parts)}{_on_rank(path)}.'
@@ -107,6 +114,7 @@ def _told(path: CriticalPath) -> Iterator[tuple[str, float]]:
     compute = sum(stages.values())
     if not others:
         yield _with_details(path, first), stages[first]
+    # One stage holds the others up: that is what a reader can act on.
     elif stages[first] > _MAIN * compute:
         yield _with_details(path, first), stages[first]
         yield (
@@ -130,11 +138,17 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
     seconds: dict[str, float] = {}
     for segment in path.segments:
         if segment.op and segment.kind == 'compute' and _what(segment, staged=path.staged) in whats:
+            # Equal layers together, or no layer would weigh enough to be named.
             name = re.sub(r'\blayer\d+', 'layer*', segment.op.name).removesuffix('.split')
             seconds[name] = seconds.get(name, 0.0) + segment.seconds
+    # Ties by name, so that the text is the same every time.
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
-    whole = path.end - path.begin
-    named = [f'{name} {_percent(value / whole)}' for name, value in ranked[:_NAMED] if value >= 0.005 * whole]
+    seconds_of_step = path.end - path.begin
+    named = [
+        f'{name} {_percent(value / seconds_of_step)}'
+        for name, value in ranked[:_NAMED]
+        if value >= 0.005 * seconds_of_step
+    ]
     more = [f'{len(ranked) - len(named)} more'] if len(ranked) > len(named) else []
     return named + more if named else []
 
@@ -142,12 +156,14 @@ def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
 def _on_rank(path: CriticalPath) -> str:
     """Which rank the path runs on, where ranks differ."""
     ranks = {segment.rank for segment in path.segments if segment.kind == 'compute'}
+    # In a pipeline the stage says it already.
     alone = len(ranks) == 1 and path.ranks > 1 and not path.staged
     return f', all compute on rank {min(ranks)}' if alone else ''
 
 
 def _stretched_sentence(path: CriticalPath) -> str:
     share = path.stretched / (path.end - path.begin)
+    # It would be shown as 0 %.
     if share < 0.005:
         return ''
     return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'

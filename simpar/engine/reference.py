@@ -23,7 +23,7 @@ from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.ops import Ops, ops_of
 from simpar.errors import Deadlock
 from simpar.program import Program
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 from simpar.units import quantise
 
 LOW: Final = EventPriority(2)
@@ -295,5 +295,5 @@ class _Simulation:
     def _trace(self) -> Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
         by_lane = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
-        lanes = tuple(Lane(ranks[0], *times) for ranks, times in zip(self._lanes.ranks, by_lane, strict=True))
+        lanes = tuple(RankTimes(ranks[0], *times) for ranks, times in zip(self._lanes.ranks, by_lane, strict=True))
         return Trace(self._program, 'simulated', lanes, np.array(self._lanes.of_rank, dtype=np.int32))

@@ -14,7 +14,7 @@ from simpar.engine.lanes import Lanes, fold
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.replay import replay
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 Engine = Literal['auto', 'simpy']
 
@@ -65,6 +65,6 @@ def _trace(program: Program, lanes: Lanes, graph: Graph, costs: NodeCosts, end: 
     return Trace(
         program,
         'simulated',
-        tuple(Lane(ranks[0], *times) for ranks, times in zip(lanes.ranks, of_lane, strict=True)),
+        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(lanes.ranks, of_lane, strict=True)),
         np.array(lanes.of_rank, dtype=np.int32),
     )

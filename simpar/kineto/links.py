@@ -21,9 +21,11 @@ def link_counters(trace: Trace, costs: Costs) -> Iterator[Event]:
     changes: dict[int, list[tuple[int, float]]] = {}
     for start, end, cost in _messages(trace, costs):
         for link, demand in cost.links if end > start else ():
+            # The mean over the op: the engine shares links moment by moment, but traces keep start and end only.
             use = demand * cost.transfer / (end - start)
             changes.setdefault(link, []).extend(((nanoseconds(start), use), (nanoseconds(end), -use)))
     alike: dict[tuple[tuple[int, float], ...], list[int]] = {}
+    # In order, so that the same trace gives the same file.
     for link in sorted(changes):
         alike.setdefault(tuple(sorted(changes[link])), []).append(link)
     for series, links in alike.items():
@@ -46,15 +48,18 @@ def _messages(trace: Trace, costs: Costs) -> Iterator[tuple[float, float, Commun
         op = program.op_classes[index]
         partition = program.partitions[op.partition]
         for rank, group, position in _tellers(partition, op.kind):
-            lane = trace.lane(rank)
+            rank_times = trace.times_of(rank)
             slots = slots_of.get((int(program.role_of_rank[rank]), index), [])
             cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]
-            for start, end in zip(lane.start_KS[:, slots].ravel(), lane.end_KS[:, slots].ravel(), strict=True):
+            for start, end in zip(
+                rank_times.start_KS[:, slots].ravel(), rank_times.end_KS[:, slots].ravel(), strict=True
+            ):
                 yield float(start), float(end), cost
 
 
 def _tellers(partition: Partition, kind: str) -> Iterator[tuple[int, int, int]]:
     """(rank, group, position) of whoever tells about an op of a kind."""
     for group, members in enumerate(partition.groups_GP.tolist()):
+        # A collective is one event for its whole group; a receive is told by its send.
         told = {'collective': members[:1], 'send': members}.get(kind, [])
         yield from ((rank, group, position) for position, rank in enumerate(told))

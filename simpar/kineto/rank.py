@@ -12,7 +12,7 @@ from simpar.cost.costs import Costs
 from simpar.metrics import action_spans, is_communication, is_pipeline, is_transfer
 from simpar.program import OpClass
 from simpar.program.tensor import BYTES
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 Event = dict[str, Any]
 KERNEL_NAMES: Final = {'nccl': 'ncclDevKernel_', 'hccl': 'hccl', 'gloo': 'gloo'}
@@ -52,7 +52,7 @@ class Drawing:
     """One rank's events."""
 
     trace: Trace
-    lane: Lane
+    rank_times: RankTimes
     rank: int
     style: Style
 
@@ -69,7 +69,7 @@ class Drawing:
         threads = {_HOST: 'host', _STEPS: 'steps'}
         if is_pipeline(self.trace.program):
             threads[_ACTIONS] = 'actions'
-        threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.lane).streams)}
+        threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.rank_times).streams)}
         for tid, name in threads.items():
             yield self._meta('thread_name', tid, name=name)
             yield self._meta('thread_sort_index', tid, sort_index=tid)
@@ -80,6 +80,7 @@ class Drawing:
         for index, end in enumerate(self.trace.step_ends.tolist(), start=1):
             yield self._slice('user_annotation', f'ProfilerStep#{index}', _STEPS, since, end, {})
             since = end
+        # HTA drops the last step, so an empty one is appended for it to drop.
         if self.style.for_hta:
             name = f'ProfilerStep#{self.trace.steps + 1}'
             yield self._slice('user_annotation', name, _STEPS, since, since, {})
@@ -92,12 +93,12 @@ class Drawing:
 
     def empty_launches(self) -> Iterator[Event]:
         """Launches of no duration as ops arrive, so that readers find the step of each."""
-        for number, arrive in enumerate(self.lane.arrive_KS.ravel().tolist()):
+        for number, arrive in enumerate(self.rank_times.arrive_KS.ravel().tolist()):
             yield self._slice('cuda_runtime', _LAUNCH, _HOST, arrive, arrive, {'correlation': number + 1})
 
     def launches(self, costs: Costs) -> Iterator[Event]:
         """The host issuing one op after the other."""
-        op_class = self.trace.role(self.lane).op_class
+        op_class = self.trace.role(self.rank_times).op_class
         seconds = np.tile(costs.host[op_class], self.trace.steps)
         for number, issued in enumerate(np.cumsum(seconds).tolist()):
             begin = issued - float(seconds[number])
@@ -105,7 +106,7 @@ class Drawing:
 
     def kernels(self) -> Iterator[Event]:
         """An event for each op."""
-        role = self.trace.role(self.lane)
+        role = self.trace.role(self.rank_times)
         actions = [self.trace.program.action(role, slot) for slot in range(len(role))]
         groups = {name: list(part.members(self.rank)) for name, part in self.trace.program.partitions.items()}
         for step in range(self.trace.steps):
@@ -123,12 +124,13 @@ class Drawing:
 
     def arrows(self) -> Iterator[Event]:
         """An arrow for each need across streams, in the last step."""
-        role = self.trace.role(self.lane)
-        since, until = self.lane.arrive_KS[-1].tolist(), self.lane.end_KS[-1].tolist()
+        role = self.trace.role(self.rank_times)
+        since, until = self.rank_times.arrive_KS[-1].tolist(), self.rank_times.end_KS[-1].tolist()
         pairs = [(need, slot) for slot, needs in enumerate(role.needs()) for need in needs]
         across = [(need, slot) for need, slot in pairs if role.stream[need] != role.stream[slot]]
         for number, (need, slot) in enumerate(across[: self.style.most_arrows]):
             arrow = {'cat': 'need', 'name': 'need', 'id': self.pid * self.style.most_arrows + number, 'pid': self.pid}
+            # Arrows bind to the slice at their time; at its very end a slice is over.
             at = max(nanoseconds(since[need]), nanoseconds(until[need]) - 1)
             yield {'ph': 's', **arrow, 'tid': STREAMS + int(role.stream[need]), 'ts': at / 1000}
             yield {
@@ -143,6 +145,7 @@ class Drawing:
         return {'ph': 'M', 'name': kind, 'pid': self.pid, 'tid': tid, 'ts': 0, 'args': args}
 
     def _slice(self, category: str, name: str, tid: int, since: float, until: float, args: Event) -> Event:
+        # Rounded ends, then their difference: a rounded duration could reach into the next slice.
         begin = nanoseconds(since)
         return {
             'ph': 'X',
@@ -169,6 +172,7 @@ def _kernel(op: OpClass, library: str) -> str:
 def _message(op: OpClass, members: list[int], rank: int) -> Event:
     """What torch's profiler says about a collective, a send or a receive."""
     elements = int(op.bytes) // BYTES.get(op.dtype, 1)
+    # torch counts the message of this rank; ``bytes`` counts the full tensor.
     share = elements // max(len(members), 1)
     message: Event = {
         'Collective name': op.operator,

@@ -26,7 +26,7 @@ def transfers(trace: Trace, ranks: list[int], style: Style) -> Iterator[Event]:
 
 def _end(trace: Trace, rank: int, slot: int, style: Style, *, at_end: bool) -> Event:
     """Where an arrow begins, with the send, or ends, just inside of the receive."""
-    lane = trace.lane(rank)
-    start, end = nanoseconds(float(lane.start_KS[-1, slot])), nanoseconds(float(lane.end_KS[-1, slot]))
+    rank_times = trace.times_of(rank)
+    start, end = nanoseconds(float(rank_times.start_KS[-1, slot])), nanoseconds(float(rank_times.end_KS[-1, slot]))
     tid = STREAMS + int(trace.program.role(rank).stream[slot])
     return {'pid': style.first_pid + rank, 'tid': tid, 'ts': (max(start, end - 1) if at_end else start) / 1000}

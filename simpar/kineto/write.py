@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.cost.costs import Costs
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.kineto.links import link_counters
 from simpar.kineto.rank import Drawing, Event, Style
 from simpar.kineto.transfers import transfers
@@ -41,20 +41,23 @@ def write_kineto(
     if measured is not None:
         seen = [*events(measured, ranks, Style(library=library))]
         both = seen + both
+    # Only files of single ranks: HTA reads one rank a file.
     style = Style(library=library, for_hta=True)
     paths = [folder / f'rank{rank}.json' for rank in ranks]
     for path, rank in zip(paths, ranks, strict=True):
-        write_whole(path, document(trace, events(trace, [rank], style, costs), library, rank))
+        write_atomically(path, document(trace, events(trace, [rank], style, costs), library, rank))
     merged = folder / 'merged' / 'all_ranks.json'
-    write_whole(merged, document(trace, both, library))
+    write_atomically(merged, document(trace, both, library))
     return [*paths, merged]
 
 
 def chosen_ranks(trace: Trace, most: int) -> list[int]:
-    """At most so many ranks: one of each lane first, then the others; in order."""
-    lanes = trace.lane_of_rank.tolist()
-    first = sorted({lane: rank for rank, lane in reversed(list(enumerate(lanes)))}.values())
-    others = [rank for rank in range(len(lanes)) if rank not in set(first)]
+    """At most so many ranks: one for each representative first, then the others; in order."""
+    representatives = trace.representative_of_rank.tolist()
+    first = sorted(
+        {representative: rank for rank, representative in reversed(list(enumerate(representatives)))}.values()
+    )
+    others = [rank for rank in range(len(representatives)) if rank not in set(first)]
     return sorted([*first, *others][:most])
 
 
@@ -74,6 +77,7 @@ def document(trace: Trace, trace_events: Iterable[Event], library: str, rank: in
         'baseTimeNanoseconds': 0,
         'traceName': f'simpar {program.hash}',
     }
+    # One key a line, and the blank behind the colon: HTA finds the rank by a pattern over lines.
     lines = ''.join(f'{json.dumps(key)}: {json.dumps(value)},\n' for key, value in head.items())
     body = ',\n'.join(json.dumps(event) for event in trace_events)
     return f'{{\n{lines}"traceEvents": [\n{body}\n]\n}}\n'
@@ -82,7 +86,7 @@ def document(trace: Trace, trace_events: Iterable[Event], library: str, rank: in
 def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = None) -> Iterator[Event]:
     """The events of some ranks, and the arrows of what they send each other."""
     for rank in ranks:
-        drawing = Drawing(trace, trace.lane(rank), rank, style)
+        drawing = Drawing(trace, trace.times_of(rank), rank, style)
         yield from drawing.names()
         yield from drawing.steps()
         yield from drawing.actions()

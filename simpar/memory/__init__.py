@@ -1,7 +1,7 @@
 """Memory: what every rank holds over the time of a step, from its program's writes and frees and a trace's times."""
 
-from simpar.memory.answer import facts as facts
-from simpar.memory.answer import peak_words as peak_words
+from simpar.memory.answer import memory_to_dict as memory_to_dict
+from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
 from simpar.memory.lifetimes import ALWAYS as ALWAYS
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
@@ -22,10 +22,10 @@ __all__ = [
     'RankMemory',
     'Timeline',
     'check_fit',
-    'facts',
     'in_flight',
     'lifetimes',
     'memory',
-    'peak_words',
+    'memory_to_dict',
+    'peak_summary',
     'sequential',
 ]

@@ -9,7 +9,7 @@ from simpar.memory.rank import RankMemory
 from simpar.units import format_size
 
 
-def peak_words(rank: RankMemory, size: float | None = None) -> str:
+def peak_summary(rank: RankMemory, size: float | None = None) -> str:
     """A rank's peak in a sentence: how much, of how much, at which op, of what; ``size``, bytes of its device."""
     peak = rank.peak
     kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in peak.kinds.items())
@@ -18,7 +18,7 @@ def peak_words(rank: RankMemory, size: float | None = None) -> str:
     return f'rank {rank.rank}{more} holds {format_size(peak.bytes)}{of} at {peak.action}: {kinds}'
 
 
-def facts(memory: Memory, size: float | None = None) -> dict[str, Any]:
+def memory_to_dict(memory: Memory, size: float | None = None) -> dict[str, Any]:
     """The peaks as one object, in bytes and seconds; ``size``, bytes of a device."""
     return {'peak': memory.peak, 'device': size, 'ranks': [_rank(rank) for rank in memory.ranks]}
 
@@ -36,6 +36,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         'activations': peak.operators,
         'slices': [
             {'micro_batch': micro_batch, 'copy': copy, 'bytes': size}
+            # By micro-batch and copy: the order in which a reader looks for them.
             for (micro_batch, copy), size in sorted(peak.slices.items())
         ],
     }

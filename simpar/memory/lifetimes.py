@@ -34,7 +34,7 @@ class Lifetimes:
     Arguments:
         tensor: index into the program's tensors; -1 for the buffer that a fused collective flattens into.
         micro_batch, copy: of the instance; -1 where a rank holds one for all.
-        bytes: of the piece that one rank holds.
+        bytes: of the shard that one rank holds.
         writer: the slot that first wrote it, or -1.
         begin, end: the slots from whose start to whose end it lives; both -1 for what lives always.
         before: whether ``begin`` is a slot of the step before.
@@ -75,13 +75,17 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     kinds = np.array([tensor.kind for tensor in tensors])
     given = np.isin(kinds, [*ALWAYS, 'input'])
     _check(program, role, parts, given)
+    # Views were checked like all tensors, and take no memory.
     parts = _Parts(*(column[kinds[parts.tensor] != 'view'] for column in parts))
     begin, end = parts.write.copy(), parts.last.copy()
     loaded = (kinds[parts.tensor] == 'input') & ~np.isin('input', list(always))
+    # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
     begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
     endless = ~parts.freed & ~loaded
+    # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
     one = np.isin(kinds, list(PER_RANK))[parts.tensor]
+    # Sizes once for each tensor: shapes are worked out in Python, lives may be hundreds of thousands.
     held, which = np.unique(parts.tensor, return_inverse=True)
     sizes = np.array([program.local_bytes(tensors[index]) for index in held.tolist()], dtype=np.int64)
     lives = Lifetimes(
@@ -110,6 +114,7 @@ class _Touches(NamedTuple):
 
 def _touches(program: Program, role: Role, always: frozenset[str]) -> _Touches:
     number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
+    # Touches once for each op class, then repeated by index arithmetic for all slots.
     used, kind_of = np.unique(role.op_class, return_inverse=True)
     rows = [_row(program.op_classes[index], number) for index in used.tolist()]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
@@ -119,6 +124,7 @@ def _touches(program: Program, role: Role, always: frozenset[str]) -> _Touches:
     at = np.repeat((np.cumsum(lengths) - lengths)[kind_of], count) + within
     flat = np.array([touch for row in rows for touch in row], dtype=np.int64).reshape(-1, 2)
     tensor, does = flat[at].T
+    # Weights and gradients exist once on a rank, whatever micro-batch and copy touch them.
     one = np.array([t.kind in PER_RANK for t in program.tensors], dtype=bool)[tensor]
     micro_batch = np.where(one, 0, role.micro_batch[slot].astype(np.int64))
     copy = np.where(one, 0, role.copy[slot].astype(np.int64))
@@ -126,6 +132,7 @@ def _touches(program: Program, role: Role, always: frozenset[str]) -> _Touches:
     held = np.array([t.kind in always or t.kind == 'input' for t in program.tensors], dtype=bool)[tensor]
     does = np.where(held & (does == _FREE), _READ, does)
     key = (tensor * (micro_batch.max(initial=0) + 1) + micro_batch) * (copy.max(initial=0) + 1) + copy
+    # Stable: the touches of one instance stay in issue order.
     order = np.argsort(key, kind='stable')
     opens = np.diff(key[order], prepend=NONE) != 0
     return _Touches(slot[order], tensor[order], micro_batch[order], copy[order], does[order], opens)
@@ -133,12 +140,13 @@ def _touches(program: Program, role: Role, always: frozenset[str]) -> _Touches:
 
 def _row(op: OpClass, number: dict[str, int]) -> list[tuple[int, int]]:
     """What an op class does to which tensors."""
+    # Reads, writes, frees: within an op this is the order in which they happen.
     groups = ((_READ, op.reads), (_WRITE, op.writes + op.accumulates), (_FREE, op.frees))
     return [(number[name], does) for does, names in groups for name in names]
 
 
 class _Parts(NamedTuple):
-    """The touches of an instance cut behind its frees: one row a life.
+    """The touches of an instance, split behind its frees: one row a life.
 
     ``write`` is its first write, ``_NEVER`` without; ``before``: that write is of the step before.
     """
@@ -161,11 +169,15 @@ class _Parts(NamedTuple):
         frees = touches.does == _FREE
         at = np.flatnonzero(touches.opens | np.concatenate(([False], frees[:-1])))
         last = np.append(at[1:], len(frees)) - 1
+        # The first write of each life; ``_NEVER`` is larger than any slot.
         write = np.minimum.reduceat(np.where(touches.does == _WRITE, touches.slot, _NEVER), at)
         freed, opens = frees[last], touches.opens[at]
+        # For each life the first life of the same instance.
         head = np.maximum.accumulate(np.where(opens, np.arange(len(at)), 0))
         tails = np.flatnonzero(~freed & ~opens)
         before = np.zeros(len(at), dtype=bool)
+        # Written behind the last free of a step: in the steady state this is what the first life of the next step
+        # begins with.
         carried = tails[write[tails] != _NEVER]
         write[head[carried]] = write[carried]
         before[head[carried]] = True
@@ -204,6 +216,7 @@ def _loads(program: Program, role: Role) -> Ints:
 
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
+    # A single tensor is sent from where it is.
     size = [int(op.bytes) if op.kind == 'collective' and len(op.reads) > 1 else 0 for op in program.op_classes]
     sizes = np.array(size, dtype=np.int64)[role.op_class]
     slots = np.flatnonzero(sizes)

@@ -11,20 +11,22 @@ from numpy.typing import NDArray
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory, fold, rank_memory
 from simpar.program import OpClass, Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Memory:
     """What the ranks hold over a step.
 
-    Arguments: ``step``, seconds; ``ranks``, one for each lane of the trace; ``lane_of_rank``, shape [world], index into
-    ``ranks``.
+    Arguments:
+        step: seconds.
+        ranks: one for each representative rank of the trace.
+        representative_of_rank: shape [world], index into ``ranks``.
     """
 
     step: float
     ranks: tuple[RankMemory, ...]
-    lane_of_rank: NDArray[np.int32]
+    representative_of_rank: NDArray[np.int32]
 
     @property
     def fullest(self) -> RankMemory:
@@ -38,7 +40,7 @@ class Memory:
 
     def rank(self, rank: int) -> RankMemory:
         """What a rank holds, or the rank that stands for it."""
-        return self.ranks[int(self.lane_of_rank[rank])]
+        return self.ranks[int(self.representative_of_rank[rank])]
 
     def share_that_fits(self, size: float) -> float:
         """The largest share of the batch with which every rank stays below ``size`` bytes; see ``RankMemory``."""
@@ -58,17 +60,19 @@ def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = 
     Raises ``ProgramError`` where an op reads or frees what nothing has written.
     Not modelled: workspaces of kernels and libraries, fragmentation, an allocator that frees in issue order.
     """
-    counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
+    counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     end = float(trace.step_ends[-1])
+    # The last step, as in ``metrics``: it is the one in the steady state.
     window = (end - trace.step, end)
     of_role: dict[int, Lifetimes] = {}
     ranks = []
-    for lane, count in zip(trace.lanes, counts, strict=True):
-        role = trace.role(lane)
+    for rank_times, count in zip(trace.representatives, counts, strict=True):
+        role = trace.role(rank_times)
+        # Lives depend on the role alone; a hundred ranks often share one role.
         if id(role) not in of_role:
             of_role[id(role)] = lifetimes(trace.program, role, always=always, flattened=flattened)
-        ranks.append(rank_memory(trace.program, lane, count, of_role[id(role)], window))
-    return Memory(step=trace.step, ranks=tuple(ranks), lane_of_rank=trace.lane_of_rank)
+        ranks.append(rank_memory(trace.program, rank_times, count, of_role[id(role)], window))
+    return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank)
 
 
 def sequential(program: Program) -> Trace:
@@ -77,26 +81,27 @@ def sequential(program: Program) -> Trace:
     Memory without a clock: what an allocator sees that takes and frees as ops are issued. Not modelled: that ranks wait
     for one another.
     """
+    # One rank of each role, since without a clock ranks of a role do not differ.
     first = [int(np.flatnonzero(program.role_of_rank == index)[0]) for index in range(len(program.roles))]
-    lanes = []
+    representatives = []
     for rank, role in zip(first, program.roles, strict=True):
         starts = np.arange(len(role), dtype=np.float64).reshape(1, -1)
-        lanes.append(Lane(rank=rank, arrive_KS=starts, start_KS=starts, end_KS=starts + 1))
-    return Trace(program, 'simulated', tuple(lanes), program.role_of_rank)
+        representatives.append(RankTimes(rank=rank, arrive_KS=starts, start_KS=starts, end_KS=starts + 1))
+    return Trace(program, 'simulated', tuple(representatives), program.role_of_rank)
 
 
 def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = lambda op: 0) -> int:
     """How many micro-batches are between their first and their last compute op at most, on one rank, in the last step.
 
-    Arguments: ``chunk``, to which of a rank's model pieces an op class belongs; each micro-batch counts once a piece.
+    Arguments: ``chunk``, to which of a rank's model chunks an op class belongs; each micro-batch counts once a chunk.
     With the closed forms of pipelines: 1F1B has stages − stage in flight.
     """
-    lane, program = trace.lane(rank), trace.program
-    role = trace.role(lane)
+    rank_times, program = trace.times_of(rank), trace.program
+    role = trace.role(rank_times)
     used = {index: program.op_classes[index] for index in np.unique(role.op_class).tolist()}
     computes = {index: chunk(op) for index, op in used.items() if op.kind == 'compute' and program.sliced(op)}
     spans: dict[tuple[Hashable, int], tuple[float, float]] = {}
-    columns = (role.op_class, role.micro_batch, lane.start_KS[-1], lane.end_KS[-1])
+    columns = (role.op_class, role.micro_batch, rank_times.start_KS[-1], rank_times.end_KS[-1])
     for index, micro_batch, start, end in zip(*(column.tolist() for column in columns), strict=True):
         if index in computes:
             key = (computes[index], micro_batch)
@@ -108,6 +113,7 @@ def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = la
 def _most_at_once(spans: Times, step: float) -> int:
     """How many of the spans of shape [n, 2], repeated every ``step`` seconds, overlap at most."""
     (first, since), (last, until) = fold(spans[:, 0], step), fold(spans[:, 1], step)
+    # The count changes only where a span begins or ends.
     edges = np.unique(np.concatenate(([0.0], since, until)))
     begun, ended = (np.bincount(np.searchsorted(edges, times), minlength=len(edges)) for times in (since, until))
     return int((last - first).sum() + np.cumsum(begun - ended).max())

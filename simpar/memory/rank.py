@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
-from simpar.trace import Lane, Times
+from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
 Slice = tuple[int, int]
@@ -153,6 +153,7 @@ class RankMemory:
         fixed, growing = self._fixed_and_growing()
         if (fixed > size).any():
             return 0.0
+        # Where nothing grows, any batch fits.
         room = np.divide(size - fixed, growing, out=np.full(len(growing), np.inf), where=growing > 0)
         return float(room.min())
 
@@ -163,6 +164,7 @@ class RankMemory:
 
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
+        # The last entry is for index -1: a buffer, which does not grow with the batch.
         sliced = np.array([*(tensor.batch_dim is not None for tensor in self.program.tensors), False], dtype=bool)
         grows = self._passing & sliced[self.lives.tensor]
         held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
@@ -175,6 +177,7 @@ class RankMemory:
 
     @cached_property
     def _kinds(self) -> list[str]:
+        # The buffer comes last, so that its index -1 finds it.
         kinds = [*(tensor.kind for tensor in self.program.tensors), BUFFER]
         return [kinds[index] for index in self.lives.tensor.tolist()]
 
@@ -209,8 +212,10 @@ class RankMemory:
         since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
         edges = self._edges(rows)
         held = np.zeros((len(edges), len(names)), dtype=np.int64)
+        # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
         np.add.at(held, (np.searchsorted(edges, since), labels), size)
         np.subtract.at(held, (np.searchsorted(edges, until), labels), size)
+        # What lives over the end of the step is there at its begin.
         np.add.at(held[0], labels, size * self.wraps[rows])
         return Timeline(names, np.append(edges, self.step), np.cumsum(held, axis=0))
 
@@ -222,26 +227,30 @@ class RankMemory:
         """The slot that allocates most at a time."""
         slots = self.lives.begin[(self.since == time) & ~self.lives.always]
         size = self.lives.bytes[(self.since == time) & ~self.lives.always]
+        # The peak lasts from the step before: nothing begins at this moment.
         if not len(slots):
             return int(np.argmin(self.starts))
         return int(np.argmax(np.bincount(slots, weights=size)))
 
 
-def rank_memory(program: Program, lane: Lane, ranks: int, lives: Lifetimes, window: tuple[float, float]) -> RankMemory:
-    """What a lane holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
+def rank_memory(
+    program: Program, rank_times: RankTimes, ranks: int, lives: Lifetimes, window: tuple[float, float]
+) -> RankMemory:
+    """What a representative rank holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
     begin, end = window
     step = end - begin
-    role = program.role(lane.rank)
+    role = program.role(rank_times.rank)
     receives = np.array([op.kind == 'recv' for op in program.op_classes], dtype=bool)[role.op_class]
     # A receive is posted with a buffer to receive into.
-    begins_KS = np.where(receives, lane.arrive_KS, lane.start_KS)
-    starts, ends = begins_KS[-1], lane.end_KS[-1]
+    begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
+    starts, ends = begins_KS[-1], rank_times.end_KS[-1]
+    # With a single step, the step before is taken to be like it.
     earlier = begins_KS[-2] if len(begins_KS) > 1 else starts - step
     since = np.where(lives.before, earlier[lives.begin], starts[lives.begin])
     first, since = fold(np.where(lives.always, begin, since) - begin, step)
     last, until = fold(np.where(lives.always, end, ends[lives.end]) - begin, step)
     return RankMemory(
-        rank=lane.rank,
+        rank=rank_times.rank,
         ranks=ranks,
         step=step,
         program=program,
@@ -259,6 +268,7 @@ def fold(times: Times, step: float) -> tuple[Ints, Times]:
     if step <= 0:
         return np.zeros(len(times), dtype=np.int64), np.zeros(len(times))
     which = np.floor(times / step)
+    # Rounding of the quotient can put a time into a neighbouring step; the remainder shows it.
     rest = times - which * step
     which += (rest >= step).astype(float) - (rest < 0)
     return which.astype(np.int64), times - which * step
@@ -276,4 +286,5 @@ def _sums(rows: Iterable[tuple[Key, int]]) -> dict[Key, int]:
     sums: dict[Key, int] = {}
     for key, size in rows:
         sums[key] = sums.get(key, 0) + size
+    # Sorting is stable, so equal sums stay in the order of the tensors.
     return dict(sorted(sums.items(), key=lambda item: -item[1]))

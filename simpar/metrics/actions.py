@@ -1,7 +1,7 @@
 """The actions of a pipeline, read back from a program: which ops are ``2F0``, and when a rank did it.
 
 A program holds ops, not actions. An op class knows its stage and phase, a slot its micro-batch; what is left to find is
-whether a backward was done whole (B) or in two parts (I, W), and which actions overlap: that shows in the issue order.
+whether a backward was done in full (B) or in two parts (I, W), and which actions overlap. The issue order shows it.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ def actions_of(program: Program, role: Role) -> list[Work]:
     other, and told so. Sums of gradients over ranks and updates are no actions.
     """
     found = _found(program, role)
+    # A program does not say whether a backward was split; only the order of its ops tells.
     split = _split(found)
-    whole: dict[tuple[int, str, int], _Found] = {}
+    full: dict[tuple[int, str, int], _Found] = {}
     for (stage, phase, micro_batch), work in found.items():
         kind: Kind = 'F' if phase == 'F' else work.kind if (stage, micro_batch) in split else 'B'
-        joint = whole.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
+        # I and W of a backward that was not split are one action, B.
+        joint = full.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
         joint.slots = sorted(joint.slots + work.slots)
-    return _overlapped(sorted(whole.values(), key=lambda work: work.slots[0]))
+    return _overlapped(sorted(full.values(), key=lambda work: work.slots[0]))
 
 
 def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
@@ -80,16 +82,17 @@ def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
     Where the copies of a forward and of the backward right behind it interleave, the forward is told to end where the
     backward begins.
     """
-    lane = trace.lane(rank)
-    works = actions_of(trace.program, trace.role(lane))
-    begins = [float(lane.start_KS[step, work.slots[0]]) for work in works]
+    rank_times = trace.times_of(rank)
+    works = actions_of(trace.program, trace.role(rank_times))
+    begins = [float(rank_times.start_KS[step, work.slots[0]]) for work in works]
+    # Interleaved copies would make actions overlap; rows of a picture cannot.
     limits = [*begins[1:], inf]
     return [
         ActionSpan(
             action=work.action,
             slots=work.slots,
             begin=begin,
-            end=min(limit, float(lane.end_KS[step, list(work.slots)].max())),
+            end=min(limit, float(rank_times.end_KS[step, list(work.slots)].max())),
         )
         for work, begin, limit in zip(works, begins, limits, strict=True)
     ]
@@ -117,21 +120,25 @@ def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
     """The (stage, micro-batch) whose backward is done in two parts, I and W."""
     order = sorted(slot for work in found.values() for slot in work.slots)
     place = {slot: number for number, slot in enumerate(order)}
-    apart, unclear, whole = (set[tuple[int, int]]() for _ in range(3))
+    apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
     for (stage, phase, micro_batch), weights in found.items():
         inputs = found.get((stage, 'I', micro_batch))
+        # Each backward is looked at once, by its W.
         if phase != 'W':
             continue
         if inputs is None:
             unclear.add((stage, micro_batch))
+        # W began before I was done: they alternate, layer by layer, which is a full backward.
         elif inputs.slots[-1] > weights.slots[0]:
-            whole.add((stage, micro_batch))
+            full.add((stage, micro_batch))
         else:
+            # Directly behind one another; with one op each, order alone cannot tell a split backward from a full one.
             beside = place[weights.slots[0]] == place[inputs.slots[-1]] + 1
             by_chance = beside and min(len(inputs.slots), len(weights.slots)) == 1
             (unclear if by_chance else apart).add((stage, micro_batch))
-    stages_whole, stages_apart = ({stage for stage, _ in some} for some in (whole, apart))
-    return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_whole)}
+    stages_full, stages_apart = ({stage for stage, _ in some} for some in (full, apart))
+    # What is unclear is read as its stage's other backwards, or as the role's where the stage has none.
+    return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_full)}
 
 
 def _overlapped(works: list[_Found]) -> list[Work]:
@@ -139,8 +146,10 @@ def _overlapped(works: list[_Found]) -> list[Work]:
     done: list[Work] = []
     for work in works:
         action = Action(work.stage, work.kind, work.micro_batch)
+        # The earlier action was not done when this one began: their ops alternate.
         if done and done[-1].slots[-1] > work.slots[0] and _together(done[-1].action, action):
             before = done.pop()
+            # OVERLAP_F_B names the forward first, whichever began first.
             forward, backward = sorted((before.action, action), key=lambda one: one.kind != 'F')
             joint = overlap(forward, backward)
             done.append(Work(action=joint, slots=tuple(sorted((*before.slots, *work.slots)))))

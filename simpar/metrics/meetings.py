@@ -21,11 +21,13 @@ class Meetings:
     def of(self, rank: int, slot: int) -> list[_Place]:
         """The ranks and slots that an op meets, itself included."""
         turns = self.program.turns[int(self.program.role_of_rank[rank])]
+        # A compute op meets nobody.
         if turns.kind[slot] == NONE:
             return [(rank, slot)]
         kind, turn = turns.kinds[int(turns.kind[slot])], int(turns.turn[slot])
         members = self.members(kind.partition, rank)
         facing = kind.facing(len(members))
+        # A collective faces itself on all members; a send faces a receive on its peer alone.
         others = members if facing == kind else (members[(members.index(rank) + kind.peer) % len(members)],)
         met = [
             (other, self.program.turns[int(self.program.role_of_rank[other])].of_kind[facing][turn]) for other in others

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.intervals import Intervals, fold, length, union
+from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
 SENDS: Final = 'sends'
@@ -138,6 +138,7 @@ class Metrics:
     def steady(self) -> StepMetrics:
         """Of the last step, [end(k−1), end(k)]."""
         last = self.trace.steps - 1
+        # A trace of one step has no step before; its window begins with the program.
         begin = self._ends[last - 1] if last else 0.0
         return _step(self.trace, self._kinds, _Window(slice(last, None), begin, self._ends[last]))
 
@@ -189,6 +190,7 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
         kinds = {program.op_classes[op].kind for op in np.unique(role.op_class[role.stream == index]).tolist()}
+        # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
     return named
@@ -214,6 +216,7 @@ class _Kinds(NamedTuple):
     def of(program: Program) -> _Kinds:
         """Those of a program."""
         ops = program.op_classes
+        # ``dict.fromkeys`` keeps the order of first use, in which phases are told.
         phases = tuple(dict.fromkeys(op.phase for op in ops))
         return _Kinds(
             np.array([is_communication(op) for op in ops], dtype=bool),
@@ -225,7 +228,7 @@ class _Kinds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ops:
-    """A lane's ops in a window: columns over steps × slots.
+    """The ops of a representative rank in a window: columns over steps × slots.
 
     Arguments: ``since``, when an op communicates if it does: collectives from their arrival on, sends and receives from
     their start; ``communicates``, shape [slots].
@@ -254,28 +257,37 @@ class _Ops:
 
 def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window."""
-    counts = np.bincount(trace.lane_of_rank, minlength=len(trace.lanes)).tolist()
-    lanes = zip(trace.lanes, counts, strict=True)
-    ranks = tuple(_rank(_ops(trace, kinds, lane, window), lane.rank, count) for lane, count in lanes if count)
+    counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
+    representatives = zip(trace.representatives, counts, strict=True)
+    ranks = tuple(
+        _rank(_ops(trace, kinds, rank_times, window), rank_times.rank, count)
+        for rank_times, count in representatives
+        if count
+    )
     return StepMetrics(step=window.end - window.begin, ranks=ranks)
 
 
-def _ops(trace: Trace, kinds: _Kinds, lane: Lane, window: _Window) -> _Ops:
-    """The ops of a lane in a window."""
-    role = trace.role(lane)
-    arrive, start, end = (times[window.steps] for times in (lane.arrive_KS, lane.start_KS, lane.end_KS))
+def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) -> _Ops:
+    """Return the ops of a representative rank in a window."""
+    role = trace.role(rank_times)
+    arrive, start, end = (
+        times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
+    )
+    # A collective's kernel occupies its stream while it waits; a posted receive occupies nothing.
     since = np.where(kinds.transfers[role.op_class], start, arrive)
     return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
 
 
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
-    """Metrics of one lane, whose first rank this is and which stands for so many."""
+    """Metrics of a representative rank, which stands for ``ranks`` ranks."""
     window = ops.window
     computing = ops.between(ops.start, ops.end, ~ops.communicates)
     communication = ops.communicating(ops.communicates)
     transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
+    # Unions, not sums: two streams that compute at once count once.
     compute = length(computing)
+    # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
     return RankMetrics(
         rank=rank,
@@ -298,12 +310,14 @@ def _phases(ops: _Ops) -> dict[str, float]:
     for number in _in_order(phase):
         mask = (phase == number) & ~ops.communicates
         seconds[str(ops.kinds.phases[number])] = length(ops.between(ops.start, ops.end, mask))
+    # Phases that only communicate compute nothing.
     return {phase: value for phase, value in seconds.items() if value}
 
 
 def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, float]:
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
+    # Op class and stream in one number, so that names are made once for a kind, not once a slot.
     kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
@@ -317,6 +331,7 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
 
 def _in_order(numbers: NDArray[np.int64]) -> list[int]:
     """The distinct numbers, in the order of their first place."""
+    # ``unique`` sorts by value; the order of first use is what a reader expects.
     distinct, first = np.unique(numbers, return_index=True)
     in_order: list[int] = distinct[np.argsort(first)].tolist()
     return in_order
@@ -324,6 +339,7 @@ def _in_order(numbers: NDArray[np.int64]) -> list[int]:
 
 def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
     """Metrics of some streams as if they were one."""
+    # Streams taken together may overlap, so their union counts.
     mask = np.isin(ops.role.stream, streams)
     running = ops.between(ops.start, ops.end, mask)
     occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))

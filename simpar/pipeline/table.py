@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.pipeline.action import Action, parse_action
 from simpar.pipeline.checks import MOST_FAULTS, drawing, faults
 from simpar.pipeline.order import Order
@@ -25,7 +25,7 @@ def write_csv(order: Order, path: Path) -> None:
     """
     text = io.StringIO()
     csv.writer(text, lineterminator='\n').writerows(order.actions)
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_csv(path: Path) -> Order:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.units import format_time
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def new_figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Not ``pyplot``, which keeps figures alive and needs a display on some systems.
     figure = Figure(figsize=(WIDTH, height), dpi=120)
     FigureCanvasAgg(figure)
     return figure
@@ -64,28 +65,32 @@ def write_figure(path: Path, figure: Figure) -> None:
     from matplotlib import rc_context
 
     kind = path.suffix.removeprefix('.').lower() or 'png'
+    # Files with a date would differ from run to run.
     unstamped = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(kind)
     buffer = io.BytesIO()
+    # matplotlib names parts of an SVG at random unless it has a salt.
     with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):
         figure.savefig(buffer, format=kind, metadata=unstamped)
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
     """The answer in a sentence; arguments: name and seconds of a step, of the plan and of its baseline."""
-    words = f'{plan[0]}: {format_time(plan[1])} a step'
+    text = f'{plan[0]}: {format_time(plan[1])} a step'
     if baseline is None:
-        return words
+        return text
     gain = baseline[1] / plan[1] - 1
+    # Less would be shown as 0.0 % faster.
     how = 'as fast as' if abs(gain) < 0.0005 else f'{abs(gain) * 100:.1f} % {"faster" if gain > 0 else "slower"} than'
-    return f'{words}, {how} {baseline[0]} ({format_time(baseline[1])})'
+    return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
 
 
-def title(figure: Figure, words: str, patches: list[Patch]) -> None:
+def title(figure: Figure, text: str, patches: list[Patch]) -> None:
     """The answer, smaller where it is long, and below it the legend."""
     height = float(figure.get_size_inches()[1])
-    size = LARGE * min(1.0, LONG / len(words))
-    figure.text(0.012, 1 - 0.12 / height, words, fontsize=size, fontweight='bold', va='top')
+    # Smaller rather than cut off: the title is the answer.
+    size = LARGE * min(1.0, LONG / len(text))
+    figure.text(0.012, 1 - 0.12 / height, text, fontsize=size, fontweight='bold', va='top')
     figure.legend(
         handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / height), ncols=len(patches),
         frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
@@ -94,6 +99,7 @@ def title(figure: Figure, words: str, patches: list[Patch]) -> None:
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """What to multiply seconds with for the axis, and its name."""
+    # The largest unit in which the step is at least one.
     return next(((f, n) for f, n in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')) if seconds * f >= 1), (1e9, 'ns'))
 
 
@@ -113,6 +119,7 @@ class Frame:
         """The axes, the names of the rows and their ground; ``half`` of a row's height, which is 1 with its gap."""
         axes = self.axes
         axes.set_xlim(self.window[0] * self.scale, self.window[1] * self.scale)
+        # Upside down, so that the first row is at the top.
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), rows, fontsize=9)
         axes.tick_params(axis='y', length=0)
@@ -132,17 +139,18 @@ class Frame:
         """A line where the step ends."""
         self.axes.axvline(step * self.scale, color='black', linewidth=1.4)
 
-    def saving(self, since: float, until: float, words: str) -> None:
-        """An arrow from the end of the step to a later time, with words over it."""
+    def saving(self, since: float, until: float, text: str) -> None:
+        """An arrow from the end of the step to a later time, with text over it."""
         middle = sum(self.axes.get_ylim()) / 2
         ends = since * self.scale, until * self.scale
         arrow: dict[str, Any] = {'arrowstyle': '<->', 'shrinkA': 0, 'shrinkB': 0, 'linewidth': 1.0}
         self.axes.annotate('', (ends[0], middle), (ends[1], middle), arrowprops=arrow)
-        if self.letters(until - since, 8.0) > len(words) + 1:
-            self.axes.text(sum(ends) / 2, middle - 0.1, words, ha='center', va='bottom', fontsize=8)
+        if self.letters(until - since, 8.0) > len(text) + 1:
+            self.axes.text(sum(ends) / 2, middle - 0.1, text, ha='center', va='bottom', fontsize=8)
 
     def letters(self, seconds: float, points: float) -> float:
         """How many letters of a size a time has room for."""
+        # A letter of the default font is about 0.55 of its size wide.
         return self.points(seconds) / (0.55 * points)
 
     def points(self, seconds: float) -> float:
@@ -152,6 +160,7 @@ class Frame:
 
 def saving(frames: list[Frame], steps: list[float]) -> None:
     """Point out, on the shorter of two steps, the difference to the longer."""
+    # An arrow shorter than a hundredth of the width has no room for its heads.
     if len(steps) > 1 and abs(steps[0] - steps[1]) > 0.01 * max(steps):
         shorter = steps.index(min(steps))
         frames[shorter].saving(min(steps), max(steps), f'{format_time(max(steps) - min(steps))} less')

@@ -68,6 +68,7 @@ def _colours(ranks: list[RankMemory]) -> dict[str, str]:
         for name, size in zip(line.names, line.bytes.max(axis=0).tolist(), strict=True):
             if name not in _KINDS:
                 most[name] = max(most.get(name, 0), size)
+    # By their largest moment: an operator that is large only once decides the peak all the same.
     chosen = sorted(most, key=lambda operator: -most[operator])[: len(_OPERATORS)]
     colours = {kind: colour for kind, (_, colour) in _KINDS.items()}
     colours |= dict(zip(chosen, _OPERATORS, strict=False))
@@ -106,7 +107,7 @@ class _Page:
             panel = _Panel(axes, rank, seconds, unit)
             used |= panel.draw(self.colours)
             number = rank.rank if self.asked is None else self.asked
-            panel.frame(f'{name}: {_words(rank, self.size)}; rank {number}', limit)
+            panel.frame(f'{name}: {_peak_text(rank, self.size)}; rank {number}', limit)
         axes.set_xlabel(f'time in the step ({time_unit})', fontsize=9, labelpad=2)
         self._headline(figure, used)
 
@@ -115,10 +116,10 @@ class _Page:
         from matplotlib.patches import Patch
 
         name, rank = self.shown[-1]
-        words = f'{name}: {format_size(rank.peak.bytes)} at its peak'
+        text = f'{name}: {format_size(rank.peak.bytes)} at its peak'
         if len(self.shown) > 1:
-            words += f'; {self.shown[0][0]}: {format_size(self.shown[0][1].peak.bytes)}'
-        figure.text(0.012, 1 - 0.12 / self.height, words, fontsize=13, fontweight='bold', va='top')
+            text += f'; {self.shown[0][0]}: {format_size(self.shown[0][1].peak.bytes)}'
+        figure.text(0.012, 1 - 0.12 / self.height, text, fontsize=13, fontweight='bold', va='top')
         patches = [
             Patch(facecolor=colour, label=_KINDS[label][0] if label in _KINDS else label)
             for label, colour in self.colours.items()
@@ -145,6 +146,7 @@ class _Panel:
         layers: dict[str, Bytes] = {label: np.zeros(len(line.bytes), dtype=np.int64) for label in colours}
         for name, column in zip(line.names, line.bytes.T, strict=True):
             layers[name if name in layers else OTHERS] += column
+        # Each edge twice, so that bytes are drawn as steps and not as slopes.
         edges = np.repeat(line.times, 2)[1:-1] / self.seconds
         floor = np.zeros(len(edges))
         for label, layer in layers.items():
@@ -153,6 +155,7 @@ class _Panel:
             floor = top
         self.axes.plot(edges, floor, color='black', linewidth=0.6)
         self._peak()
+        # Thinner layers cannot be seen, and would only fill the legend.
         least = 0.002 * self.rank.peak.bytes
         return {label for label, layer in layers.items() if layer.max() > least}
 
@@ -161,6 +164,7 @@ class _Panel:
         peak = self.rank.peak
         where = peak.time / self.seconds, peak.bytes / self.unit
         self.axes.plot(*where, marker='v', color='black', markersize=6, clip_on=False)
+        # The label goes to the side that has room.
         right = where[0] > 0.5 * self.axes.get_xlim()[1]
         self.axes.annotate(
             f'{peak.action}, {format_size(peak.bytes)}', where, xytext=(-8 if right else 8, 4),
@@ -181,7 +185,7 @@ class _Panel:
                       va='bottom', transform=axes.get_yaxis_transform())  # fmt: skip
 
 
-def _words(rank: RankMemory, size: float | None) -> str:
+def _peak_text(rank: RankMemory, size: float | None) -> str:
     """How much of the device a rank's peak takes, and what of it always stays."""
     share = '' if size is None else f' ({rank.peak.bytes / size * 100:.3g} % of the device)'
     stays = f', of which {format_size(rank.always)} always'

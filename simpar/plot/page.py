@@ -2,7 +2,7 @@
 
 A row is a stream of one rank. Compute is coloured by phase and shaded by copy; communication is grey where computation
 hides it and hatched vermilion where it is exposed. Where a step has many ops, a window in the middle of its backward is
-shown larger; where it has too many to see, the whole is drawn as shares over time. Of a pipeline, all pipeline ranks
+shown larger; where it has too many to see, the step is drawn as shares over time. Of a pipeline, all pipeline ranks
 are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
 """
 
@@ -46,6 +46,7 @@ def timeline(
     pipeline ranks, else of the rank that ends last.
     """
     sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
+    # One rank of a pipeline shows little; both sides are drawn alike if either is a pipeline.
     if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
         return pipeline_timeline(sides)
     views = [view(trace, name, rank) for trace, name in sides]
@@ -57,7 +58,9 @@ def timeline(
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
     """For each view a window of one length around the middle of its backward, with few enough ops to see each."""
+    # One length for all windows, so that bars can be compared.
     seconds = min(v.busy_stretch() for v in views)
+    # Moved inside of the step where the middle of the backward is near its end.
     begins = [max(0.0, min(v.middle() - seconds / 2, v.step - seconds)) for v in views]
     return [(begin, begin + seconds) for begin in begins]
 
@@ -81,13 +84,14 @@ class _Page:
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
-        whole = max(v.step for v in self.views)
-        scale, unit = time_unit(whole)
-        panels = self._panels(figure, [(0.0, whole)] * len(self.views) + self.windows, scale)
+        longest = max(v.step for v in self.views)
+        scale, unit = time_unit(longest)
+        panels = self._panels(figure, [(0.0, longest)] * len(self.views) + self.windows, scale)
         for index, panel in enumerate(panels):
             zoomed = index >= len(self.views)
-            averaged = whole / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
+            averaged = longest / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
             panel.draw(_heading(panel, averaged, zoomed=zoomed), averaged)
+        # Only the panels of whole steps have a window to outline.
         for panel, window in zip(panels, self.windows, strict=False):
             panel.frame.outline(window)
         frames = [panel.frame for panel in panels[: len(self.views)]]

@@ -37,6 +37,7 @@ class Panel:
         """What share of each moment the row spends on what, stacked."""
         times = np.linspace(0.0, self.view.step, _MOMENTS)
         floor = np.full(_MOMENTS, row + 0.4)
+        # Stacked in one order in all rows, so that colours line up.
         for kind in KINDS:
             top = floor - 0.8 * share(self.view.intervals(kind, row), times, averaged)
             self.frame.axes.fill_between(times * self.frame.scale, floor, top, color=COLOURS[kind], linewidth=0)
@@ -80,8 +81,10 @@ class Panel:
         copy = f'c{bar.copy}' if self.view.copies > 1 and bar.copy is not None else ''
         texts = (f'{bar.label} {copy}'.strip(), bar.label, copy)
         text = next((text for text in texts if len(text) <= room), '')
+        # Blue and green are dark enough for white letters; later copies are lighter.
         dark = not bar.communicates and bar.phase in ('F', 'I') and not bar.copy
         if text:
+            # On a hatch letters cannot be read without a ground.
             box = {'facecolor': 'white', 'alpha': 0.75, 'linewidth': 0, 'pad': 0.6} if bar.communicates else None
             self.frame.axes.text(
                 (since + until) / 2 * self.frame.scale, bar.row, text, ha='center', va='center', fontsize=_LABEL_POINTS,

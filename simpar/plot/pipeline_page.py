@@ -63,7 +63,7 @@ class _Page:
     views: list[PipelineView]
 
     @property
-    def whole(self) -> float:
+    def longest(self) -> float:
         """Seconds that the whole panels show."""
         return max(v.step for v in self.views)
 
@@ -71,12 +71,13 @@ class _Page:
     def row(self) -> float:
         """Inches of a row."""
         rows = sum(len(v.rows) for v in self.views)
+        # Many rows get thinner, so that the figure stays on one page.
         return 0.36 if rows <= 16 else max(0.16, 5.8 / rows)
 
     @cached_property
     def windows(self) -> list[tuple[float, float]]:
         """For each view the window that is shown larger, all of one length; none where numbers fit anyway."""
-        if all(labels_fit(v, 72 * self.inches / self.whole) for v in self.views):
+        if all(labels_fit(v, 72 * self.inches / self.longest) for v in self.views):
             return []
         seconds = min(v.stretch(_ZOOMED) for v in self.views)
         return [((v.step - seconds) / 2, (v.step + seconds) / 2) for v in self.views]
@@ -94,9 +95,9 @@ class _Page:
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
-        scale, unit = time_unit(self.whole)
+        scale, unit = time_unit(self.longest)
         panels = self._panels(figure, scale)
-        averaged = self.whole / _AVERAGED if max(v.most_boxes for v in self.views) > _VISIBLE else 0.0
+        averaged = self.longest / _AVERAGED if max(v.most_boxes for v in self.views) > _VISIBLE else 0.0
         for index, panel in enumerate(panels):
             if index < len(self.views):
                 panel.draw(_heading(panel.view, averaged), averaged)
@@ -113,7 +114,7 @@ class _Page:
 
     def _panels(self, figure: Figure, scale: float) -> list[PipelinePanel]:
         """Axes at their places, with what they show."""
-        windows = [(0.0, self.whole)] * len(self.views) + self.windows
+        windows = [(0.0, self.longest)] * len(self.views) + self.windows
         bottom = self.height - TOP
         panels = []
         for index, window in enumerate(windows):
@@ -131,6 +132,7 @@ class _Page:
         used = set().union(*(v.kinds for v in self.views))
         names = dict(NAMES)
         if used.issuperset('BI'):
+            # Both are green, so the legend names them together.
             names['B'] = f'{names["B"]}, {names.pop("I")}'
         patches = [
             Patch(facecolor=COLOURS[kind], label=name, edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
@@ -148,8 +150,8 @@ def _heading(view: PipelineView, averaged: float) -> str:
     """A panel's name and its figures."""
     shares = f'; shares of time, averaged over {format_time(averaged)}' if averaged else ''
     means = [sum(seconds) / len(view.rows) / view.step * 100 for seconds in zip(*map(_bare, view.rows), strict=True)]
-    words = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
-    return f'{view.name}: {format_time(view.step)} a step, {words}{shares}'
+    means_text = f'bubble {means[0]:.0f} %, exposed communication {means[1]:.0f} %'
+    return f'{view.name}: {format_time(view.step)} a step, {means_text}{shares}'
 
 
 def _bare(row: Row) -> tuple[float, float]:

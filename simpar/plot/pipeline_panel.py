@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.intervals import Intervals
+from simpar.interval_sets import Intervals
 from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
 from simpar.plot.pipeline_view import Box, BoxKind, Label, Layer, PipelineView, Row
 from simpar.plot.view import share
@@ -83,11 +83,11 @@ class PipelinePanel:
         """Bubble and exposed communication of every row, at its right."""
         for column, figure in enumerate(('bubble', 'exposed')):
             right = 1.0 + (0.6 + 0.6 * column) / self.frame.inches
-            words: dict[str, Any] = {'ha': 'right', 'fontsize': 8, 'transform': self.frame.axes.get_yaxis_transform()}
-            self.frame.axes.text(right, -0.5 - 0.05 / self.height, figure, va='bottom', color='#555555', **words)
+            style: dict[str, Any] = {'ha': 'right', 'fontsize': 8, 'transform': self.frame.axes.get_yaxis_transform()}
+            self.frame.axes.text(right, -0.5 - 0.05 / self.height, figure, va='bottom', color='#555555', **style)
             for number, row in enumerate(self.view.rows):
                 percent = 100 * getattr(row.metrics, figure) / self.view.step
-                self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **words)
+                self.frame.axes.text(right, number, f'{percent:.0f} %', va='center', **style)
 
     def _styles(self) -> dict[BoxKind, _Style]:
         """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
@@ -119,6 +119,7 @@ class PipelinePanel:
     def _layers(self, number: int, box: Box) -> list[Rectangle]:
         """A box's layers, with a gap to its neighbours where it is wide."""
         gap = _GAP / 2 * (box.end - box.begin) / max(self.frame.points(box.end - box.begin), 1e-9)
+        # A gap in points would eat up narrow boxes.
         gap = min(gap, 0.06 * (box.end - box.begin))
         top = number - _HALF
         found = []
@@ -157,6 +158,7 @@ class PipelinePanel:
         top = number - _HALF
         for label in box.labels:
             height = 2 * _HALF * label.share
+            # All boxes of a kind in one size where possible: mixed sizes look like a message.
             style = styles[label.kind].fitted(label, self.frame.points(end - begin), height * self.height * 72)
             if style.points:
                 first = next(layer for layer in box.layers if layer.kind == label.kind)
@@ -195,6 +197,7 @@ def _labelled(
 
 def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
     """The style of labels that stand in boxes of some widths, at most ``high`` points high."""
+    # A tenth may be narrower: a few short actions should not take the labels of all.
     narrow = sorted(width for width, _ in mine)[len(mine) // 10]
     for points in _SIZES:
         style = _Style(points)
@@ -206,4 +209,5 @@ def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
 
 def _dark(colour: Colour) -> bool:
     """Whether white letters are read better on it (luminance, roughly)."""
+    # Weights of the eye's sensitivity to red, green and blue.
     return 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.55

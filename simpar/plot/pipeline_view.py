@@ -12,11 +12,11 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.intervals import Intervals, fold, length, minus, union
+from simpar.interval_sets import Intervals, fold, length, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
 from simpar.pipeline.action import Action
 from simpar.program import Program, Role
-from simpar.trace import Lane, Trace
+from simpar.trace import RankTimes, Trace
 
 BoxKind = Literal['F', 'B', 'I', 'W', 'U', 'exposed']
 KINDS: Final[tuple[BoxKind, ...]] = ('F', 'B', 'I', 'W', 'U', 'exposed')
@@ -111,31 +111,34 @@ def pipeline_view(trace: Trace, name: str) -> PipelineView:
     steady = metrics(trace).steady
     rows = []
     for stages, roles in by_stages(trace.program).items():
-        lanes = [lane for lane in trace.lanes if any(trace.role(lane) is role for role in roles)]
-        lane = max(lanes, key=lambda lane: lane.end_KS[-1].max())
-        rows.append(_Reader(trace, lane, stages).row(steady.rank(lane.rank)))
+        representatives = [
+            rank_times for rank_times in trace.representatives if any(trace.role(rank_times) is role for role in roles)
+        ]
+        # The rank that ends last holds its stage up, so it is the one to look at.
+        rank_times = max(representatives, key=lambda rank_times: rank_times.end_KS[-1].max())
+        rows.append(_Reader(trace, rank_times, stages).row(steady.rank(rank_times.rank)))
     return PipelineView(name=name, step=trace.step, rows=tuple(rows), copies=trace.program.copies)
 
 
 class _Reader:
-    """Reads one lane's last step, times counted from the window's begin."""
+    """Reads the last step of one representative rank, times counted from the window's begin."""
 
-    def __init__(self, trace: Trace, lane: Lane, stages: tuple[int, ...]) -> None:
+    def __init__(self, trace: Trace, rank_times: RankTimes, stages: tuple[int, ...]) -> None:
         begin = float(trace.step_ends[-1]) - trace.step
         self.trace = trace
         self.program: Program = trace.program
-        self.lane = lane
-        self.role: Role = trace.role(lane)
+        self.rank_times = rank_times
+        self.role: Role = trace.role(rank_times)
         self.stages = stages
         self.begin = begin
         self.arrive, self.start, self.end = (
-            (times[-1] - begin).tolist() for times in (lane.arrive_KS, lane.start_KS, lane.end_KS)
+            (times[-1] - begin).tolist() for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
         )
         self.ops = [self.program.op_classes[index] for index in self.role.op_class.tolist()]
         self.exposed = self._exposed()
 
     def row(self, figures: RankMetrics) -> Row:
-        spans = action_spans(self.trace, self.lane.rank)
+        spans = action_spans(self.trace, self.rank_times.rank)
         return Row(
             stages=self.stages,
             metrics=figures,
@@ -173,18 +176,18 @@ class _Reader:
         return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == forward))
 
     def _boxes(self, span: ActionSpan) -> Iterator[Box]:
-        """The box of an action, or its pieces at the two ends of the window."""
+        """The box of an action, or its parts at the two ends of the window."""
         computing = self._layers(span)
         done = sum(layer.share for layer in computing)
         labels = tuple(_label(part, computing) for part in span.action.parts)
-        whole = np.array([[span.begin - self.begin, span.end - self.begin]])
-        pieces = [(left, right) for left, right in fold(whole, 0.0, self.trace.step).tolist() if right > left]
-        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in pieces) / (
-            span.end - span.begin or 1.0
-        )
+        unfolded = np.array([[span.begin - self.begin, span.end - self.begin]])
+        # An action that began before the window appears at its end, in two parts if it crosses the boundary.
+        parts = [(left, right) for left, right in fold(unfolded, 0.0, self.trace.step).tolist() if right > left]
+        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in parts) / (span.end - span.begin or 1.0)
+        # Other streams' exposed time may add up to more than the box has room for.
         bare = min(bare, 1.0 - done)
         exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
-        for left, right in pieces:
+        for left, right in parts:
             yield Box(left, right, labels, (*computing, *exposed))
 
     def _layers(self, span: ActionSpan) -> tuple[Layer, ...]:
@@ -194,6 +197,7 @@ class _Reader:
             chunk = self.stages.index(self.ops[slot].stage)
             key = (self._part(span, slot), chunk, int(self.role.copy[slot]))
             seconds[key] = seconds.get(key, 0.0) + self.end[slot] - self.start[slot]
+        # Two streams that compute at once can exceed the span.
         whole = max(span.end - span.begin, sum(seconds.values()))
         ranked = sorted(seconds.items(), key=lambda item: (KINDS.index(item[0][0]), *item[0][1:]))
         return tuple(Layer(*key, value / whole) for key, value in ranked if value > 0)

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.intervals import Intervals, fold, minus, union
+from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import RankMetrics, is_communication, is_transfer, metrics, named_streams
 from simpar.trace import Times, Trace
 
@@ -95,16 +95,19 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
     ``metrics`` counts them.
     """
     if rank is None:
-        rank = trace.lanes[int(np.argmax([lane.end_KS[-1].max() for lane in trace.lanes]))].rank
-    named = named_streams(trace.program, trace.role(trace.lane(rank)))
+        rank = trace.representatives[
+            int(np.argmax([rank_times.end_KS[-1].max() for rank_times in trace.representatives]))
+        ].rank
+    named = named_streams(trace.program, trace.role(trace.times_of(rank)))
+    # Compute on top; sorting is stable, so the others stay in order.
     streams = sorted(named, key=lambda stream: stream != 'compute')
-    lane = int(trace.lane_of_rank[rank])
+    representative = int(trace.representative_of_rank[rank])
     return View(
         name=name,
         rank=rank,
         step=trace.step,
         streams=tuple(streams),
-        metrics=metrics(trace).steady.rank(trace.lanes[lane].rank),
+        metrics=metrics(trace).steady.rank(trace.representatives[representative].rank),
         bars=tuple(_bars(trace, rank, {index: row for row, name in enumerate(streams) for index in named[name]})),
         copies=trace.program.copies,
     )
@@ -117,6 +120,7 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     """
     if not len(intervals):
         return np.zeros(len(times))
+    # The covered time up to a moment is linear between edges, so interpolation gives it exactly.
     until = np.repeat(np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0]))), 2)[1:-1]
     left, right = (np.clip(times + side * window / 2, times[0], times[-1]) for side in (-1, 1))
     covered = np.interp(right, intervals.ravel(), until) - np.interp(left, intervals.ravel(), until)
@@ -128,11 +132,12 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
     end = float(trace.step_ends[-1])
     begin = end - trace.step
     bars = []
-    stream = trace.role(trace.lane(rank)).stream.tolist()
+    stream = trace.role(trace.times_of(rank)).stream.tolist()
     for span in trace.spans(rank):
         communicates = is_communication(span.op)
         since = span.arrive if communicates and not is_transfer(span.op) else span.start
         for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
+            # A wait lies before the run; where folding has split the bar, the run keeps its end.
             start = right - min(span.end - span.start, right - left)
             copy = span.copy if trace.program.sliced(span.op) else None
             label = _label(span.op.operator if communicates else span.op.name)

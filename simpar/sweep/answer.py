@@ -61,6 +61,7 @@ class SweepAnswer:
     def best(self) -> int | None:
         """The row that takes least time a sample, the first of equal ones; None where no row is feasible."""
         rows = range(len(self.results))
+        # By seconds a sample, since rows may differ in their batch; ``min`` takes the first of equal rows.
         place = min(rows, key=lambda row: self.results[row].sample)
         return None if self.results[place].step is None else place
 
@@ -86,6 +87,7 @@ class SweepAnswer:
             if result.step is not None and key in result.settings:
                 others = {other: value for other, value in result.settings.items() if other != key}
                 alike.setdefault(repr(others), []).append(result)
+        # A key is judged only where rows differ in it alone.
         groups = [rows for rows in alike.values() if len(rows) > 1]
         return bool(groups) and all(row.figures == rows[0].figures for rows in groups for row in rows)
 

@@ -18,6 +18,7 @@ def as_markdown(answer: SweepAnswer) -> str:
     rows = []
     for place, result in enumerate(answer.results):
         settings = [named[key](result.settings) for key in answer.keys]
+        # An infeasible row has its reason in place of the first figure.
         figures = cells_of(answer, result) or [result.outcome.reason, *[''] * (len(heads) - 1)]
         cells = [*settings, *figures]
         rows.append([f'**{cell}**' if cell and place == answer.best else cell for cell in cells])
@@ -38,6 +39,7 @@ def side_by_side(answer: SweepAnswer, across: str) -> str:
     found: dict[tuple[str, ...], dict[str, Result]] = {}
     for result in answer.results:
         row = tuple(named[key](result.settings) for key in others)
+        # The first of rows that look alike; later ones would overwrite it.
         found.setdefault(row, {}).setdefault(named[across](result.settings), result)
     columns = list(dict.fromkeys(named[across](result.settings) for result in answer.results))
     rows = [[*row, *_cells_of_row([results.get(column) for column in columns])] for row, results in found.items()]
@@ -90,4 +92,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) ->
 
 
 def _escaped(cell: str) -> str:
+    # A line break or a bar would end the cell.
     return ' '.join(cell.split()).replace('|', '\\|')

@@ -60,9 +60,11 @@ def predicted(schedule: Schedule) -> Outcome:
     """Predict a schedule, without a baseline; one that cannot be is an outcome too."""
     outcome = Outcome()
     try:
+        # Baselines are rows of their own here, predicted once for all rows that share them.
         case = case_of(replace(schedule, against={}))
         prediction = case.predict(tell=False)
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
+        # After the figures are known, so that a row that does not fit still tells its step.
         check_memory(case, prediction)
     except SimparError as error:
         return infeasible(error, outcome)
@@ -71,7 +73,7 @@ def predicted(schedule: Schedule) -> Outcome:
 
 def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
     """The outcome of what an error refuses; ``outcome``, what is known of it all the same."""
-    return replace(outcome, reason=_few_words(error, outcome), detail=str(error))
+    return replace(outcome, reason=_short_reason(error, outcome), detail=str(error))
 
 
 def predict_all(schedules: Sequence[Schedule], jobs: int = 1, progress: Progress | None = None) -> list[Outcome]:
@@ -102,6 +104,7 @@ def _each(schedules: Sequence[Schedule], jobs: int) -> Iterator[Outcome]:
 
 def _leave_interrupts() -> None:
     """An interrupt is for the process that asked."""
+    # Ctrl-C reaches all processes of the terminal; tracebacks of workers would hide the parent's message.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -118,7 +121,8 @@ def _figures(prediction: Prediction) -> Figures:
     )
 
 
-def _few_words(error: SimparError, outcome: Outcome) -> str:
+def _short_reason(error: SimparError, outcome: Outcome) -> str:
+    # Told in short form; the full message does not fit into a table.
     if outcome.peak > outcome.device:
         return f'does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}'
     if isinstance(error, ScheduleError):

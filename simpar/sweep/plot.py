@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from simpar.plot.frame import EXPOSED, FORWARD, HATCH, HIDDEN, WIDTH, new_figure, time_unit, title
 from simpar.sweep.answer import Result, SweepAnswer
-from simpar.sweep.table import best_words, name_of, short_keys, shown
+from simpar.sweep.table import best_summary, name_of, short_keys, shown
 from simpar.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _BETWEEN: Final = ' · '
 _TITLE: Final = 112
 """Letters that the title has room for."""
 _ROOM: Final = 1.42
-"""The axis ends so many times behind the longest bar: words stand there."""
+"""The axis ends so many times behind the longest bar: text stands there."""
 
 
 def bars(answer: SweepAnswer) -> Figure:
@@ -47,6 +47,7 @@ def bars(answer: SweepAnswer) -> Figure:
 def _drawn(answer: SweepAnswer) -> list[int]:
     """Which rows are drawn, in order."""
     rows = range(len(answer.results))
+    # The fastest rows are chosen, and then drawn in the order given.
     return sorted(sorted(rows, key=lambda row: answer.results[row].sample)[:MOST_ROWS])
 
 
@@ -74,11 +75,11 @@ class _Page:
 
     def _headline(self) -> str:
         left_out = len(self.answer.results) - len(self.rows)
-        words = best_words(self.answer)
-        words = words if len(words) <= _TITLE else best_words(self.answer, brief=True)
+        text = best_summary(self.answer)
+        text = text if len(text) <= _TITLE else best_summary(self.answer, brief=True)
         tail = f'; {left_out} slower rows not drawn' if left_out else ''
         room = _TITLE - len(tail)
-        return (words if len(words) <= room else f'{words[: room - 1]}…') + tail
+        return (text if len(text) <= room else f'{text[: room - 1]}…') + tail
 
     @property
     def _keys(self) -> list[str]:
@@ -100,6 +101,7 @@ class _Page:
         longest = max((self._length(result, 'step') for result in self.answer.results), default=0.0) or 1.0
         scale, unit = time_unit(longest)
         axes.set_xlim(0, longest * scale * _ROOM)
+        # At least three rows' height, or two bars would fill the figure.
         axes.set_ylim(max(len(self.rows), 3) - 0.5, -0.5)
         axes.set_yticks(range(len(self.rows)), self._names(), fontsize=9)
         axes.tick_params(axis='y', length=0)
@@ -123,8 +125,8 @@ class _Page:
         best = row == self.answer.best
         colour = 'black' if result.step is not None else '#707070'
         weight = 'bold' if best else 'normal'
-        words = f' {self._words(result)}{"   fastest" if best else ""}'
-        axes.text(end, place, words, va='center', fontsize=8.5, color=colour, fontweight=weight, clip_on=True)
+        text = f' {self._text_of(result)}{"   fastest" if best else ""}'
+        axes.text(end, place, text, va='center', fontsize=8.5, color=colour, fontweight=weight, clip_on=True)
         axes.get_yticklabels()[place].set(color=colour, fontweight=weight)
 
     def _length(self, result: Result, figure: str) -> float:
@@ -134,11 +136,11 @@ class _Page:
         seconds = float(getattr(result.outcome.figures, figure))
         return seconds / result.batch if self.answer.batches_differ else seconds
 
-    def _words(self, result: Result) -> str:
+    def _text_of(self, result: Result) -> str:
         """What stands behind a bar."""
         if result.step is None:
             return result.outcome.reason
-        words = format_time(self._length(result, 'step'))
+        text = format_time(self._length(result, 'step'))
         if result.gain is not None and not result.is_baseline:
-            words += f', {result.gain * 100:+.1f} %'
-        return f'{words}, {format_size(result.outcome.peak)}'
+            text += f', {result.gain * 100:+.1f} %'
+        return f'{text}, {format_size(result.outcome.peak)}'

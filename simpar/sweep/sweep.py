@@ -35,6 +35,7 @@ class Sweep:
         baseline that ``against`` asks for, ``RunFailed`` where a process dies.
         """
         baselines = self._baselines()
+        # By identity, so that a baseline that is also a row is predicted once.
         schedules = {
             _identity(schedule): schedule
             for schedule in (*self._fitting(), *(other for other in baselines if isinstance(other, Schedule)))
@@ -59,6 +60,7 @@ class Sweep:
         asked = [bool(self.against) and not row.problems for row in self.rows]
         found = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, asked, strict=True)]
         refused = [one for one in found if isinstance(one, ScheduleError)]
+        # If some rows have a baseline, the others only lack a gain; if none has, ``against`` itself is wrong.
         if refused and len(refused) == sum(asked):
             raise ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
         return found
@@ -86,10 +88,12 @@ def _check_clusters(rows: Sequence[Row]) -> None:
     seen: list[tuple[str, Mapping[str, float]]] = []
     for row in rows:
         cluster = row.schedule.cluster
+        # Rows mostly share a profile; each is read once.
         if (cluster.profile, cluster.links) in seen:
             continue
         seen.append((cluster.profile, cluster.links))
         try:
+            # One node and nothing slow: only profile and links are checked here.
             cluster_of(replace(row.schedule, cluster=replace(cluster, nodes=1, devices=0, slow={})))
         except ScheduleError as wrong:
             problems += wrong.problems
@@ -106,6 +110,7 @@ def _baseline(schedule: Schedule) -> Schedule | ScheduleError | None:
 
 def _identity(schedule: Schedule) -> str:
     """Equal for schedules of which the same prediction comes."""
+    # ``against`` and ``sweep`` change no prediction of the row itself.
     return json.dumps({**written(schedule), 'against': None, 'sweep': None})
 
 

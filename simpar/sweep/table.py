@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.plot import headline
-from simpar.report import rendered
+from simpar.report import render_parts
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.units import format_size, format_time
 
@@ -28,17 +28,18 @@ _VALUE: Final = 28
 """Letters that a value has at most."""
 
 
-def screen(answer: SweepAnswer, *, colour: bool | None = None) -> str:
-    """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.screen``."""
+def render(answer: SweepAnswer, *, colour: bool | None = None) -> str:
+    """The answer, a row for each row, and what the signs mean; ``colour`` as of ``simpar.report.render``."""
     lines = _lines(answer)
+    # Before lines are cut to the width: too long reasons are told below in full.
     notes = [*_in_full(answer, lines), *_notes(answer)]
     for line in lines:
         line.truncate(WIDTH, overflow='ellipsis')
-    parts: list[Any] = [best_words(answer), '', *lines, *(['', *notes] if notes else [])]
-    return rendered(parts, colour=colour, width=WIDTH)
+    parts: list[Any] = [best_summary(answer), '', *lines, *(['', *notes] if notes else [])]
+    return render_parts(parts, colour=colour, width=WIDTH)
 
 
-def best_words(answer: SweepAnswer, *, brief: bool = False) -> str:
+def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
     """The fastest row in a sentence, over what its gain is measured from; ``brief`` leaves that out."""
     rows = f'{len(answer.results)} rows'
     if answer.best is None:
@@ -49,11 +50,9 @@ def best_words(answer: SweepAnswer, *, brief: bool = False) -> str:
     if not answer.batches_differ:
         step = best.step or 0.0
         return lead + headline((name, step), None if brief or seconds is None else (reference, seconds))
-    words = f'{lead}{name}: {_rate(best)}'
+    text = f'{lead}{name}: {_rate(best)}'
     return (
-        words
-        if brief or best.is_baseline or best.gain is None
-        else f'{words}, {best.gain * 100:+.1f} % over {reference}'
+        text if brief or best.is_baseline or best.gain is None else f'{text}, {best.gain * 100:+.1f} % over {reference}'
     )
 
 
@@ -78,6 +77,7 @@ def _named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Keys without their first part, where that leaves them different."""
     tails = {key: key.partition('.')[2] or key for key in keys}
+    # Two keys with one last part keep their full names.
     alike = [tail for tail in tails.values() if list(tails.values()).count(tail) > 1]
     return {key: (key if tail in alike else tail).replace('_', ' ') for key, tail in tails.items()}
 
@@ -85,6 +85,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def shown(value: Any) -> str:
     """A value in as few letters as tell it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', '')
+    # Control characters would break the table.
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= _VALUE else f'{text[: _VALUE - 1]}…'
 
@@ -155,8 +156,8 @@ def _rate(result: Result) -> str:
     return f'{1 / result.sample:.4g} samples/s'
 
 
-def _of(seconds: float, whole: float) -> str:
-    return f'{format_time(seconds)} {seconds / whole * 100:3.0f} %' if seconds else '-'
+def _of(seconds: float, total: float) -> str:
+    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _columns(figures: list[list[str]]) -> list[str]:
@@ -188,7 +189,9 @@ def _narrowed(rows: list[list[str]], room: int) -> list[list[str]]:
     from rich.cells import cell_len, set_cell_size
 
     widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    # A letter at a time from the widest column, so that short columns stay readable.
     while sum(widths) + len(_GAP) * (len(widths) - 1) > room and max(widths) > _LEAST:
+        # A letter at a time from the widest, so that short columns stay readable.
         widths[widths.index(max(widths))] -= 1
     return [
         [
@@ -216,7 +219,7 @@ def _notes(answer: SweepAnswer) -> Iterator[str]:
         yield 'Note: links are not as in the profile (cluster.links); what rests on their bandwidth is an estimate.'
 
 
-def as_json(answer: SweepAnswer) -> dict[str, Any]:
+def to_dict(answer: SweepAnswer) -> dict[str, Any]:
     """The answer as one object; seconds, bytes, and shares from 0 to 1."""
     from simpar import __version__
 
@@ -266,4 +269,5 @@ def as_csv(answer: SweepAnswer) -> str:
 
 def _cell(value: Any) -> Any:
     """A scalar as it is, anything else as JSON."""
+    # CSV has no booleans: ``true`` as in YAML, not Python's ``True``.
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value)

@@ -10,9 +10,11 @@ Intervals = NDArray[np.float64]
 
 def union(intervals: Intervals) -> Intervals:
     """Disjoint intervals, in order, that cover the same points; shape [n, 2] → [m, 2]."""
+    # Empty intervals cover nothing, and would split what they touch.
     kept = intervals[intervals[:, 1] > intervals[:, 0]]
     if not len(kept):
         return kept
+    # Sorted by begin, a new group starts wherever a begin lies beyond all ends before it.
     kept = kept[np.argsort(kept[:, 0], kind='stable')]
     reach = np.maximum.accumulate(kept[:, 1])
     first = np.flatnonzero(np.concatenate(([True], kept[1:, 0] > reach[:-1])))
@@ -31,22 +33,26 @@ def minus(intervals: Intervals, others: Intervals) -> Intervals:
     mine, holes = union(intervals), union(others)
     if not len(mine) or not len(holes):
         return mine
+    # Between two neighbouring edges, each of both sets covers all or nothing.
     edges = np.unique(np.concatenate((mine.ravel(), holes.ravel())))
-    pieces = np.column_stack((edges[:-1], edges[1:]))
-    return union(pieces[_covered(pieces, mine) & ~_covered(pieces, holes)])
+    segments = np.column_stack((edges[:-1], edges[1:]))
+    return union(segments[_covered(segments, mine) & ~_covered(segments, holes)])
 
 
-def _covered(pieces: Intervals, merged: Intervals) -> NDArray[np.bool_]:
-    """Which pieces, cut at all edges, lie in a union."""
-    index = np.searchsorted(merged[:, 0], pieces[:, 0], side='right') - 1
-    return np.asarray((index >= 0) & (merged[np.maximum(index, 0), 1] > pieces[:, 0]))
+def _covered(segments: Intervals, merged: Intervals) -> NDArray[np.bool_]:
+    """Which segments, split at all edges, lie in a union."""
+    index = np.searchsorted(merged[:, 0], segments[:, 0], side='right') - 1
+    return np.asarray((index >= 0) & (merged[np.maximum(index, 0), 1] > segments[:, 0]))
 
 
 def fold(intervals: Intervals, begin: float, end: float) -> Intervals:
     """Intervals moved into a window of the steady state: what lies before it appears one step later, at its end."""
     inside = np.clip(intervals, begin, end)
+    # What lies before the window belongs to a step that began earlier; in the steady state the next step does the same
+    # at the window's end.
     early = np.minimum(intervals, begin)
     early = early[early[:, 1] > early[:, 0]]
     if not len(early) or end <= begin:
         return inside
+    # Again, for an interval may begin several steps before.
     return np.concatenate((inside, fold(early + (end - begin), begin, end)))

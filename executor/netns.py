@@ -1,4 +1,4 @@
-"""The lab: real links between ranks on one machine, shaped by the kernel, of which nothing is left when the run ends.
+"""Network namespaces: real links between ranks on one machine, which the kernel shapes and which end with the run.
 
 Every rank enters a network namespace of its own. A hub process has one too, with a bridge in it, and puts a veth cable
 between the bridge and each rank. What a rank sends is shaped by HTB, small packets (acknowledgements) first, and its
@@ -55,12 +55,12 @@ PAYLOAD: Final = 1448
 
 
 def address(rank: int) -> str:
-    """A rank's address in the lab."""
+    """A rank's address in the network of namespaces."""
     return f'{NETWORK}.{rank + 1}'
 
 
 def lacking() -> str:
-    """Why there can be no lab on this machine; empty where there can."""
+    """Why this machine cannot build network namespaces; empty where it can."""
     if sys.platform != 'linux':
         return 'network namespaces are a feature of Linux'
     missing = [tool for tool in ('ip', 'tc', 'unshare') if shutil.which(tool) is None]
@@ -69,19 +69,21 @@ def lacking() -> str:
     steps = (
         'ip link add b0 type bridge && ip link add a0 type veth peer name a1 && tc qdisc add dev lo root handle 1: htb'
     )
+    # Everything that a run will use is tried in a throw-away namespace: kernels lack single features (HTB, BPF).
     steps += f' && {_by_flow("lo")}'
     probe = subprocess.run(['unshare', '-n', 'sh', '-c', steps], capture_output=True, text=True, check=False)
     return probe.stderr.strip().replace('\n', '; ') if probe.returncode else ''
 
 
 def require() -> None:
-    """Raises ``RunFailed`` where there can be no lab."""
+    """Raise ``RunFailed`` where this machine cannot build network namespaces."""
     if reason := lacking():
-        raise RunFailed(f'no lab network on this machine: {reason}; {HELP}')
+        raise RunFailed(f'no network namespaces on this machine: {reason}; {HELP}')
 
 
 def enter() -> None:
     """Put the calling process into a new network namespace."""
+    # ``os.unshare`` exists only from Python 3.12 on.
     library = ctypes.CDLL(None, use_errno=True)
     if library.unshare(CLONE_NEWNET):
         raise RunFailed(f'no network namespace: {os.strerror(ctypes.get_errno())}; {HELP}')
@@ -92,27 +94,34 @@ def shape(rank: int, rate: float) -> None:
 
     Arguments: ``rate`` in bytes/s, headers included.
     """
-    whole = int(rate * 8)
-    limit = f'rate {whole}bit ceil {whole}bit burst {BURST} cburst {BURST} quantum 60000'
+    bits = int(rate * 8)
+    # ``cburst`` bounds bursts at the ceiling as ``burst`` does at the rate.
+    limit = f'rate {bits}bit ceil {bits}bit burst {BURST} cburst {BURST} quantum 60000'
     _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
     _do('ip link set lo up')
+    # Larger packets than a queue's turn would let one connection take more than its share.
     _do(f'ip link set {DEVICE} gso_max_size {QUANTUM} up')
+    # Unclassified packets (ARP) go with the small ones.
     _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 10 r2q 1000')
     _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
     _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
     _do(f'tc qdisc add dev {DEVICE} parent 1:10 pfifo limit 1000')
-    _do('tc -batch -', '\n'.join(_flows(whole)) + '\n')
+    # Hundreds of classes; one process instead of hundreds.
+    _do('tc -batch -', '\n'.join(_flows(bits)) + '\n')
+    # IP length below 128 bytes: acknowledgements, which must not queue behind data of the other direction.
     small = 'match u16 0x0000 0xff80 at 2'
     _do(f'tc filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 {small} flowid 1:10')
     _do(_by_flow(DEVICE))
+    # They belong to the namespace, so the host keeps its own.
     for name, value in SETTINGS.items():
         Path(f'/proc/sys/net/ipv4/{name}').write_text(value, encoding='utf-8')
 
 
-def _flows(whole: int) -> Iterator[str]:
+def _flows(bits: int) -> Iterator[str]:
     """A class and its queue for every flow: an equal share of the link, and all of it where no other wants it."""
-    share = max(whole // FLOWS, 8)
-    limit = f'rate {share}bit ceil {whole}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
+    # HTB wants a guaranteed rate above zero; the ceiling lets a single flow have all of the link.
+    share = max(bits // FLOWS, 8)
+    limit = f'rate {share}bit ceil {bits}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
     for flow in range(FLOWS):
         minor = f'1:{(FIRST_FLOW & 0xFFFF) + flow:x}'
         yield f'class add dev {DEVICE} parent 1:1 classid {minor} htb {limit}'
@@ -129,7 +138,7 @@ def _do(command: str, given: str = '') -> None:
     done = subprocess.run(shlex.split(command), input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().replace('\n', '; ')
-        raise RunFailed(f'the lab cannot be built: `{command}`: {reason}')
+        raise RunFailed(f'the network namespaces cannot be built: `{command}`: {reason}')
 
 
 def hub(pipe: Connection, lifeline: Connection) -> None:
@@ -137,8 +146,11 @@ def hub(pipe: Connection, lifeline: Connection) -> None:
 
     It hears ('attach', rank, process) and ('cut', rank, 0), and answers with an empty text or with what went wrong.
     """
+    # Ctrl-C goes to the whole process group; the parent decides when the hub ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        # The bridge lives in the hub's own namespace, so it needs no rights on the host's network and vanishes with the
+        # hub.
         enter()
         _do('ip link add bridge type bridge')
         _do('ip link set bridge up')

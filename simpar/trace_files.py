@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_whole
+from simpar.files import write_atomically
 from simpar.program import Program
-from simpar.trace import Lane, Times, Trace
+from simpar.trace import RankTimes, Times, Trace
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ _MOST_PROBLEMS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedSlot:
+class SavedSlot:
     """What a slot of a role is: ``op`` names it with its micro-batch and copy, ``op_class`` without."""
 
     op: str
@@ -38,8 +38,8 @@ class RecordedSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordedLane:
-    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the recording's roles."""
+class SavedRank:
+    """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the saved trace's roles."""
 
     rank: int
     role: int
@@ -49,37 +49,42 @@ class RecordedLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recording:
+class SavedTrace:
     """A trace on its own.
 
-    Arguments: ``program``, the hash of the Program; ``roles``, the slots of each role in issue order; ``lane_of_rank``,
-    for each rank an index into ``lanes``.
+    Arguments:
+        program: the hash of the Program.
+        origin: how the times came about.
+        roles: the slots of each role, in issue order.
+        representatives: the times of the ranks that stand for all.
+        representative_of_rank: for each rank an index into ``representatives``.
     """
 
     program: str
     origin: Origin
-    roles: tuple[tuple[RecordedSlot, ...], ...]
-    lanes: tuple[RecordedLane, ...]
-    lane_of_rank: tuple[int, ...]
+    roles: tuple[tuple[SavedSlot, ...], ...]
+    representatives: tuple[SavedRank, ...]
+    representative_of_rank: tuple[int, ...]
 
     @property
     def step_times(self) -> Times:
         """Shape [steps]: seconds from the end of one step to the end of the next; the first is the cold step."""
-        ends = np.max([lane.end_KS.max(axis=1) for lane in self.lanes], axis=0)
+        ends = np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0)
         return np.asarray(np.diff(ends, prepend=0.0))
 
 
-def record(trace: Trace) -> Recording:
+def to_saved(trace: Trace) -> SavedTrace:
     """A trace on its own."""
     program = trace.program
-    used = sorted({int(program.role_of_rank[lane.rank]) for lane in trace.lanes})
+    # Only roles that some representative has, so that files stay small.
+    used = sorted({int(program.role_of_rank[rank_times.rank]) for rank_times in trace.representatives})
     roles = []
     for index in used:
         role = program.roles[index]
         ops = [program.op(role, slot) for slot in range(len(role))]
         roles.append(
             tuple(
-                RecordedSlot(
+                SavedSlot(
                     op=program.action(role, slot),
                     op_class=op.name,
                     kind=op.kind,
@@ -91,61 +96,65 @@ def record(trace: Trace) -> Recording:
                 for slot, op in enumerate(ops)
             )
         )
-    return Recording(
+    return SavedTrace(
         program=program.hash,
         origin=trace.origin,
         roles=tuple(roles),
-        lanes=tuple(
-            RecordedLane(
-                lane.rank,
-                used.index(int(program.role_of_rank[lane.rank])),
-                lane.arrive_KS,
-                lane.start_KS,
-                lane.end_KS,
+        representatives=tuple(
+            SavedRank(
+                rank_times.rank,
+                used.index(int(program.role_of_rank[rank_times.rank])),
+                rank_times.arrive_KS,
+                rank_times.start_KS,
+                rank_times.end_KS,
             )
-            for lane in trace.lanes
+            for rank_times in trace.representatives
         ),
-        lane_of_rank=tuple(trace.lane_of_rank.tolist()),
+        representative_of_rank=tuple(trace.representative_of_rank.tolist()),
     )
 
 
-def traced(recording: Recording, program: Program) -> Trace:
-    """The trace that a recording of this program is of.
+def to_trace(saved: SavedTrace, program: Program) -> Trace:
+    """The trace that a saved trace of this program is of.
 
     Raises ``ScheduleError`` where it is of another.
     """
-    if recording.program != program.hash:
-        what = f'is of program {recording.program[:12]}, not of {program.hash[:12]}'
+    if saved.program != program.hash:
+        what = f'is of program {saved.program[:12]}, not of {program.hash[:12]}'
         raise ScheduleError(Problem('the trace', what, 'measure the schedule again'))
-    lanes = (Lane(lane.rank, lane.arrive_KS, lane.start_KS, lane.end_KS) for lane in recording.lanes)
-    return Trace(program, recording.origin, tuple(lanes), np.array(recording.lane_of_rank, dtype=np.int32))
+    representatives = (
+        RankTimes(rank_times.rank, rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
+        for rank_times in saved.representatives
+    )
+    return Trace(program, saved.origin, tuple(representatives), np.array(saved.representative_of_rank, dtype=np.int32))
 
 
-def save_trace(path: Path, trace: Trace | Recording) -> None:
+def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
     """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``."""
-    recording = record(trace) if isinstance(trace, Trace) else trace
-    columns = list(RecordedSlot.__slots__)
+    saved = to_saved(trace) if isinstance(trace, Trace) else trace
+    # Columns instead of rows: names of fields stand once, not once a slot.
+    columns = list(SavedSlot.__slots__)
     content = {
         'format': FORMAT,
-        'program': recording.program,
-        'origin': recording.origin,
-        'lane_of_rank': list(recording.lane_of_rank),
-        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in recording.roles],
+        'program': saved.program,
+        'origin': saved.origin,
+        'lane_of_rank': list(saved.representative_of_rank),
+        'roles': [{name: [getattr(slot, name) for slot in role] for name in columns} for role in saved.roles],
         'lanes': [
             {
-                'rank': lane.rank,
-                'role': lane.role,
-                'arrive': lane.arrive_KS.tolist(),
-                'start': lane.start_KS.tolist(),
-                'end': lane.end_KS.tolist(),
+                'rank': rank_times.rank,
+                'role': rank_times.role,
+                'arrive': rank_times.arrive_KS.tolist(),
+                'start': rank_times.start_KS.tolist(),
+                'end': rank_times.end_KS.tolist(),
             }
-            for lane in recording.lanes
+            for rank_times in saved.representatives
         ],
     }
-    write_whole(path, json.dumps(content) + '\n')
+    write_atomically(path, json.dumps(content) + '\n')
 
 
-def load_trace(path: Path) -> Recording:
+def load_trace(path: Path) -> SavedTrace:
     """Read a trace that ``save_trace`` wrote.
 
     Raises ``ScheduleError`` with what is wrong, if it is no such file or does not fit together.
@@ -153,6 +162,7 @@ def load_trace(path: Path) -> Recording:
     from pydantic import ValidationError
 
     try:
+        # Strict: a time that is a text is a broken file, not a number to be guessed.
         content = _adapter().validate_json(path.read_bytes(), strict=True)
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
@@ -160,12 +170,12 @@ def load_trace(path: Path) -> Recording:
         raise ScheduleError([_problem(path, one) for one in error.errors()[:_MOST_PROBLEMS]]) from error
     if wrong := _misfit(content):
         raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
-    return Recording(
+    return SavedTrace(
         program=content.program,
         origin=content.origin,
         roles=tuple(_slots(role) for role in content.roles),
-        lanes=tuple(_lane(lane) for lane in content.lanes),
-        lane_of_rank=tuple(content.lane_of_rank),
+        representatives=tuple(_saved_rank(lane) for lane in content.lanes),
+        representative_of_rank=tuple(content.lane_of_rank),
     )
 
 
@@ -181,7 +191,7 @@ class _RoleContent:
 
 
 @dataclass(frozen=True, slots=True)
-class _LaneContent:
+class _RankContent:
     rank: int
     role: int
     arrive: Rows
@@ -198,7 +208,7 @@ class _Content:
     origin: Origin
     lane_of_rank: list[int]
     roles: list[_RoleContent]
-    lanes: list[_LaneContent]
+    lanes: list[_RankContent]
 
 
 def _adapter() -> TypeAdapter[_Content]:
@@ -210,6 +220,7 @@ def _adapter() -> TypeAdapter[_Content]:
 def _problem(path: Path, error: ErrorDetails) -> Problem:
     """What pydantic found, in our words; a file that is no JSON has one error and no place."""
     place = '.'.join(str(part) for part in error['loc'])
+    # It continues a sentence of ours.
     what = error['msg'][0].lower() + error['msg'][1:]
     return Problem(str(path), f'{place}: {what}' if place else what, f'expected a file of format "{FORMAT}"')
 
@@ -223,6 +234,7 @@ def _misfit(content: _Content) -> str:
     for number, role in enumerate(content.roles):
         if not role.op or len({len(getattr(role, name)) for name in _RoleContent.__slots__}) > 1:
             return f'roles.{number}: its columns are empty or differ in length'
+    # All ranks have the same steps, so the first tells how many.
     steps = len(content.lanes[0].end)
     for number, lane in enumerate(content.lanes):
         if not 0 <= lane.role < len(content.roles) or not 0 <= lane.rank < len(content.lane_of_rank):
@@ -232,25 +244,24 @@ def _misfit(content: _Content) -> str:
     return ''
 
 
-def _misfit_of_times(lane: _LaneContent, steps: int, slots: int) -> str:
-    """Why a lane's times cannot be a trace of so many steps and slots, or nothing."""
+def _misfit_of_times(lane: _RankContent, steps: int, slots: int) -> str:
+    """Why the times of a rank cannot be a trace of so many steps and slots, or nothing."""
     tables = (lane.arrive, lane.start, lane.end)
     if not steps or any(len(table) != steps or any(len(row) != slots for row in table) for table in tables):
         return f'its times are not {steps} steps of {slots} ops'
     arrive, start, end = (np.array(table) for table in tables)
     if not (np.isfinite(arrive).all() and np.isfinite(start).all() and np.isfinite(end).all()):
         return 'some time is not a finite number'
+    # An op that waits for its peers starts after it arrives; it must end after both.
     if (end < arrive).any() or (end < start).any():
         return 'some op ends before it arrives or starts'
     return ''
 
 
-def _slots(role: _RoleContent) -> tuple[RecordedSlot, ...]:
-    columns = [getattr(role, name) for name in RecordedSlot.__slots__]
-    return tuple(
-        RecordedSlot(**dict(zip(RecordedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True)
-    )
+def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
+    columns = [getattr(role, name) for name in SavedSlot.__slots__]
+    return tuple(SavedSlot(**dict(zip(SavedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True))
 
 
-def _lane(lane: _LaneContent) -> RecordedLane:
-    return RecordedLane(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))
+def _saved_rank(lane: _RankContent) -> SavedRank:
+    return SavedRank(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))

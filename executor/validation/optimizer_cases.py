@@ -1,18 +1,18 @@
-"""Optimizer parallelism as schedules: where gradients are summed, what is cut, when weights are gathered."""
+"""Optimizer parallelism as schedules: where gradients are summed, what is sharded, when weights are gathered."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
-from executor.evidence.cases import EvidenceCase
+from executor.validation.cases import ValidationCase
 from simpar.lower import lower
 from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 
 WIDTHS: Final = {2: 768, 4: 1088}
-"""By ranks: a piece of a weight has 1.2 MB."""
+"""By ranks: a shard of a weight has 1.2 MB."""
 LAYERS: Final = 6
 SAMPLES: Final = 768
 """Of a data rank in a step."""
@@ -40,13 +40,13 @@ def workload(ranks: int, data: int) -> Workload:
     return Workload(model=Network(layers=layers), batch=SAMPLES * data, loss='mse')
 
 
-def optimizer_cases(ranks: int, *, copies: tuple[int, ...] = (1, 2)) -> list[EvidenceCase]:
+def optimizer_cases(ranks: int, *, copies: tuple[int, ...] = (1, 2)) -> list[ValidationCase]:
     """Every variant with copies; on 4 ranks with a pipeline of 2 as well. Gain is measured from sums at the end."""
     pipelines = (1, 2) if ranks > 2 else (1,)
     return [case for pipeline in pipelines for count in copies for case in _family(ranks, pipeline, count)]
 
 
-def _family(ranks: int, pipeline: int, copies: int) -> list[EvidenceCase]:
+def _family(ranks: int, pipeline: int, copies: int) -> list[ValidationCase]:
     label = (f', copies {copies}' if copies > 1 else '') + (f', pipeline {pipeline}' if pipeline > 1 else '')
     data = ranks // pipeline
     first = f'{next(iter(VARIANTS))}{label}'
@@ -54,9 +54,10 @@ def _family(ranks: int, pipeline: int, copies: int) -> list[EvidenceCase]:
     for name, variant in VARIANTS.items():
         micro_batches = MICRO_BATCHES if pipeline > 1 else 1
         plan = replace(variant, data=data, pipeline=pipeline, micro_batches=micro_batches, copies=copies)
+        # In bytes of this width, so that a bucket holds as many weights on 2 ranks as on 4.
         if plan.fusion == 'auto':
             plan = replace(plan, fusion=BUCKET * 4 * WIDTHS[ranks] ** 2)
         case = f'{name}{label}'
         program = lower(workload(ranks, data), plan, ranks)
-        found.append(EvidenceCase(name=case, program=program, against='' if case == first else first))
+        found.append(ValidationCase(name=case, program=program, against='' if case == first else first))
     return found

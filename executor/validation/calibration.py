@@ -17,7 +17,7 @@ from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Ten
 
 LOW = 0.1
 REPEATS = 3
-PIECES = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
+ONE_SHARD = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
 """Sides of a collective that are one rank's slice."""
 Kind = tuple[str, int]
 """A collective and the number of ranks in its group; a send has two."""
@@ -41,9 +41,11 @@ def kinds_of(programs: Iterable[Program]) -> dict[Kind, set[int]]:
 
 def sizes_around(used: set[int], count: int = 5) -> list[int]:
     """Sizes that span those used and equal none of them, multiples of 4096 bytes."""
+    # Beyond the used sizes on both sides, so that the line interpolates.
     low, high = min(used) * 0.7, max(used) * 1.35
     grid = np.geomspace(low, max(high, 4 * low), count)
     sizes = [max(4096, round(size / 4096) * 4096) for size in grid.tolist()]
+    # A size that is also predicted would make the prediction a copy of its measurement.
     return sorted({size + 4096 if size in used else size for size in sizes})
 
 
@@ -60,8 +62,8 @@ def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
     for size in sizes:
         for repeat in range(REPEATS):
             for part in ('in', 'out'):
-                cuts = (Cut(0, 'group'),) if (operator, part) in PIECES else ()
-                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', cuts=cuts))
+                splits = (Cut(0, 'group'),) if (operator, part) in ONE_SHARD else ()
+                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', cuts=splits))
             for end in ends:
                 builder.add_op_class(_op(end, size, repeat))
     for position, end in enumerate(ends):
@@ -113,17 +115,20 @@ class Samples:
             if op.kind == 'compute':
                 continue
             size = int(op.bytes)
-            lanes = [trace.lane(rank) for rank in program.partitions['group'].members(0)]
-            start = np.max([lane.start_KS[1:, slot] for lane in lanes], axis=0)
-            end = np.max([lane.end_KS[1:, slot] for lane in lanes], axis=0)
+            representatives = [trace.times_of(rank) for rank in program.partitions['group'].members(0)]
+            # The last arrival starts a collective, and its last end is what the ranks after it wait for.
+            start = np.max([rank_times.start_KS[1:, slot] for rank_times in representatives], axis=0)
+            end = np.max([rank_times.end_KS[1:, slot] for rank_times in representatives], axis=0)
             self.seconds.setdefault(size, []).extend((end - start).tolist())
 
     def fit(self) -> Line:
         """The line that misses the low quantiles least, relatively."""
         sizes = np.array(sorted(self.seconds), dtype=np.float64)
         low = np.array([np.quantile(self.seconds[int(size)], LOW) for size in sizes.tolist()])
+        # Divided by the seconds: relative errors, or large messages would decide alone.
         rows = np.stack([1 / low, sizes / low], axis=1)
         (alpha, slope), *_ = np.linalg.lstsq(rows, np.ones_like(low), rcond=None)
+        # Noise at long messages can push the intercept below zero, where no latency is; then the rate alone is fitted.
         if alpha < 0:
             alpha, slope = 0.0, float(np.mean(low / sizes))
         residual = float(np.max(np.abs((alpha + slope * sizes) / low - 1)))
@@ -141,6 +146,7 @@ class CalibratedCollectives:
         line = self.lines[kind_of(op, len(ranks))]
         transfer = op.bytes / line.rate
         why = f'calibrated in this run: {line.alpha * 1e3:.3g} ms + bytes / {line.rate / 1e6:.4g} MB/s'
+        # A transfer occupies its sender's link only; receiving is free, as in ``executor.net``.
         senders = ranks if op.kind == 'collective' else ranks[:1]
         links = tuple((f'wire/{rank}', 1.0) for rank in senders)
         return CollectiveCost(line.alpha, transfer, transfer, links, why, 'measured')

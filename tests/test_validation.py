@@ -1,42 +1,42 @@
 """Prediction against measurement, emulated compute over a paced network: the gate of a shared machine.
 
-The command ``python -m executor.evidence`` asks for 5 % over twenty rounds; here two rounds, 15 % and the right order.
+The command ``python -m executor.validation`` asks for 5 % over twenty rounds; here it is two rounds and 15 %.
 """
 
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.evidence.calibration import Samples, kinds_of, sizes_around
-from executor.evidence.cases import cases, losing_cases
-from executor.evidence.evidence import gather
 from executor.net import parse_net
+from executor.validation.calibration import Samples, kinds_of, sizes_around
+from executor.validation.cases import cases, losing_cases
+from executor.validation.validation import run_cases
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope='module')
-def evidence():
-    return gather(cases(2), parse_net('paced:1gbit,200us'), 2, rounds=2, steps_a_run=3)
+def validation():
+    return run_cases(cases(2), parse_net('paced:1gbit,200us'), 2, rounds=2, steps_a_run=3)
 
 
-def test_steps_are_predicted(evidence):
-    assert len(evidence.rows) >= 8
-    assert {row.case.name: row.error for row in evidence.rows if abs(row.error) > 0.15} == {}
+def test_steps_are_predicted(validation):
+    assert len(validation.rows) >= 8
+    assert {row.case.name: row.error for row in validation.rows if abs(row.error) > 0.15} == {}
 
 
-def test_what_is_predicted_clearly_faster_is_measured_faster(evidence):
-    assert evidence.disordered(apart=0.1) == []
+def test_what_is_predicted_clearly_faster_is_measured_faster(validation):
+    assert validation.disordered(apart=0.1) == []
 
 
-def test_gains_are_predicted(evidence):
-    assert {row.case.name: row.gain_error for row in evidence.rows if abs(row.gain_error) > 0.15} == {}
+def test_gains_are_predicted(validation):
+    assert {row.case.name: row.gain_error for row in validation.rows if abs(row.gain_error) > 0.15} == {}
 
 
 def test_splitting_that_loses_is_predicted_to_lose():
     """At long latency a second copy is a second latency for every sum."""
-    evidence = gather(losing_cases(2), parse_net('paced:500mbit,10ms'), 2, rounds=2, steps_a_run=3)
-    _, split = evidence.rows
+    validation = run_cases(losing_cases(2), parse_net('paced:500mbit,10ms'), 2, rounds=2, steps_a_run=3)
+    _, split = validation.rows
     assert split.gain_predicted < -0.05
     assert split.gain_measured < -0.05
     assert abs(split.error) <= 0.15

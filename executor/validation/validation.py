@@ -12,11 +12,19 @@ import numpy as np
 
 from executor.assemble import Execution
 from executor.backend import Pool
-from executor.evidence.calibration import CalibratedCollectives, Kind, Line, Samples, kinds_of, program_of, sizes_around
-from executor.evidence.cases import EvidenceCase
 from executor.measure import FIRST_STEADY, Statistics
 from executor.net import Net
 from executor.rank import Request
+from executor.validation.calibration import (
+    CalibratedCollectives,
+    Kind,
+    Line,
+    Samples,
+    kinds_of,
+    program_of,
+    sizes_around,
+)
+from executor.validation.cases import ValidationCase
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster, ShareFigure
@@ -53,7 +61,7 @@ def _into(found: list[float]) -> Callable[[Execution], None]:
 class Row:
     """One case: predicted seconds of a step, measured ones, and the same of the case that gain is measured from."""
 
-    case: EvidenceCase
+    case: ValidationCase
     predicted: float
     measured: Statistics
     gain_predicted: float | None
@@ -73,7 +81,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Validation:
     """All rows of a run, and the lines that communication was calibrated to."""
 
     net: Net
@@ -95,14 +103,15 @@ class Evidence:
         """Pairs predicted further apart than this share, and measured the other way round."""
         wrong = []
         for one, other in itertools.combinations(self.rows, 2):
+            # Steps closer than this may change places by noise alone.
             clear = abs(one.predicted - other.predicted) > apart * min(one.predicted, other.predicted)
             if clear and (one.predicted < other.predicted) != (one.measured.p10 < other.measured.p10):
                 wrong.append((one.case.name, other.case.name))
         return wrong
 
 
-def gather(
-    cases: Sequence[EvidenceCase],
+def run_cases(
+    cases: Sequence[ValidationCase],
     net: Net,
     world: int,
     *,
@@ -110,7 +119,7 @@ def gather(
     steps_a_run: int = STEPS,
     timeout: float = 60.0,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Evidence:
+) -> Validation:
     """Measure everything, calibrate from the same rounds, predict.
 
     Arguments: ``rounds`` that count, after one of warm-up; ``steps_a_run``, of which those from the third on count;
@@ -121,14 +130,17 @@ def gather(
     steps: dict[str, list[float]] = {}
     jobs: list[Job] = []
     for case in cases:
+        # The same costs drive the emulated device and the prediction: seconds of compute are given, not tested.
         request = Request(compute='emulated', costs=price(case.program, hardware), steps=steps_a_run)
         found = steps.setdefault(case.name, [])
         jobs.append(Job(case.program, request, _into(found)))
     for kind, used in kinds_of(case.program for case in cases).items():
         program = program_of(kind, sizes_around(used), world)
         samples[kind] = Samples()
+        # Two steps: the first warms up, the second is measured.
         request = Request(compute='emulated', costs=price(program, hardware), steps=2)
         jobs.append(Job(program, request, samples[kind].add))
+    # Pinned, so that a rank that wakes up late is the network's doing, not the scheduler's.
     with Pool(world, net=net, timeout=timeout, pinned=True) as pool:
         _measure(jobs, pool, rounds, progress)
     lines = {kind: found.fit() for kind, found in samples.items()}
@@ -137,7 +149,7 @@ def gather(
         case.name: simulate(case.program, price(case.program, hardware, collective=calibrated)).step for case in cases
     }
     measured = {name: Statistics(np.array(found)) for name, found in steps.items()}
-    return Evidence(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)
+    return Validation(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)
 
 
 def emulated_cluster(net: Net, world: int) -> Cluster:
@@ -155,17 +167,19 @@ def emulated_cluster(net: Net, world: int) -> Cluster:
 
 def _measure(jobs: Sequence[Job], pool: Pool, rounds: int, progress: Callable[[int, int], None]) -> None:
     """Run every job once a round, in a new order each; the first round is warm-up."""
+    # A new order each round: drift of the machine hits all cases and the calibration alike.
     shuffled, order = random.Random(0), list(jobs)
     for turn in range(rounds + 1):
         shuffled.shuffle(order)
         for job in order:
             execution = pool.perform(job.program, job.request)
+            # The first round opens connections.
             if turn:
                 job.take(execution)
         progress(turn, rounds)
 
 
-def _row(case: EvidenceCase, predicted: dict[str, float], steps: dict[str, Statistics]) -> Row:
+def _row(case: ValidationCase, predicted: dict[str, float], steps: dict[str, Statistics]) -> Row:
     if not case.against:
         return Row(case, predicted[case.name], steps[case.name], None, None)
     return Row(

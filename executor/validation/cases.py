@@ -24,7 +24,7 @@ WIDTH, INNER = 1024, 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceCase:
+class ValidationCase:
     """One schedule.
 
     Arguments: ``against``, the name of the case that its gain is measured from; empty for a baseline.
@@ -36,7 +36,7 @@ class EvidenceCase:
 
 
 def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BLOCKS) -> Workload:
-    """Blocks of a column-cut and a row-cut layer, so that every sum carries batch × width × 4 bytes."""
+    """Blocks of a column-parallel and a row-parallel layer, so that every sum carries batch × width × 4 bytes."""
     layers: list[Dense | Relu] = []
     for _ in range(blocks):
         layers += [
@@ -45,16 +45,18 @@ def network(batch: int, width: int = WIDTH, inner: int = INNER, blocks: int = BL
             Dense(inputs=inner, outputs=width, bias=False),
             Relu(),
         ]
+    # Without the last relu: the loss follows the last product directly.
     return Workload(model=Network(layers=tuple(layers[:-1])), batch=batch, loss='mse')
 
 
-def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[EvidenceCase]:
+def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[ValidationCase]:
     """Schedules on ``world`` ranks whose messages are so long that the rate decides, the longer the more ranks."""
-    found: list[EvidenceCase] = []
-    whole = 512 * world
-    for label, batch in (('', whole), (' of half the batch', whole // 2)):
+    found: list[ValidationCase] = []
+    full_batch = 512 * world
+    for label, batch in (('', full_batch), (' of half the batch', full_batch // 2)):
+        # One stream overlaps nothing: the baseline that all gains are measured from.
         serial = Plan(tensor=world, streams='single')
-        found += _family(label, network(batch), serial, world, copies if batch == whole else copies[:1])
+        found += _family(label, network(batch), serial, world, copies if batch == full_batch else copies[:1])
     if world > 2:
         mixed = Plan(data=2, tensor=world // 2)
         found += _family(f' with data 2 × tensor {world // 2}', network(2048), mixed, world, (2,), serial=False)
@@ -63,7 +65,7 @@ def cases(world: int, *, copies: tuple[int, ...] = (2, 4)) -> list[EvidenceCase]
     return found
 
 
-def losing_cases(world: int) -> list[EvidenceCase]:
+def losing_cases(world: int) -> list[ValidationCase]:
     """Schedules for a network of long latency: a copy more is one latency more for every sum, and splitting loses."""
     return _family(
         ' at long latency', network(512, width=512, inner=1024), Plan(tensor=world), world, (2,), serial=False
@@ -77,7 +79,7 @@ def pipeline_cases(
     copies: tuple[int, ...] = (1, 2),
     receives: tuple[Receive, ...] = RECEIVES,
     rows: int = ROWS,
-) -> list[EvidenceCase]:
+) -> list[ValidationCase]:
     """Pipelines over all ranks: every order with copies, receives posted early and late.
 
     Arguments: ``rows`` of a micro-batch. Gain is measured from the same order with one copy and early receives.
@@ -94,18 +96,19 @@ def pipeline_cases(
                     + (', late receives' if receive == 'late' else '')
                 )
                 program = lower(chain(2 * ranks, rows), plan, ranks)
-                found.append(EvidenceCase(name=name, program=program, against='' if name == first else first))
+                found.append(ValidationCase(name=name, program=program, against='' if name == first else first))
     return found
 
 
-def balance_cases(ranks: int, hardware: Cluster, rows: int = ROWS) -> list[EvidenceCase]:
+def balance_cases(ranks: int, hardware: Cluster, rows: int = ROWS) -> list[ValidationCase]:
     """A chain whose last layers are heavy, in stages of equal counts and balanced."""
     workload = chain(3 * ranks, rows, heavy=True)
+    # Heavy layers at the end, so that equal counts load the last stage most.
     equal = Plan(pipeline=ranks, micro_batches=MICRO_BATCHES)
     found = resolve(workload, replace(equal, stages='balanced'), hardware)
     return [
-        EvidenceCase(name='equal stages', program=lower(workload, equal, ranks)),
-        EvidenceCase(name='balanced stages', program=lower(workload, found, ranks), against='equal stages'),
+        ValidationCase(name='equal stages', program=lower(workload, equal, ranks)),
+        ValidationCase(name='balanced stages', program=lower(workload, found, ranks), against='equal stages'),
     ]
 
 
@@ -122,15 +125,15 @@ def chain(layers: int, rows: int, *, heavy: bool = False) -> Workload:
 
 def _family(
     label: str, workload: Workload, plan: Plan, world: int, copies: tuple[int, ...], *, serial: bool = True
-) -> list[EvidenceCase]:
+) -> list[ValidationCase]:
     """A baseline and what it becomes with overlap and with copies."""
     streams: Literal['single', 'group'] = 'single' if serial else 'group'
     first = f'{"serial" if serial else "copies 1"}{label}'
-    rows = [EvidenceCase(name=first, program=lower(workload, replace(plan, streams=streams), world))]
+    rows = [ValidationCase(name=first, program=lower(workload, replace(plan, streams=streams), world))]
     if serial:
         overlapped = lower(workload, replace(plan, streams='group'), world)
-        rows.append(EvidenceCase(name=f'gradients overlap{label}', program=overlapped, against=first))
+        rows.append(ValidationCase(name=f'gradients overlap{label}', program=overlapped, against=first))
     for count in copies:
         program = lower(workload, replace(plan, copies=count, streams='group'), world)
-        rows.append(EvidenceCase(name=f'copies {count}{label}', program=program, against=first))
+        rows.append(ValidationCase(name=f'copies {count}{label}', program=program, against=first))
     return rows
