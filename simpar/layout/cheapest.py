@@ -43,13 +43,13 @@ def steps(frame: Frame, sums: tuple[Axis, ...], *, all_to_all: bool) -> tuple[Fr
 
     Arguments: ``frame``, the coarsest; ``sums``, axes whose pending sums are to be taken.
     """
-    whole = _Search(frame, sums, all_to_all)
-    cost, moves = whole.path()
-    found = [(kind, whole.named(which)) for kind, which in moves]
+    coarse = _Search(frame, sums, all_to_all)
+    cost, moves = coarse.path()
+    found = [(kind, coarse.named(which)) for kind, which in moves]
     if all_to_all and not _is_least(moves):
         finest = frame.finest()
         parted = _Search(finest, finest.split(sums), all_to_all)
-        if len(whole.axes) < len(parted.axes) <= MOST_PARTS:
+        if len(coarse.axes) < len(parted.axes) <= MOST_PARTS:
             less, moves = parted.path()
             if less < cost:
                 frame, found = _joined(frame, finest, [(kind, parted.named(which)) for kind, which in moves])

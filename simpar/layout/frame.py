@@ -25,12 +25,14 @@ Bounds = set[int]
 class Frame:
     """A shape in parts.
 
-    Arguments: ``whole``, the shape; ``source``, ``target``, both layouts; ``shape``, length of each part; ``dim_of``,
-    the tensor dim that each belongs to; ``atoms``, the axes that cut parts or have pending sums, none of them in use
-    twice.
+    Arguments:
+        full_shape: of the tensor, by dim.
+        source, target: both layouts.
+        shape: length of each part; ``dim_of``, the tensor dim that each belongs to.
+        atoms: the axes that shard parts or have pending sums, each used once at most.
     """
 
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     source: TensorLayout
     target: TensorLayout
     shape: tuple[int, ...]
@@ -70,7 +72,7 @@ class Frame:
 
     def parted(self, strides: Iterable[int]) -> Frame | None:
         """The coarsest frame as fine as this whose axes also begin at these strides; None where there is none."""
-        return frame(self.whole, self.source, self.target, {*strides, *(atom.stride for atom in self.atoms)})
+        return frame(self.full_shape, self.source, self.target, {*strides, *(atom.stride for atom in self.atoms)})
 
     def finest(self) -> Frame:
         """The frame whose axes have prime sizes, so far as they can be parted alike."""
@@ -86,7 +88,7 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
     Arguments: ``also``, strides within their axes at which these are to be parted.
     """
     layouts = (source, target)
-    axes = [axis for layout in layouts for axis in (*layout.cutting, *layout.partial)]
+    axes = [axis for layout in layouts for axis in (*layout.sharding_axes, *layout.partial)]
     strides: Bounds = {bound for axis in axes for bound in (axis.stride, axis.size * axis.stride)} | set(also)
     prefixes: list[Bounds] = [{1} for _ in shape]
     before = -1
@@ -126,11 +128,11 @@ def _is_chain(bounds: Bounds) -> bool:
 
 
 def _atoms(axes: Sequence[Axis], strides: Bounds) -> tuple[Axis, ...]:
-    pieces = [Axis(high // low, low) for low, high in pairwise(sorted(strides))]
+    atoms = [Axis(high // low, low) for low, high in pairwise(sorted(strides))]
     used = [
-        piece
-        for piece in pieces
-        if any(axis.stride <= piece.stride < axis.size * axis.stride for axis in axes) and piece.size > 1
+        atom
+        for atom in atoms
+        if any(axis.stride <= atom.stride < axis.size * axis.stride for axis in axes) and atom.size > 1
     ]
     return tuple(reversed(used))
 

@@ -33,29 +33,29 @@ class TensorLayout:
         object.__setattr__(self, 'dims', tuple(merged(dim) for dim in self.dims))
         ordered = sorted(self.partial, key=lambda axis: -axis.stride)
         object.__setattr__(self, 'partial', merged(ordered))
-        complement(self.world, [*self.cutting, *self.partial])
+        complement(self.world, [*self.sharding_axes, *self.partial])
 
     @property
-    def cutting(self) -> tuple[Axis, ...]:
+    def sharding_axes(self) -> tuple[Axis, ...]:
         """All axes that cut a dim."""
         return tuple(chain.from_iterable(self.dims))
 
     @cached_property
-    def uncut(self) -> tuple[Axis, ...]:
+    def unsharded_axes(self) -> tuple[Axis, ...]:
         """The axes that cut nothing: along them a tensor is repeated, and its gradient has parts to be summed."""
-        return complement(self.world, self.cutting)
+        return complement(self.world, self.sharding_axes)
 
     @cached_property
-    def repeated(self) -> tuple[Axis, ...]:
+    def replicated_axes(self) -> tuple[Axis, ...]:
         """The axes along which all ranks have the same."""
-        return complement(self.world, [*self.cutting, *self.partial])
+        return complement(self.world, [*self.sharding_axes, *self.partial])
 
     @property
-    def cuts(self) -> tuple[int, ...]:
+    def shard_counts(self) -> tuple[int, ...]:
         """Into how many slices each dim is cut: the strategy."""
         return tuple(size_of(dim) for dim in self.dims)
 
-    def whole(self) -> TensorLayout:
+    def without_partial(self) -> TensorLayout:
         """The same cuts without pending sums."""
         return TensorLayout(self.world, self.dims)
 
@@ -70,10 +70,10 @@ class TensorLayout:
         """
         if len(shape) != len(self.dims):
             raise Infeasible(f'a layout of {len(self.dims)} dims cannot lay out a tensor of shape {tuple(shape)}')
-        for dim, (length, count) in enumerate(zip(shape, self.cuts, strict=True)):
+        for dim, (length, count) in enumerate(zip(shape, self.shard_counts, strict=True)):
             if length % count:
                 raise Infeasible(f'dim {dim} of {tuple(shape)} cannot be cut into {count} equal slices')
-        return tuple(length // count for length, count in zip(shape, self.cuts, strict=True))
+        return tuple(length // count for length, count in zip(shape, self.shard_counts, strict=True))
 
     def index(self, rank: int) -> tuple[int, ...]:
         """Which slice of each dim a rank has."""

@@ -31,7 +31,7 @@ class Named(Protocol):
     def lengths(self) -> dict[str, int]:
         """The length of each name."""
 
-    def strategy(self, cuts: Mapping[str, int]) -> Strategy:
+    def strategy(self, counts: Mapping[str, int]) -> Strategy:
         """The strategy that cuts each name so often."""
 
 
@@ -44,9 +44,9 @@ def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
     names = [name for name in operator.order if name not in operator.fixed]
     choices = [_divisors(operator.lengths[name], world, given.get(name, {1})) for name in names]
     found = [
-        (_distance(operator, cuts, given), operator.strategy(cuts))
-        for cuts in (dict(zip(names, counts, strict=True)) for counts in islice(product(*choices), TRIED))
-        if world % prod(cuts.values()) == 0
+        (_distance(operator, counts, given), operator.strategy(counts))
+        for counts in (dict(zip(names, numbers, strict=True)) for numbers in islice(product(*choices), TRIED))
+        if world % prod(counts.values()) == 0
     ]
     return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
 
@@ -54,23 +54,23 @@ def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
 def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
     """The cuts that the strategy has for each name."""
     given: dict[str, set[int]] = {}
-    for names, cuts in zip(operator.inputs, strategy, strict=False):
-        for name, cut in zip(names, cuts, strict=False):
-            given.setdefault(name, set()).add(max(cut, 1))
+    for names, counts in zip(operator.inputs, strategy, strict=False):
+        for name, count in zip(names, counts, strict=False):
+            given.setdefault(name, set()).add(max(count, 1))
     return given
 
 
 def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
     """Cuts that divide both, the nearest first, a few of them."""
-    divisors = [cut for cut in range(1, min(length, world) + 1) if length % cut == 0 and world % cut == 0]
-    return sorted(divisors, key=lambda cut: min(abs(log2(cut / want)) for want in wanted))[:6]
+    divisors = [count for count in range(1, min(length, world) + 1) if length % count == 0 and world % count == 0]
+    return sorted(divisors, key=lambda count: min(abs(log2(count / want)) for want in wanted))[:6]
 
 
-def _distance(operator: Named, cuts: Mapping[str, int], given: Mapping[str, set[int]]) -> float:
-    return sum(_distances(operator, cuts, given))
+def _distance(operator: Named, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> float:
+    return sum(_distances(operator, counts, given))
 
 
-def _distances(operator: Named, cuts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
+def _distances(operator: Named, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
     for name in operator.order:
         for want in given.get(name, {1}):
-            yield abs(log2(cuts.get(name, 1) / want))
+            yield abs(log2(counts.get(name, 1) / want))

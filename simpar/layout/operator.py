@@ -59,9 +59,9 @@ class Operator:
                 found[name] = gcd(found.get(name, 0), length)
         return found
 
-    def strategy(self, cuts: Mapping[str, int]) -> Strategy:
+    def strategy(self, counts: Mapping[str, int]) -> Strategy:
         """The strategy that cuts each name so often."""
-        return tuple(tuple(cuts.get(name, 1) for name in names) for names in self.inputs)
+        return tuple(tuple(counts.get(name, 1) for name in names) for names in self.inputs)
 
     def wrong(self, strategy: Strategy, world: int) -> str:
         """What is wrong with a strategy, naming the dim; empty if nothing."""
@@ -69,29 +69,29 @@ class Operator:
             wanted = ', '.join(str(len(names)) for names in self.inputs)
             return f'has entries for {[len(part) for part in strategy]} dims, but the inputs have {wanted}'
         seen: dict[str, tuple[int, str]] = {}
-        for index, (names, cuts, shape) in enumerate(zip(self.inputs, strategy, self.shapes, strict=True)):
-            for dim, (name, cut, length) in enumerate(zip(names, cuts, shape, strict=True)):
+        for index, (names, counts, shape) in enumerate(zip(self.inputs, strategy, self.shapes, strict=True)):
+            for dim, (name, count, length) in enumerate(zip(names, counts, shape, strict=True)):
                 where = f'dim {dim} of input {index}'
-                known, first = seen.setdefault(name, (cut, where)) if name != ONE else (1, '')
-                problem = self._wrong_cut(name, cut, length)
-                if not problem and cut != known:
-                    problem = f'is cut into {cut}, but {first} must be cut alike, and is cut into {known}'
+                known, first = seen.setdefault(name, (count, where)) if name != ONE else (1, '')
+                problem = self._wrong_count(name, count, length)
+                if not problem and count != known:
+                    problem = f'is cut into {count}, but {first} must be cut alike, and is cut into {known}'
                 if problem:
                     return f'{where} {problem}'
-        ranks = prod(cut for cut, _ in (seen[name] for name in seen))
+        ranks = prod(count for count, _ in (seen[name] for name in seen))
         return f'takes {ranks} ranks, which do not divide {world}' if world % ranks else ''
 
-    def _wrong_cut(self, name: str, cut: int, length: int) -> str:
-        if cut < 1:
-            return f'is cut into {cut}'
-        if cut > 1 and name == ONE:
-            return f'is cut into {cut}, but must stay whole'
-        if cut > 1 and name in self.fixed:
-            return f'is cut into {cut}, but {self.fixed[name]}'
-        if length % cut:
-            return f'of length {length} cannot be cut into {cut} equal slices'
-        if name != ONE and self.lengths[name] % cut:
-            return f'is cut into {cut}, but becomes a dim of which only {self.lengths[name]} slices are whole'
+    def _wrong_count(self, name: str, count: int, length: int) -> str:
+        if count < 1:
+            return f'is cut into {count}'
+        if count > 1 and name == ONE:
+            return f'is cut into {count}, but must stay whole'
+        if count > 1 and name in self.fixed:
+            return f'is cut into {count}, but {self.fixed[name]}'
+        if length % count:
+            return f'of length {length} cannot be cut into {count} equal slices'
+        if name != ONE and self.lengths[name] % count:
+            return f'is cut into {count}, but becomes a dim of which only {self.lengths[name]} slices are whole'
         return ''
 
     def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Sharded:
@@ -105,16 +105,16 @@ class Operator:
             near = nearest(self, strategy, world)
             offered = ' or '.join(str(one) for one in near)
             raise Infeasible(f'{self.name}: strategy {strategy}: {problem}; write e.g. {offered}')
-        cuts = {name: cut for names, part in zip(self.inputs, strategy, strict=True)
-                for name, cut in zip(names, part, strict=True) if name != ONE}  # fmt: skip
-        matrix = [cuts.get(name, 1) for name in self.order]
+        counts = {name: count for names, part in zip(self.inputs, strategy, strict=True)
+                for name, count in zip(names, part, strict=True) if name != ONE}  # fmt: skip
+        matrix = [counts.get(name, 1) for name in self.order]
         place = {name: index for index, name in enumerate(self.order)}
 
         def layout(names: Sequence[str], partial: Sequence[str] = ()) -> TensorLayout:
             tensor_map = [[place[name]] if name in place else [] for name in names]
             return mapped(world, matrix, tensor_map, [place[name] for name in partial])
 
-        sums = [name for name in self.order if name not in self.output and cuts.get(name, 1) > 1]
+        sums = [name for name in self.order if name not in self.output and counts.get(name, 1) > 1]
         local = layout(self.output, sums)
         return Sharded(
             operator=self,
@@ -132,30 +132,32 @@ class Operator:
         inside of what cuts it already; raises ``Infeasible`` where it does not.
         """
         wanted = tuple(out_strategy)
-        if not wanted or wanted == local.cuts:
-            return local.whole()
+        if not wanted or wanted == local.shard_counts:
+            return local.without_partial()
         for dim in range(len(self.output)):
             dims = list(local.dims)
             dims[dim] = (*dims[dim], *local.partial)
             scattered = TensorLayout(local.world, tuple(dims))
-            fits = all(length % cut == 0 for length, cut in zip(self.output_shape, scattered.cuts, strict=True))
-            if local.partial and wanted == scattered.cuts and fits:
+            fits = all(
+                length % count == 0 for length, count in zip(self.output_shape, scattered.shard_counts, strict=True)
+            )
+            if local.partial and wanted == scattered.shard_counts and fits:
                 return scattered
-        valid = [local.cuts, *self._scattered_cuts(local)]
+        valid = [local.shard_counts, *self._scattered_counts(local)]
         raise Infeasible(
             f'{self.name}: out_strategy {wanted} is neither the output as it is cut, nor that with the axis of its sum '
             f'on one dim; write {" or ".join(map(str, valid))}'
         )
 
-    def _scattered_cuts(self, local: TensorLayout) -> list[tuple[int, ...]]:
+    def _scattered_counts(self, local: TensorLayout) -> list[tuple[int, ...]]:
         if not local.partial:
             return []
         size, found = size_of(local.partial), []
         for dim, length in enumerate(self.output_shape):
-            cuts = list(local.cuts)
-            cuts[dim] *= size
-            if length % cuts[dim] == 0:
-                found.append(tuple(cuts))
+            counts = list(local.shard_counts)
+            counts[dim] *= size
+            if length % counts[dim] == 0:
+                found.append(tuple(counts))
         return found
 
 
@@ -186,7 +188,7 @@ class Sharded:
 
     def mirror(self, place: int) -> tuple[Axis, ...]:
         """The axes over which the gradient of a parameter, input number ``place``, is summed."""
-        return self.inputs[place].uncut
+        return self.inputs[place].unsharded_axes
 
     def slice_shape(self, place: int) -> tuple[int, ...]:
         """Shape of a rank's slice of an input."""

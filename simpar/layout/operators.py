@@ -40,11 +40,11 @@ def elementwise(name: str, *shapes: Shape) -> Operator:
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     output = tuple(max(lengths) for lengths in zip(*padded, strict=True))
     for shape, long in zip(shapes, padded, strict=True):
-        if any(length not in (1, whole) for length, whole in zip(long, output, strict=True)):
+        if any(length not in (1, full) for length, full in zip(long, output, strict=True)):
             raise Infeasible(f'{name}: shape {shape} cannot be broadcast to {output}')
     names = tuple(f'd{dim}' for dim in range(rank))
     inputs = tuple(
-        tuple(ONE if length == 1 < whole else named for named, length, whole in zip(names, long, output, strict=True))[
+        tuple(ONE if length == 1 < full else named for named, length, full in zip(names, long, output, strict=True))[
             rank - len(shape) :
         ]
         for shape, long in zip(shapes, padded, strict=True)
@@ -190,8 +190,8 @@ def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
 
     Does not model: halos of cut height and width, cut channels.
     """
-    whole = 'is cut by batch alone in a convolution'
+    reason = 'is cut by batch alone in a convolution'
     inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))
     order = ('n', 'c', 'h', 'w', 'o', 'kh', 'kw')
-    fixed = dict.fromkeys(order[1:], whole)
+    fixed = dict.fromkeys(order[1:], reason)
     return Operator(name, inputs, ('n', ONE, ONE, ONE), (x, weight), output, order, fixed)

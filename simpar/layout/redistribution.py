@@ -77,7 +77,7 @@ class Redistribution:
 
 
 def _gradient(layout: TensorLayout) -> TensorLayout:
-    return layout.with_partial(layout.repeated)
+    return layout.with_partial(layout.replicated_axes)
 
 
 @lru_cache(maxsize=4096)

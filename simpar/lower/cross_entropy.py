@@ -237,7 +237,7 @@ class CrossEntropy:
         gradients = [
             self.tape.register(value.like(f'd:{value.name}@loss', self.tape.gradient_layout(value))) for value in sums
         ]
-        share = 1.0 / size_of(likelihood.layout.uncut)
+        share = 1.0 / size_of(likelihood.layout.unsharded_axes)
         self.tape.emit_compute(
             'loss',
             'cross_entropy_mean',

@@ -103,7 +103,7 @@ class _Loss:
     def emit(self) -> None:
         """The loss, and the gradient of the result."""
         tape, workload, factor = self.tape, self.workload, float(self.scaled['scale'])
-        number = _number(tape, [axis for axis in self.y.layout.cutting if axis not in self.classes])
+        number = _number(tape, [axis for axis in self.y.layout.sharding_axes if axis not in self.classes])
         by_class = workload.loss == 'cross-entropy'
         lse = [tape.register(Value('loss.lse', self.target.shape, self.target.layout)).name] if by_class else []
         operator = workload.loss.replace('-', '_')

@@ -17,7 +17,7 @@ TOTAL: Final = 'loss.total'
 
 def sum_loss(tape: Tape) -> None:
     """Put the sum behind the op that makes the loss; nothing where no rank has a piece that another has not."""
-    partition = tape.cutting(LOSS)
+    partition = tape.sharded_over(LOSS)
     if not partition:
         return
     loss = tape.tensors[LOSS]

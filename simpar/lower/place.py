@@ -42,9 +42,13 @@ class Placer:
         """
         sharded = operator.sharded(strategy, self.world, out_strategy)
         found = Placed(sharded.inputs, sharded.local, sharded.output)
-        if lies is not None and lies.cuts == found.inputs[lead].cuts and not _contracted(operator, lead):
+        if (
+            lies is not None
+            and lies.shard_counts == found.inputs[lead].shard_counts
+            and not _contracted(operator, lead)
+        ):
             followed = self.followed(operator, lies, lead)
-            alike = [one.cuts for one in followed.inputs] == [one.cuts for one in found.inputs]
+            alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in found.inputs]
             found = followed if alike else found
         return self._checked(operator, found, lead)
 
@@ -57,17 +61,17 @@ class Placer:
         operator and dim where it cannot be.
         """
         laid = [matrix(*map(_aliases, dims)) for dims in inputs]
-        problem = operator.wrong(tuple(layout.cuts for layout in laid), self.world) or _unlike(operator, laid)
+        problem = operator.wrong(tuple(layout.shard_counts for layout in laid), self.world) or _unlike(operator, laid)
         if problem:
             raise Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
         axes = {name: dim for names, layout in zip(operator.inputs, laid, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
         sums = [axis for name in operator.order if name not in operator.output for axis in axes.get(name, ())]
         local = self._layout(operator.output, axes).with_partial(sums)
-        found = Placed(tuple(laid), local, local.whole())
+        found = Placed(tuple(laid), local, local.without_partial())
         if output:
             wanted = matrix(*map(_aliases, output))
-            scattered = operator.output_of(local, wanted.cuts)
+            scattered = operator.output_of(local, wanted.shard_counts)
             if scattered != wanted:
                 raise Infeasible(
                     f'{operator.name}: out_layout {_shown([output])}: the axes of the sum cut a dim inside '
@@ -103,7 +107,7 @@ class Placer:
         return Placed((lies,), output, output)
 
     def _keeps_copies(self, lies: TensorLayout, output: TensorLayout, rows: int) -> bool:
-        return lies.dims[0] == output.dims[0] and rows % (output.cuts[0] * self.copies) == 0
+        return lies.dims[0] == output.dims[0] and rows % (output.shard_counts[0] * self.copies) == 0
 
     def by_batch(self, rows: int) -> int:
         """Slices of so many rows where nothing else is said: as many as divide ranks and the rows of a copy."""
@@ -129,7 +133,7 @@ class Placer:
 
         Arguments: ``shape`` of the tensor, by default of the operator's first.
         """
-        rows, cut = (shape or operator.shapes[0])[0], layout.cuts[0]
+        rows, cut = (shape or operator.shapes[0])[0], layout.shard_counts[0]
         if rows % (cut * self.copies):
             raise Infeasible(f'{operator.name}: {rows} samples cannot be cut into {cut} slices of {self.copies} copies')
 

@@ -161,7 +161,7 @@ class Tape:
         """Bytes of a tensor that one rank holds for one copy."""
         return self.held(name) * BYTES[self.tensors[name].dtype]
 
-    def cutting(self, name: str) -> str:
+    def sharded_over(self, name: str) -> str:
         """The partition of the ranks that hold different shards of a tensor; empty: all hold all of it."""
         axes = [axis for dim in self.layouts[name].dims for axis in dim]
         return self.partition(axes) if axes else ''
@@ -263,7 +263,7 @@ class Tape:
 
     def gradient_layout(self, value: Value) -> TensorLayout:
         """How the gradient of a value lies once it is popped."""
-        return value.layout.whole() if self.early else value.layout.with_partial(value.layout.repeated)
+        return value.layout.without_partial() if self.early else value.layout.with_partial(value.layout.replicated_axes)
 
     def layout_given(self, value: Value, gradient: Value) -> TensorLayout:
         """How an operator gives the gradient of a value that it reads, from the gradient of its result.
@@ -272,7 +272,7 @@ class Tape:
         """
         if not self.early:
             return self.gradient_layout(value)
-        pending = minus(gradient.layout.cutting, value.layout.cutting)
+        pending = minus(gradient.layout.sharding_axes, value.layout.sharding_axes)
         return value.layout.with_partial(union(pending, gradient.layout.partial))
 
     def new_gradient(self, value: Value, of: str, gradient: Value) -> Value:
@@ -322,9 +322,9 @@ class Tape:
         """The names of the gradients of parameters, to which an op adds that reads values and gradients ``of``."""
         sharded: tuple[Axis, ...] = ()
         for value in of if self.early else ():
-            sharded = union(sharded, union(value.layout.cutting, value.layout.partial))
+            sharded = union(sharded, union(value.layout.sharding_axes, value.layout.partial))
         for parameter in parameters:
-            pending = minus(sharded, parameter.layout.cutting) if self.early else parameter.layout.uncut
+            pending = minus(sharded, parameter.layout.sharding_axes) if self.early else parameter.layout.unsharded_axes
             if self.pending.setdefault(parameter.name, pending) != pending:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
@@ -348,7 +348,7 @@ class Tape:
         """
         if self.degrees:
             return self.mesh.sharding
-        mirror = self._groups(self.layouts[parameter].uncut)
+        mirror = self._groups(self.layouts[parameter].unsharded_axes)
         size = min(self._shard_group or mirror.size, mirror.size)
         if mirror.size % size:
             raise Infeasible(
