@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.lower.pieces import layer_of
+from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.workload import Workload
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size
-from simpar.lower.pieces import layer_of
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.program.op import Phase
@@ -131,7 +131,7 @@ class Gathers:
             # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
             if any(shard.packed for shard in shards):
                 touched.packed[key] = frozenset(members)
-                touched.added.update((one.name, key) for shard in shards for one in shard.wholes)
+                touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
         within = {run: self._within(run, touched) for run in order.runs}
         found: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
@@ -163,18 +163,18 @@ class Gathers:
         return self._shards.each(name for name in self._shards.of if name in use.members)
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
-        pieces = tuple(shard.weight.name for shard in shards)
+        names = tuple(shard.weight.name for shard in shards)
         return OpClass(
-            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', pieces),
+            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
             kind='collective',
             operator='all_gather',
             phase=phase,
             bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
             dtype=shards[0].weight.dtype,
             partition=shards[0].partition,
-            reads=pieces,
+            reads=names,
             writes=tuple(name for shard in shards for name in shard.gathered),
-            frees=pieces if phase == 'U' else (),
+            frees=names if phase == 'U' else (),
             attributes=cut_dims(shards),
             stage=stage,
         )
@@ -211,7 +211,7 @@ class Gathers:
             mine = [name for view in issue.op.writes if view in views for name in views[view]]
             if mine:
                 apart = self._shards.by_partition(mine).values()
-                found += [Issue(self._piece(names, issue.op.stage)) for names in apart]
+                found += [Issue(self._view(names, issue.op.stage)) for names in apart]
                 updated |= dict.fromkeys(mine, issue.op.stage)
             found.append(issue)
         parameters = [name for name in self._shards.of if name in updated]
@@ -219,7 +219,7 @@ class Gathers:
             found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
         return found
 
-    def _piece(self, parameters: Sequence[str], stage: int) -> OpClass:
+    def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's pieces of whole weights: views, which cost nothing."""
         shards = self._shards.each(parameters)
         return OpClass(

@@ -71,10 +71,10 @@ class Reductions:
         self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
         self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
         end = self._plan.reduce_gradients == 'end'
-        placed = _place(order, [*self._wholes(), *self._scatters()], end=end)
+        placed = _place(order, [*self._fulls(), *self._scatters()], end=end)
         return _place(placed, list(self._repeats()), end=end)
 
-    def _wholes(self) -> Iterator[Reduction]:
+    def _fulls(self) -> Iterator[Reduction]:
         """All-reduces of what stays whole."""
         over: dict[str, list[str]] = {}
         for parameter in self._parameters(lambda name: name not in self._shards.of):
@@ -99,7 +99,7 @@ class Reductions:
                 partial = {
                     name: full
                     for shard in shards
-                    for name, full in zip(shard.parameters, shard.wholes, strict=True)
+                    for name, full in zip(shard.parameters, shard.fulls, strict=True)
                     if name in self._tape.partial_gradients
                 }
                 sums = partial and self._tape.mesh.tensor > 1
@@ -112,8 +112,8 @@ class Reductions:
         parameters = self._parameters(lambda name: name in self._shards.of and bool(self._shards.of[name].replica))
         for mine in self._shards.by_partition(parameters).values():
             for bucket, members in self._buckets(mine).items():
-                pieces = [shard.gradient for shard in self._shards.each(members)]
-                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, pieces, members[0])
+                sharded = [shard.gradient for shard in self._shards.each(members)]
+                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, sharded, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
@@ -146,21 +146,21 @@ class Reductions:
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[Shard], *, sliced: bool) -> OpClass:
         """Arguments: ``sliced``: added to the pieces of the micro-batches before; that addition is not priced."""
-        wholes = [full for shard in shards for full in shard.wholes]
-        names = tuple(tensor.name for tensor in wholes)
-        pieces = tuple(shard.gradient.name for shard in shards)
+        fulls = [full for shard in shards for full in shard.fulls]
+        names = tuple(tensor.name for tensor in fulls)
+        sharded = tuple(shard.gradient.name for shard in shards)
         return OpClass(
             name=f'{bucket}.gradients.{shards[0].partition}.reduce_scatter.W',
             kind='collective',
             operator='reduce_scatter',
             phase='W',
             bytes=message_bytes(self._tape, [shard.gradient for shard in shards]),
-            dtype=wholes[0].dtype,
+            dtype=fulls[0].dtype,
             partition=shards[0].partition,
             reduce='sum',
             reads=names,
-            writes=() if sliced else pieces,
-            accumulates=pieces if sliced else (),
+            writes=() if sliced else sharded,
+            accumulates=sharded if sliced else (),
             frees=names,
             attributes=cut_dims(shards),
             stage=self._adds[shards[0].parameters[0]],

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from simpar.lower.pieces import layer_of
+from simpar.lower.update_shards import layer_of
 from simpar.program import OpClass
 
 Item = TypeVar('Item')

@@ -14,7 +14,6 @@ from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
-from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.record import record
 from simpar.lower.roles import issued, stages_of
@@ -24,6 +23,7 @@ from simpar.lower.streams import Streams
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.update import updates
+from simpar.lower.update_shards import update_shards
 from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
@@ -90,11 +90,11 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.ids = fusion_ids(workload, plan, [piece.parameter for piece in pieces(tape)])
+        self.ids = fusion_ids(workload, plan, [one.parameter for one in update_shards(tape)])
         self.shards = shard(tape, plan, self.ids)
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
-        own = pieces(tape, self.shards.pieces)
+        own = update_shards(tape, self.shards.owned)
         self.updates = updates(tape, workload, own)
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
         self.reductions = Reductions(tape, plan, self.shards, self.ids)

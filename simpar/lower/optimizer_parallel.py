@@ -2,7 +2,7 @@
 
 Whatever is cut, an update works on pieces alone. The piece of a gradient has the gradient's name, its whole is
 ``NAME.whole``; cut weights have the parameter's name, what is gathered of them is ``NAME.gathered``; of a weight that
-stays whole, ``NAME.piece`` is the part that this rank updates. A flat message has the name of its bucket in theirs.
+stays whole, ``NAME.shard`` is the part that this rank updates. A flat message has the name of its bucket in theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from simpar.lower.pieces import Own, layer_of, local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import Owned, layer_of, local_elements
 from simpar.plan import Plan
 from simpar.program import Tensor
 from simpar.program.op import Attribute
@@ -108,7 +108,7 @@ def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:
 class Shard:
     """One parameter that is cut, or the parameters of a flat message.
 
-    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``wholes``, the gradients that W adds
+    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``fulls``, the gradients that W adds
     to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, cut last, over
     ``partition``, the shard groups; ``replica``, over whose ranks pieces are repeated; ``bucket``, the name of a flat
     message, and ``flat``, of its buffer.
@@ -117,7 +117,7 @@ class Shard:
     parameters: tuple[str, ...]
     weight: Tensor
     gradient: Tensor
-    wholes: tuple[Tensor, ...]
+    fulls: tuple[Tensor, ...]
     gathered: tuple[str, ...]
     dim: int
     partition: str
@@ -131,11 +131,11 @@ class Shard:
         return bool(self.weight.members)
 
     @property
-    def own(self) -> Own:
+    def own(self) -> Owned:
         """What the update of a rank works on; a flat message of one layer belongs to that."""
         layers = {layer_of(name) for name in self.parameters}
         layer = layers.pop() if len(layers) == 1 else self.bucket
-        return Own(self.weight, self.gradient, self.wholes, self.flat, layer)
+        return Owned(self.weight, self.gradient, self.fulls, self.flat, layer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,15 +187,15 @@ class Shards:
         return found
 
     @property
-    def pieces(self) -> dict[str, Own]:
+    def owned(self) -> dict[str, Owned]:
         """What the update of each parameter works on."""
         own = {shard.parameters[0]: shard.own for shard in self.all}
         return {name: own[shard.parameters[0]] for name, shard in self.of.items()}
 
     def held(self, accumulated: Iterable[str]) -> set[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
-        pieces = {full.name: shard.gradient.name for shard in self.all for full in shard.wholes}
-        return {pieces.get(name, name) for name in accumulated}
+        owned = {full.name: shard.gradient.name for shard in self.all for full in shard.fulls}
+        return {owned.get(name, name) for name in accumulated}
 
 
 def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
@@ -207,7 +207,7 @@ def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> floa
     if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
         return size
     shard = shards.of[parameter]
-    return size_of(tape, [shard.wholes[shard.parameters.index(parameter)]])
+    return size_of(tape, [shard.fulls[shard.parameters.index(parameter)]])
 
 
 def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:

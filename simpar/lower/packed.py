@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import prod
 
 from simpar.lower.optimizer_parallel import Shard
-from simpar.lower.pieces import local_elements, local_shape
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import local_elements, local_shape
 from simpar.program import Cut, Tensor
 
 MEMBERS = 'members'
@@ -99,7 +99,7 @@ def _register(
         parameters=tuple(tensor.name for tensor in tensors),
         weight=weight,
         gradient=gradient,
-        wholes=fulls,
+        fulls=fulls,
         gathered=tuple(tensor.name for tensor in gathered),
         dim=0,
         partition=groups[0],

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.lower.pieces import layer_of
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import layer_of
 from simpar.model.model import Graph
 from simpar.plan import Plan
 from simpar.program import OpClass

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from simpar.lower.fusion import fuse
 from simpar.lower.optimizer_parallel import Choice, Shard, Shards, choice_of, size_of
 from simpar.lower.packed import flat_shard, output_dims, padded_shard
-from simpar.lower.pieces import local_elements, local_shape
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import local_elements, local_shape
 from simpar.plan import Plan
 from simpar.program import Cut, OpClass, Tensor
 from simpar.program.tensor import BYTES
@@ -138,7 +138,7 @@ def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
     cut = (Cut(wanted.dim, partition),)
     gradient = tape.tensors[f'd:{tensor.name}']
     full = replace(gradient, name=f'{gradient.name}.whole')
-    piece = replace(gradient, cuts=gradient.cuts + cut)
+    sharded = replace(gradient, cuts=gradient.cuts + cut)
     if weights:
         weight = replace(tensor, cuts=tensor.cuts + cut)
         gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
@@ -147,13 +147,13 @@ def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
             tensor, name=f'{tensor.name}.piece', kind='view', cuts=tensor.cuts + cut, initial='', like=tensor.name
         )
         gathered = tensor
-    for made in (full, piece, weight, gathered):
+    for made in (full, sharded, weight, gathered):
         tape.tensors[made.name] = made
     return Shard(
         parameters=(tensor.name,),
         weight=weight,
-        gradient=piece,
-        wholes=(full,),
+        gradient=sharded,
+        fulls=(full,),
         gathered=(gathered.name,),
         dim=wanted.dim,
         partition=partition,
@@ -166,7 +166,7 @@ def _rename(tape: Tape, shards: Shards) -> None:
     reads: dict[str, str] = {}
     adds: dict[str, str] = {}
     for one in shards.all:
-        for name, full, gathered in zip(one.parameters, one.wholes, one.gathered, strict=True):
+        for name, full, gathered in zip(one.parameters, one.fulls, one.gathered, strict=True):
             adds[f'd:{name}'] = full.name
             if gathered != name:
                 reads[name] = gathered

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.optimizer_parallel import Shards
-from simpar.lower.pieces import local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import local_elements
 from simpar.program import OpClass
 from simpar.program.tensor import BYTES
 
@@ -48,12 +48,12 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
     for gradient, ops in adders.items():
         places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
         if len(set(places)) == 2:
-            (piece,) = shards.held([gradient])
+            (shard,) = shards.held([gradient])
             ends = [
-                (op.name, _end(tape, piece, index, places[1 - index] - place, op.stage))
+                (op.name, _end(tape, shard, index, places[1 - index] - place, op.stage))
                 for index, (op, place) in enumerate(zip(ops, places, strict=True))
             ]
-            return Exchange(piece, tuple(ends))
+            return Exchange(shard, tuple(ends))
     return Exchange()
 
 
