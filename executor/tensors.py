@@ -73,7 +73,7 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
     """Where a rank's piece lies in the whole tensor (of all copies)."""
     first, length = [0] * len(tensor.shape), list(tensor.shape)
-    for cut in tensor.cuts:
+    for cut in tensor.splits:
         partition = program.partitions[cut.partition]
         if length[cut.dim] % partition.size:
             raise ProgramError(

@@ -130,7 +130,7 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
             dim
             or len(local) != 1
             or local[0] * size < elements
-            or [cut.partition for cut in share.cuts] != [op.partition]
+            or [cut.partition for cut in share.splits] != [op.partition]
         ):
             yield f'{op.name}: {name} of {tuple(local)} over {size} ranks does not hold {elements} elements'
         if {program.tensor[full].dtype for full in mine} != {share.dtype}:

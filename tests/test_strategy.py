@@ -262,7 +262,7 @@ def test_an_activation_cut_into_as_many_slices_as_its_input_lies_as_it_does():
     """MatMul ((1, 2), (2, 4)) leaves columns on neighbours; (1, 4) by itself would be on every second rank."""
     layers = (dense(((1, 2), (2, 4)), outputs=32), Relu(strategy=((1, 4),)))
     program = lower(network(*layers), Plan(dataset='full-batch', redistribution='mindspore-2.10'), 8)
-    assert program.tensor['relu0'].cuts == program.tensor['dense0'].cuts
+    assert program.tensor['relu0'].splits == program.tensor['dense0'].splits
 
 
 def test_groups_of_a_stage_are_the_same_in_every_stage():

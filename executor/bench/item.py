@@ -133,7 +133,7 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
     buffers = []
     for share in shares:
         mine = [rest.pop(0) for _ in range(len(share.members) or 1)]
-        full = replace(share, name=f'{share.name}.full', cuts=(), members=(), initial='')
+        full = replace(share, name=f'{share.name}.full', splits=(), members=(), initial='')
         buffers.append(full if share.members else program.tensor[mine[0]])
     names = tuple(full.name for full in buffers)
     added = tuple(full for full in buffers if full.name not in program.tensor)

@@ -105,7 +105,7 @@ class Listing:
     def cuts(self, tensor: Tensor) -> list[int]:
         """Into how many slices each dim is cut over the ranks; copies do not count."""
         found = [1] * len(tensor.shape)
-        for cut in tensor.cuts:
+        for cut in tensor.splits:
             found[cut.dim] *= self.program.partitions[cut.partition].size
         return found
 

@@ -119,12 +119,12 @@ def _runs(tape: Tape, shard: UpdateShard, holders: Mapping[str, int]) -> str:
     Arguments: ``holders``, ranks that have any piece of a parameter.
     """
     if not shard.gradient.members:
-        parts = prod(tape.partitions[split.partition].size for split in shard.gradient.cuts)
+        parts = prod(tape.partitions[split.partition].size for split in shard.gradient.splits)
         return str(next(iter(holders.values())) // parts)
-    partition = shard.gradient.cuts[-1].partition
+    partition = shard.gradient.splits[-1].partition
     runs: list[tuple[int, int]] = []
     for full in shard.fulls:
-        parts = prod(tape.partitions[split.partition].size for split in full.cuts) * tape.partitions[partition].size
+        parts = prod(tape.partitions[split.partition].size for split in full.splits) * tape.partitions[partition].size
         ranks, elements = holders[full.like] // parts, local_elements(tape, full)
         before = runs.pop()[1] if runs and runs[-1][0] == ranks else 0
         runs.append((ranks, before + elements))

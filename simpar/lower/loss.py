@@ -17,7 +17,7 @@ from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
-from simpar.program import Cut, Tensor
+from simpar.program import Split, Tensor
 from simpar.program.op import Attribute
 from simpar.workload import Workload
 
@@ -149,7 +149,9 @@ class _Loss:
 
 def _number(tape: Tape, axes: Sequence[Axis]) -> str:
     """The tensor ``loss``: one number for each slice and copy."""
-    cuts = tuple(Cut(0, tape.partition((axis,))) for axis in axes)
-    tape.tensors['loss'] = Tensor('loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', cuts, batch_dim=0)
+    splits = tuple(Split(0, tape.partition((axis,))) for axis in axes)
+    tape.tensors['loss'] = Tensor(
+        'loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', splits, batch_dim=0
+    )
     tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
     return 'loss'

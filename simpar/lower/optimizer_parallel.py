@@ -218,7 +218,7 @@ def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
 
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
     """Bytes of the whole of some shards, padding and all: what is gathered of them, or scattered into them."""
-    return sum(size_of(tape, [one]) * tape.partitions[one.cuts[-1].partition].size for one in tensors)
+    return sum(size_of(tape, [one]) * tape.partitions[one.splits[-1].partition].size for one in tensors)
 
 
 def size_of(tape: Tape, tensors: Sequence[Tensor]) -> float:

@@ -15,7 +15,7 @@ from math import prod
 from simpar.lower.optimizer_parallel import Shard
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import local_elements, local_shape
-from simpar.program import Cut, Tensor
+from simpar.program import Split, Tensor
 
 MEMBERS = 'members'
 """How a packed weight is first filled: as its members."""
@@ -73,13 +73,13 @@ def _register(
         for tensor in tensors
     )
     like = tensors[0].name if len(tensors) == 1 else ''
-    cuts = (Cut(0, groups[0]),)
+    splits = (Split(0, groups[0]),)
     weight = Tensor(
         name=names[0],
         kind='parameter' if weights else 'view',
         shape=(length,),
         dtype=tensors[0].dtype,
-        cuts=cuts,
+        splits=splits,
         initial=MEMBERS if weights else '',
         like='' if weights else like,
         members=tuple(tensor.name for tensor in gathered),
@@ -89,7 +89,7 @@ def _register(
         kind='gradient',
         shape=(length,),
         dtype=gradients[0].dtype,
-        cuts=cuts,
+        splits=splits,
         like=like,
         members=tuple(tensor.name for tensor in fulls),
     )

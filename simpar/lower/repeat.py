@@ -170,7 +170,7 @@ class Repeats:
 
 
 def _tensor(like: Tensor, name: str, of: str) -> Tensor:
-    return Tensor(name, like.kind, like.shape, like.dtype, like.cuts, like.partial, like.batch_dim, like.initial, of)
+    return Tensor(name, like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial, of)
 
 
 def _value(value: _Value, names: Sequence[str]) -> Value:

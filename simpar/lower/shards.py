@@ -17,7 +17,7 @@ from simpar.lower.packed import flat_shard, output_dims, padded_shard
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import local_elements, local_shape
 from simpar.plan import Plan
-from simpar.program import Cut, OpClass, Tensor
+from simpar.program import OpClass, Split, Tensor
 from simpar.program.tensor import BYTES
 
 
@@ -135,16 +135,16 @@ def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
     """Register a parameter's equal shards and what is full of it."""
     tensor, (partition, replica) = wanted.tensor, wanted.groups
     assert wanted.dim is not None
-    cut = (Cut(wanted.dim, partition),)
+    split = (Split(wanted.dim, partition),)
     gradient = tape.tensors[f'd:{tensor.name}']
     full = replace(gradient, name=f'{gradient.name}.whole')
-    sharded = replace(gradient, cuts=gradient.cuts + cut)
+    sharded = replace(gradient, splits=gradient.splits + split)
     if weights:
-        weight = replace(tensor, cuts=tensor.cuts + cut)
+        weight = replace(tensor, splits=tensor.splits + split)
         gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
     else:
         weight = replace(
-            tensor, name=f'{tensor.name}.piece', kind='view', cuts=tensor.cuts + cut, initial='', like=tensor.name
+            tensor, name=f'{tensor.name}.piece', kind='view', splits=tensor.splits + split, initial='', like=tensor.name
         )
         gathered = tensor
     for made in (full, sharded, weight, gathered):

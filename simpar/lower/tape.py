@@ -20,7 +20,7 @@ from simpar.layout import Axis, Layout, TensorLayout
 from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
 from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
-from simpar.program import Cut, OpClass, Partition, Tensor
+from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
 
@@ -130,7 +130,9 @@ class Tape:
         like: str = '',
     ) -> Value:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
-        shards = tuple(Cut(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes)
+        shards = tuple(
+            Split(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes
+        )
         self.layouts[value.name] = value.layout
         partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
         tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
@@ -154,7 +156,7 @@ class Tape:
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        count = prod(tensor.shape) // prod(self.partitions[cut.partition].size for cut in tensor.cuts)
+        count = prod(tensor.shape) // prod(self.partitions[split.partition].size for split in tensor.splits)
         return count if tensor.batch_dim is None else count // self.mesh.copies
 
     def held_bytes(self, name: str) -> int:

@@ -158,7 +158,7 @@ def _cut(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _Cut 
 def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     """The shape that one rank has of one copy."""
     shape = list(tensor.shape)
-    for cut in tensor.cuts:
+    for cut in tensor.splits:
         shape[cut.dim] //= tape.partitions[cut.partition].size
     if tensor.batch_dim is not None:
         shape[tensor.batch_dim] //= tape.mesh.copies

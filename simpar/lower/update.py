@@ -114,7 +114,14 @@ def _state(tape: Tape, kind: str, shard: UpdateShard) -> str:
     initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[shard.parameter].initial
     like = shard.parameter if shard.parameter in tape.tensors else ''
     tape.tensors[name] = Tensor(
-        name, 'state', shard.weight.shape, 'fp32', cuts=shard.weight.cuts, initial=initial, like=like, members=members
+        name,
+        'state',
+        shard.weight.shape,
+        'fp32',
+        splits=shard.weight.splits,
+        initial=initial,
+        like=like,
+        members=members,
     )
     return name
 

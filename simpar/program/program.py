@@ -99,8 +99,8 @@ class Program:
     def local_shape(self, tensor: Tensor) -> tuple[int, ...]:
         """Shape of the piece that one rank holds (of one copy, where copies cut it)."""
         shape = list(tensor.shape)
-        for cut in tensor.cuts:
-            shape[cut.dim] //= self.partitions[cut.partition].size
+        for split in tensor.splits:
+            shape[split.dim] //= self.partitions[split.partition].size
         if tensor.batch_dim is not None:
             shape[tensor.batch_dim] //= self.copies
         return tuple(shape)

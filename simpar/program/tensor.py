@@ -16,7 +16,7 @@ BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'int64': 
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Split:
     """A rank at position i of its group of ``partition`` holds the i-th of equal slices along ``dim``."""
 
     dim: int
@@ -27,7 +27,7 @@ class Cut:
 class Tensor:
     """One logical tensor.
 
-    Arguments: ``shape``, the logical shape over all ranks and copies of one micro-batch; ``cuts``, applied in order;
+    Arguments: ``shape``, the logical shape over all ranks and copies of one micro-batch; ``splits``, applied in order;
     ``partial``, the partitions over which the true value is still to be summed; inputs and activations are also cut
     along ``batch_dim`` into the program's copies, after all cuts (None: every copy sees the whole).
     ``initial`` names how a parameter or state is first filled, e.g. ``normal:0.02``, ``zeros``, ``ones``.
@@ -42,7 +42,7 @@ class Tensor:
     kind: TensorKind
     shape: tuple[int, ...]
     dtype: str
-    cuts: tuple[Cut, ...] = ()
+    splits: tuple[Split, ...] = ()
     partial: tuple[str, ...] = ()
     batch_dim: int | None = None
     initial: str = ''
