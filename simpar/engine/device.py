@@ -1,4 +1,4 @@
-"""Devices: one for each lane, its streams, and what runs on it now."""
+"""Devices: one for each representative rank, its streams, and what runs on it now."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
 
 
 class Device:
-    """The device that each rank of a lane has, and what goes on there."""
+    """The device of a representative rank, and what goes on there."""
 
-    __slots__ = ('communicating', 'computing', 'lane', 'transferring')
+    __slots__ = ('communicating', 'computing', 'representative', 'transferring')
 
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
+    def __init__(self, representative: int) -> None:
+        self.representative = representative
         self.communicating = 0
         self.computing: dict[Compute, None] = {}
         self.transferring: dict[Rendezvous, None] = {}

@@ -64,9 +64,9 @@ class _EventLoop:
         self.heap: list[tuple[float, int]] = []
         # what is known of ops and nodes
         self.computes = graph.ops.computes.tolist() * steps
-        self.lane = graph.ops.lane.tolist() * steps
+        self.representative = graph.ops.representative.tolist() * steps
         self.to_node = (graph.node - np.arange(count)).tolist() * steps
-        self.lanes = graph.lanes * steps
+        self.representatives = graph.representatives * steps
         self.after = graph.after * steps
         self.chain = graph.chain * steps
         self.alpha = costs.alpha.tolist() * steps
@@ -77,7 +77,7 @@ class _EventLoop:
         # what they wait for; nothing comes after the last step
         first, other = graph.waits
         self.waits = [*first, *other * (steps - 1), *[self.issuing] * count]
-        self.missing = [len(lanes) for lanes in graph.lanes] * steps
+        self.missing = [len(representatives) for representatives in graph.representatives] * steps
         # how far they are
         self.remaining: list[float] = costs.seconds.tolist() * steps
         self.slowly: list[float] = (costs.seconds / costs.beside).tolist() * steps
@@ -86,7 +86,7 @@ class _EventLoop:
         # of runs: the last op; since when the speeds of now hold, for which op first, and whether communication slows
         self.last = [0] * self.latent
         self.planned: list[tuple[float, int, bool] | None] = [None] * self.latent
-        # what goes on, by lane
+        # what goes on, by representative
         self.computing: list[set[int]] = [set() for _ in graph.ops.first[1:]]
         self.transferring: list[set[int]] = [set() for _ in graph.ops.first[1:]]
         self.communicating = [0 for _ in graph.ops.first[1:]]
@@ -135,11 +135,11 @@ class _EventLoop:
                 self.arrive(later, now)
         if computes:
             # What follows on the stream has started, so that op after op does not look like a change to the device.
-            lane = self.lane[node]
-            computing = self.computing[lane]
+            representative = self.representative[node]
+            computing = self.computing[representative]
             computing.discard(node)
-            if not computing and self.transferring[lane]:
-                self.touched += self.transferring[lane]
+            if not computing and self.transferring[representative]:
+                self.touched += self.transferring[representative]
 
     def arrive(self, op: int, now: float) -> None:
         """Let the head of a stream arrive, once the host has issued it."""
@@ -150,10 +150,10 @@ class _EventLoop:
         elif not self.remaining[op]:
             self.complete_at(op, now)
         else:
-            lane = self.lane[op]
-            computing = self.computing[lane]
-            if not computing and self.transferring[lane]:
-                self.touched += self.transferring[lane]
+            representative = self.representative[op]
+            computing = self.computing[representative]
+            if not computing and self.transferring[representative]:
+                self.touched += self.transferring[representative]
             computing.add(op)
             self.begun.append(op)
 
@@ -162,19 +162,19 @@ class _EventLoop:
         node = op + self.to_node[op]
         self.missing[node] -= 1
         if self.waiting_slows:
-            self.occupy(self.lane[op])
+            self.occupy(self.representative[op])
         if self.missing[node]:
             return
         if not self.waiting_slows:
-            for lane in self.lanes[node]:
-                self.occupy(lane)
+            for representative in self.representatives[node]:
+                self.occupy(representative)
         self.begin(node, now)
 
-    def occupy(self, lane: int) -> None:
+    def occupy(self, representative: int) -> None:
         """Let one more collective slow a device's compute."""
-        self.communicating[lane] += 1
-        if self.communicating[lane] == 1:
-            self.touched += self.computing[lane]
+        self.communicating[representative] += 1
+        if self.communicating[representative] == 1:
+            self.touched += self.computing[representative]
 
     def begin(self, node: int, now: float) -> None:
         """Let a communication begin with its latency, and transfer after that."""
@@ -194,8 +194,8 @@ class _EventLoop:
             flow.node, flow.top = node, UNSOLVED
             self.on_links.add(flow)
         if self.beside[node] < 1.0:
-            for lane in self.lanes[node]:
-                self.transferring[lane].add(node)
+            for representative in self.representatives[node]:
+                self.transferring[representative].add(node)
         self.touched.append(node)
 
     def complete_at(self, node: int, time: float) -> None:
@@ -211,16 +211,16 @@ class _EventLoop:
             for neighbour in self.on_links.remove(flow):
                 neighbour.top = UNSOLVED
                 self.touched.append(neighbour.node)
-        for lane in self.lanes[node]:
-            self.transferring[lane].discard(node)
-            self.communicating[lane] -= 1
-            if not self.communicating[lane]:
-                self.touched += self.computing[lane]
+        for representative in self.representatives[node]:
+            self.transferring[representative].discard(node)
+            self.communicating[representative] -= 1
+            if not self.communicating[representative]:
+                self.touched += self.computing[representative]
 
     def solve(self, now: float) -> None:
         """Solve the speeds of what began at this instant, and anew of what may now go faster or must go slower."""
         for first in self.begun:
-            self.plan(first, first, now, slowed=self.communicating[self.lane[first]] > 0)
+            self.plan(first, first, now, slowed=self.communicating[self.representative[first]] > 0)
         self.begun.clear()
         if self.touched:
             self.review(now)
@@ -249,8 +249,8 @@ class _EventLoop:
 
     def ceiling(self, node: int) -> float:
         """The highest speed that its devices allow a communication now."""
-        for lane in self.lanes[node]:
-            if self.computing[lane]:
+        for representative in self.representatives[node]:
+            if self.computing[representative]:
                 return self.beside[node]
         return 1.0
 
@@ -284,7 +284,7 @@ class _EventLoop:
 
     def replan(self, first: int, now: float) -> None:
         """Settle the work done of a run and plan the rest, if its speed changes."""
-        slowed = self.communicating[self.lane[first]] > 0
+        slowed = self.communicating[self.representative[first]] > 0
         planned = self.planned[first]
         if planned is None or planned[2] == slowed:
             return

@@ -1,4 +1,4 @@
-"""Graph: who waits for whom in a step of all lanes, known without a clock.
+"""Graph: who waits for whom in a step of all representatives, known without a clock.
 
 Streams are in order, and what communicates meets by its order in a step. A node is a compute op, or all the ops that
 meet in a communication.
@@ -23,7 +23,7 @@ CHAINED: Final = 15
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One step of all lanes; its N ops are numbered lane by lane, in issue order.
+    """One step of all representatives; its N ops are numbered by representative, and then in issue order.
 
     Arguments:
         ops: of the step.
@@ -49,9 +49,9 @@ class Graph:
         return np.flatnonzero(self.node != np.arange(len(self)))
 
     @cached_property
-    def lanes(self) -> list[tuple[int, ...]]:
-        """For each node the lanes of its ops."""
-        return _rows(self.node, self.ops.lane, len(self))
+    def representatives(self) -> list[tuple[int, ...]]:
+        """For each node the representatives of its ops."""
+        return _rows(self.node, self.ops.representative, len(self))
 
     @cached_property
     def after(self) -> list[tuple[int, ...]]:
@@ -119,9 +119,11 @@ def _rows(keys: Ints, values: Ints, count: int) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=4)
 def graph_of(program: Program, of_rank: tuple[int, ...]) -> Graph | None:
-    """The graph of a program's lanes; None where not all meet in a step that should, or where needs go in a circle.
+    """The graph of a program's representatives.
 
-    Arguments: ``of_rank``, the lane of each rank.
+    Returns None where not all meet in a step that should, or where needs go in a circle.
+
+    Arguments: ``of_rank``, the representative of each rank.
     """
     ops = ops_of(program, of_rank)
     node = _nodes(ops)

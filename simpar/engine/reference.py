@@ -17,10 +17,10 @@ from simpy.events import NORMAL, Event, EventPriority
 from simpar.cost.costs import Costs
 from simpar.engine.deadlock import Drawing
 from simpar.engine.device import UNSOLVED, Compute, Device, Observer, Rendezvous, Running, Stream
-from simpar.engine.lanes import LoadedLanes
 from simpar.engine.links import Links, fair_speeds
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.ops import Ops, ops_of
+from simpar.engine.representatives import LoadedRepresentatives
 from simpar.errors import Deadlock
 from simpar.program import Program
 from simpar.trace import Lane, Trace
@@ -31,9 +31,11 @@ PENDING: Final = -1.0
 """The time of what has not happened yet."""
 
 
-def run(program: Program, costs: Costs, lanes: LoadedLanes, steps: int, observe: Observer | None = None) -> Trace:
-    """The Trace of a program's lanes; arguments as of `simulate`. Raises ``Deadlock``."""
-    return _Simulation(program, costs, lanes, steps, observe).run()
+def run(
+    program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int, observe: Observer | None = None
+) -> Trace:
+    """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
+    return _Simulation(program, costs, representatives, steps, observe).run()
 
 
 class _At(Event):
@@ -59,20 +61,27 @@ class _Simulation:
     """One run: the clock, the spans so far, and what runs and waits now."""
 
     def __init__(
-        self, program: Program, costs: Costs, lanes: LoadedLanes, steps: int, observe: Observer | None
+        self,
+        program: Program,
+        costs: Costs,
+        representatives: LoadedRepresentatives,
+        steps: int,
+        observe: Observer | None,
     ) -> None:
         self._program = program
-        self._lanes = lanes
+        self._representatives = representatives
         self._steps = steps
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
         self._costs = costs
-        self._ops = ops_of(program, tuple(lanes.of_rank))
-        self._walk(self._ops, node_costs(self._ops, program, costs, lanes, steps))
-        devices = [Device(lane) for lane in range(len(lanes.ranks))]
+        self._ops = ops_of(program, tuple(representatives.of_rank))
+        self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
+        devices = [Device(representative) for representative in range(len(representatives.ranks))]
         every = len(self._ops)
-        lane = self._ops.lane.tolist()
-        self._streams = [Stream(devices[lane[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops]
+        representative = self._ops.representative.tolist()
+        self._streams = [
+            Stream(devices[representative[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops
+        ]
         self._env = simpy.Environment(0.0)
         self._arrive, self._start, self._end = ([PENDING] * steps * every for _ in range(3))
         self._meeting: dict[tuple[int, int], Rendezvous] = {}
@@ -102,7 +111,13 @@ class _Simulation:
         if PENDING in self._end:
             met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
             drawing = Drawing(
-                self._program, self._lanes, self._ops, self._streams, met=met, end=self._end, steps=self._steps
+                self._program,
+                self._representatives,
+                self._ops,
+                self._streams,
+                met=met,
+                end=self._end,
+                steps=self._steps,
             )
             raise Deadlock(drawing.text(self._env.now))
         return self._trace()
@@ -279,9 +294,9 @@ class _Simulation:
 
     def _stands_for(self, rendezvous: Rendezvous) -> tuple[int, tuple[int, ...]]:
         """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
-        lane, index = int(self._ops.lane[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
+        representative, index = int(self._ops.representative[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
         entries = len(self._costs.communication[index])
-        return index, self._lanes.together(lane, self._program.op_classes[index], entries)
+        return index, self._representatives.together(representative, self._program.op_classes[index], entries)
 
     def _set_speed(self, op: Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""
@@ -294,6 +309,10 @@ class _Simulation:
 
     def _trace(self) -> Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
-        by_lane = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
-        lanes = tuple(Lane(ranks[0], *times) for ranks, times in zip(self._lanes.ranks, by_lane, strict=True))
-        return Trace(self._program, 'simulated', lanes, np.array(self._lanes.of_rank, dtype=np.int32))
+        by_representative = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
+        representatives = tuple(
+            Lane(ranks[0], *times) for ranks, times in zip(self._representatives.ranks, by_representative, strict=True)
+        )
+        return Trace(
+            self._program, 'simulated', representatives, np.array(self._representatives.of_rank, dtype=np.int32)
+        )

@@ -1,4 +1,4 @@
-"""Lanes: which ranks behave alike, so that one is simulated in the place of all, exactly.
+"""Representatives: which ranks behave alike, so that one is simulated in the place of all, exactly.
 
 Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone, and split until
 those of one colour also have neighbours of the same colours. The engine's arithmetic does not depend on order, so
@@ -70,18 +70,18 @@ def groups_of(program: Program) -> dict[str, Groups]:
     return {name: Groups(partition) for name, partition in program.partitions.items()}
 
 
-class Lanes:
+class Representatives:
     """The ranks of a program in classes that behave alike.
 
-    Arguments: ``groups``, of each partition; ``of_rank``, the lane of each rank.
+    Arguments: ``groups``, of each partition; ``of_rank``, the representative of each rank.
     """
 
     def __init__(self, groups: dict[str, Groups], of_rank: Colours) -> None:
         self.groups = groups
         self.of_rank = of_rank
         self.ranks: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
-        for rank, lane in enumerate(of_rank):
-            self.ranks[lane].append(rank)
+        for rank, representative in enumerate(of_rank):
+            self.ranks[representative].append(rank)
         self._among: dict[tuple[str, int], tuple[int, ...]] = {}
         groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name, on in groups.items():
@@ -90,26 +90,26 @@ class Lanes:
                 groups_among.setdefault((name, among), []).append(group)
         self._groups_among = {key: tuple(found) for key, found in groups_among.items()}
 
-    def among(self, partition: str, lane: int) -> tuple[int, ...]:
-        """The lanes in a lane's group, itself included."""
-        if (partition, lane) not in self._among:
+    def among(self, partition: str, representative: int) -> tuple[int, ...]:
+        """The representatives of all ranks in a representative's group, itself included."""
+        if (partition, representative) not in self._among:
             groups = self.groups[partition]
-            members = groups.members[groups.group[self.ranks[lane][0]]]
-            self._among[partition, lane] = tuple(sorted({self.of_rank[rank] for rank in members}))
-        return self._among[partition, lane]
+            members = groups.members[groups.group[self.ranks[representative][0]]]
+            self._among[partition, representative] = tuple(sorted({self.of_rank[rank] for rank in members}))
+        return self._among[partition, representative]
 
-    def peer(self, partition: str, lane: int, offset: int) -> int:
-        """The lane that stands ``offset`` positions further in a lane's group."""
-        return self.of_rank[self.groups[partition].peer(self.ranks[lane][0], offset)]
+    def peer(self, partition: str, representative: int, offset: int) -> int:
+        """The representative of the rank ``offset`` positions further in a representative's group."""
+        return self.of_rank[self.groups[partition].peer(self.ranks[representative][0], offset)]
 
-    def together(self, lane: int, op: OpClass, entries: int) -> tuple[int, ...]:
-        """Which of an op class's costs are for the groups, or pairs, in which an op of a lane is done at once."""
+    def together(self, representative: int, op: OpClass, entries: int) -> tuple[int, ...]:
+        """Which of an op class's costs are for the groups, or pairs, in which a representative stands for others."""
         if op.kind == 'collective':
-            return self._groups_among[op.partition, self.among(op.partition, lane)]
-        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[lane])
+            return self._groups_among[op.partition, self.among(op.partition, representative)]
+        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[representative])
 
 
-class LoadedLanes(Lanes):
+class LoadedRepresentatives(Representatives):
     """The ranks of a program in classes that behave alike, and its links in classes that are loaded alike."""
 
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
@@ -132,19 +132,19 @@ class LoadedLanes(Lanes):
         return self._loads[key]
 
 
-def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedLanes:
-    """The lanes of a program on a cluster.
+def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:
+    """The representatives of a program on a cluster.
 
-    Arguments: ``unfold``: True, a lane for each rank; False, a lane for each role; None, as few as are exact.
+    Arguments: ``unfold``: True, one for each rank; False, one for each role; None, as few as are exact.
     Raises ``ValueError`` where False would not be exact.
     """
     groups = groups_of(program)
     if unfold:
-        return LoadedLanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
+        return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
     ranks, links = _refine(program, _Told.by(costs))
     if unfold is False:
         _check_roles(program, ranks)
-    return LoadedLanes(costs, groups, ranks, links)
+    return LoadedRepresentatives(costs, groups, ranks, links)
 
 
 def _check_roles(program: Program, ranks: Colours) -> None:
