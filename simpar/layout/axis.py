@@ -34,7 +34,7 @@ class Axis:
 def matrix_axes(matrix: Sequence[int], below: int = 1) -> tuple[Axis, ...]:
     """The axes of a device matrix, outermost first.
 
-    Arguments: ``below``, ranks that every element of the matrix stands for (the repeated calculation).
+    Arguments: ``below``, ranks that every element of the matrix stands for (the replicated calculation).
     """
     strides = [prod(matrix[index + 1 :]) * below for index in range(len(matrix))]
     return tuple(Axis(size, stride) for size, stride in zip(matrix, strides, strict=True))

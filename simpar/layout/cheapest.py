@@ -1,11 +1,11 @@
 """The cheapest sequence: a shortest path over the places where axes can stand.
 
-An axis stands on the part that it cuts before, on the one that it is to cut, nowhere, or still has a pending sum. A
+An axis stands on the part that it shards before, on the one that it is to shard, nowhere, or has a pending sum. A
 step moves several axes at once. Slicing costs nothing and makes all that follows smaller, so it is done at once.
 
-Axes are moved whole first, on the coarsest frame. In prime parts they may receive less: two axes of four ranks that
+Axes are moved unsplit first, on the coarsest frame. In prime parts they may receive less: two axes of four ranks that
 change places do so by halves, and only one half is gathered at a time. Such a sequence is taken where it is cheaper,
-and only what moves apart in it is parted. Without all-to-all axes move whole: in parts every axis that moves would be
+and only what moves apart in it is parted. Without all-to-all axes move unsplit: in parts every axis that moves would be
 gathered by halves and copied in between, which for small tensors takes longer than the bytes that it saves.
 Does not model: an axis that stands on a third part for a while.
 """
@@ -23,7 +23,7 @@ from simpar.layout.moves import NOWHERE, Walk, places
 from simpar.layout.step import Step, StepKind
 
 MOST_PARTS: Final = 10
-"""Axes move in parts where at most so many parts have to move, those of 1024 ranks (50 ms); beyond, they move whole."""
+"""Axes move in parts where at most so many parts have to move, those of 1024 ranks (50 ms); else they move unsplit."""
 PENDING: Final = -2
 """The place of an axis with a pending sum."""
 Axes = int
@@ -33,7 +33,7 @@ Where = tuple[Axes, Axes, bool]
 Move = tuple[StepKind, Axes]
 """A step's kind and which of the axes move."""
 Cost = tuple[int, int]
-"""Elements received, in a unit in which they are whole; collectives."""
+"""Elements received, in a unit that makes them integers; number of collectives."""
 LANDS: Final = ('slice', 'all_to_all', 'reduce_scatter')
 """Kinds of steps behind which the axes that move are where they are to be."""
 

@@ -1,9 +1,9 @@
 """The sequences of MindSpore's compiler, as its recorded outputs show them.
 
-A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in the order of its
-hash table (``simpar.layout.table_order``): what is wanted by an axis that cuts nothing is sliced; what is wanted by an
-axis that still cuts another part takes it from there, by an all-to-all or else by an all-gather and a slice; then axes
-that are to cut nothing are gathered; where all parts wait for each other, the first is gathered.
+A part is *wanted* by the axis that shards it in the target layout. The compiler goes over the parts in the order of its
+hash table (``simpar.layout.table_order``): what is wanted by an axis that shards nothing is sliced; what is wanted by
+an axis that still shards another part takes it from there, by an all-to-all or else by an all-gather and a slice; then
+axes that are to shard nothing are gathered; where all parts wait for each other, the first is gathered.
 
 Version 2.10 goes over a sequence without all-to-all once more: gathers stand first, that of the last part first, then
 slices. A gather along a part behind parts of one element becomes one along the outermost dim, and of these such as
@@ -47,7 +47,7 @@ def _start(frame: Frame, begin: State, sums: tuple[Axis, ...]) -> Walk:
 
 
 def _gather_and_slice(walk: Walk, end: State) -> None:
-    """What any sequence without all-to-all comes to: every cut that changes is gathered, then made anew."""
+    """What any sequence without all-to-all comes to: every part that changes is gathered, then sliced anew."""
     changed = [part for part, axis in enumerate(walk.state) if axis != end[part]]
     for axes in _together(walk, changed):
         walk.go('all_gather', axes)

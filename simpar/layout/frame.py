@@ -1,6 +1,6 @@
-"""Frames: two layouts of a tensor made comparable, each of its dims parted so that one axis cuts one part at most.
+"""Frames: two layouts of a tensor made comparable, each of its dims parted so that one axis shards one part at most.
 
-``[64, 64]`` cut (8, 1) and then (2, 4) becomes [2, 32, 64]: the outer axis cuts the first part before and after, the
+``[64, 64]`` split (8, 1) and then (2, 4) becomes [2, 32, 64]: the outer axis shards the first part both times, the
 inner axis the second part before and the third after. MindSpore calls this unifying device arrangement and shape. A
 frame may be finer than it must: the inner axis of four ranks as two of two, on [2, 2, 16, 2, 32].
 """
@@ -17,7 +17,7 @@ from simpar.layout.axis import Axis
 from simpar.layout.layout import TensorLayout
 
 State = tuple[Axis | None, ...]
-"""For each part of a frame the axis that cuts it."""
+"""For each part of a frame the axis that shards it."""
 Bounds = set[int]
 
 
@@ -106,7 +106,7 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
 def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
     """Carry bounds of strides over to the parts of a dim and back; False where they do not meet."""
     outer = 1
-    # The end of a dim's last axis is no bound: an axis may cut a part that is longer than its ranks.
+    # The end of a dim's last axis is no bound: an axis may shard a part that is longer than its ranks.
     for axis in dim:
         end = outer * axis.size
         prefixes.add(outer)

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor lies on the ranks, cut along its dims, repeated, or still to be summed."""
+"""Layouts: how a tensor lies on the ranks, sharded along its dims, replicated, or still to be summed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from simpar.errors import Infeasible
 from simpar.layout.axis import Axis, complement, matrix_axes, merged, size_of
 
 Alias = str | None | Sequence[str]
-"""What cuts a tensor dim in ``Layout``: an alias, several from the outermost on, or nothing (None or ``'None'``)."""
+"""What shards a tensor dim in ``Layout``: an alias, several from the outermost on, or nothing (None or ``'None'``)."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
     """One tensor on ``world`` ranks.
 
-    Arguments: ``dims``: for each tensor dim the axes that cut it, the outermost first; ``partial``: axes over which
-    the true value is still to be summed. Along all other axes it is repeated. Axes are kept merged, so that two layouts
-    are equal if and only if every rank has the same slice, however their device matrices are written.
-    Raises ``Infeasible`` where an axis is used twice.
+    Arguments:
+        dims: for each tensor dim the axes that shard it, the outermost first.
+        partial: axes over which the true value is still to be summed. Along all other axes the tensor is replicated.
+
+    Axes are kept merged, so that two layouts are equal if and only if every rank has the same slice, however their
+    device matrices are written. Raises ``Infeasible`` where an axis is used twice.
     """
 
     world: int
@@ -37,12 +39,12 @@ class TensorLayout:
 
     @property
     def sharding_axes(self) -> tuple[Axis, ...]:
-        """All axes that cut a dim."""
+        """All axes that shard a dim."""
         return tuple(chain.from_iterable(self.dims))
 
     @cached_property
     def unsharded_axes(self) -> tuple[Axis, ...]:
-        """The axes that cut nothing: along them a tensor is repeated, and its gradient has parts to be summed."""
+        """The axes that shard nothing: along them a tensor is replicated, and its gradient has parts to be summed."""
         return complement(self.world, self.sharding_axes)
 
     @cached_property
@@ -52,15 +54,15 @@ class TensorLayout:
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
-        """Into how many slices each dim is cut: the strategy."""
+        """Into how many slices each dim is split: the strategy."""
         return tuple(size_of(dim) for dim in self.dims)
 
     def without_partial(self) -> TensorLayout:
-        """The same cuts without pending sums."""
+        """The same shards without pending sums."""
         return TensorLayout(self.world, self.dims)
 
     def with_partial(self, axes: Sequence[Axis]) -> TensorLayout:
-        """The same cuts with pending sums over these axes."""
+        """The same shards with pending sums over these axes."""
         return TensorLayout(self.world, self.dims, tuple(axes))
 
     def slice_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ class TensorLayout:
         return tuple(found)
 
     def slices(self, shape: Sequence[int], rank: int) -> tuple[slice, ...]:
-        """Where a rank's slice lies in the whole tensor."""
+        """Where a rank's slice lies in the full tensor."""
         sizes = self.slice_shape(shape)
         return tuple(slice(at * size, (at + 1) * size) for at, size in zip(self.index(rank), sizes, strict=True))
 
@@ -104,10 +106,13 @@ def mapped(
 ) -> TensorLayout:
     """The layout that a device matrix and a tensor map give.
 
-    Arguments: ``matrix``, sizes, outermost first; where its product is less than ``world``, the calculation is repeated
-    on an axis appended on the right, as MindSpore 2.x does; ``tensor_map``: for each tensor dim the places in
-    ``matrix`` that cut it, outermost first; ``partial``, places over which sums are pending. Raises ``Infeasible``
-    where the matrix does not divide the ranks.
+    Arguments:
+        matrix: sizes, outermost first. Where its product is less than ``world``, the calculation is replicated on an
+            axis appended on the right, as MindSpore 2.x does.
+        tensor_map: for each tensor dim the places in ``matrix`` that shard it, outermost first.
+        partial: places over which sums are pending.
+
+    Raises ``Infeasible`` where the matrix does not divide the ranks.
     """
     count = prod(matrix)
     if count < 1 or world % count:
@@ -138,7 +143,7 @@ class Layout:
         object.__setattr__(self, 'world', self.world or prod(self.matrix))
 
     def __call__(self, *dims: Alias, partial: Alias = None) -> TensorLayout:
-        """The layout of a tensor, by what cuts each of its dims."""
+        """The layout of a tensor, by what shards each of its dims."""
         tensor_map = [self._places(dim) for dim in dims]
         return mapped(self.world, self.matrix, tensor_map, self._places(partial))
 

@@ -10,7 +10,7 @@ from simpar.layout.frame import Frame, State
 from simpar.layout.step import Step, StepKind
 
 NOWHERE = -1
-"""The place of an axis that cuts nothing."""
+"""The place of an axis that shards nothing."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Walk:
     def go(self, kind: StepKind, axes: Sequence[Axis], targets: Sequence[int] = ()) -> None:
         """Do one step with these axes.
 
-        Arguments: ``targets``, the part that each is to cut (slice, all_to_all, reduce_scatter).
+        Arguments: ``targets``, the part that each is to shard (slice, all_to_all, reduce_scatter).
         """
         before = self.frame.local(tuple(self.state))
         moved = kind in ('all_gather', 'all_to_all')
@@ -57,5 +57,5 @@ def places(axes: Sequence[Axis], state: State) -> dict[Axis, int]:
 
 
 def is_free(place: int, where: Mapping[Axis, int]) -> bool:
-    """Whether no axis cuts a part."""
+    """Whether no axis shards a part."""
     return place not in where.values()

@@ -25,18 +25,18 @@ class Named(Protocol):
 
     @property
     def fixed(self) -> Mapping[str, str]:
-        """Names that cannot be cut."""
+        """Names that cannot be sharded."""
 
     @property
     def lengths(self) -> dict[str, int]:
         """The length of each name."""
 
     def strategy(self, counts: Mapping[str, int]) -> Strategy:
-        """The strategy that cuts each name so often."""
+        """The strategy that splits each name into so many slices."""
 
 
 def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
-    """At most three valid strategies, those first that change the cuts by the least factors.
+    """At most three valid strategies, those first that change the counts by the least factors.
 
     Arguments: ``strategy``, the wrong one.
     """
@@ -52,7 +52,7 @@ def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
 
 
 def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
-    """The cuts that the strategy has for each name."""
+    """The counts that the strategy has for each name, where its inputs may disagree."""
     given: dict[str, set[int]] = {}
     for names, counts in zip(operator.inputs, strategy, strict=False):
         for name, count in zip(names, counts, strict=False):

@@ -1,11 +1,11 @@
-"""Operators and strategies: from how an operator's inputs are cut to the layouts and collectives that follow.
+"""Operators and strategies: from how an operator's inputs are sharded to the layouts and collectives that follow.
 
-An operator's tensor dims have names, as in an einsum; dims of one name are cut alike. The device matrix has one axis
-for each name, in the operator's order, and what is left of the ranks repeats the calculation (MindSpore 2.x: on the
-right, least significant). An operator whose output lacks a name that is cut gives partial sums over its axis, which are
-all-reduced, or scattered where ``out_strategy`` says so. Gradients of what is repeated stay partial sums ("reduce
-late"): backward, the forward's all-reduce is one again, and a parameter's gradient is summed over every axis that does
-not cut it (the mirror).
+An operator's tensor dims have names, as in an einsum; dims of one name are sharded alike. The device matrix has one
+axis for each name, in the operator's order, and what is left of the ranks repeats the calculation (MindSpore 2.x: on
+the right, least significant). An operator whose output lacks a name that is sharded gives partial sums over its axis,
+which are all-reduced, or scattered where ``out_strategy`` says so. Gradients of what is replicated stay partial sums
+("reduce late"): backward, the forward's all-reduce is one again, and a parameter's gradient is summed over every axis
+that does not shard it (the mirror).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simpar.layout.nearest import nearest
 from simpar.layout.redistribution import Redistribution, redistribute
 
 Strategy = tuple[tuple[int, ...], ...]
-"""For each input, into how many slices each of its dims is cut."""
+"""For each input, into how many slices each of its dims is split."""
 ONE = ''
-"""The name of a dim that may not be cut and belongs to no axis."""
+"""The name of a dim that may not be sharded and belongs to no axis."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Operator:
 
     Arguments:
         name: for messages.
-        inputs, output: the name of each dim of each tensor, ``ONE`` for what must stay whole.
+        inputs, output: the name of each dim of each tensor, ``ONE`` for what must stay unsharded.
         shapes: of the inputs. output_shape: of the result.
         order: names in the order of the device matrix, outermost first.
-        fixed: names that cannot be cut here, with the reason.
+        fixed: names that cannot be sharded here, with the reason.
         units: names that can be split into fewer slices than their length has elements, as heads are.
     """
 
@@ -51,7 +51,7 @@ class Operator:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """What the cut of each name must divide: the length of its dims, or of a reshape's the greatest common part."""
+        """What the slices of each name must divide: the length of its dims, of a reshape's the greatest common part."""
         found: dict[str, int] = dict(self.units)
         tensors = [*zip(self.inputs, self.shapes, strict=True), (self.output, self.output_shape)]
         for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
@@ -60,7 +60,7 @@ class Operator:
         return found
 
     def strategy(self, counts: Mapping[str, int]) -> Strategy:
-        """The strategy that cuts each name so often."""
+        """The strategy that splits each name into so many slices."""
         return tuple(tuple(counts.get(name, 1) for name in names) for names in self.inputs)
 
     def wrong(self, strategy: Strategy, world: int) -> str:
@@ -95,9 +95,9 @@ class Operator:
         return ''
 
     def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Sharded:
-        """The operator cut by a strategy over ``world`` ranks.
+        """The operator sharded by a strategy over ``world`` ranks.
 
-        Arguments: ``out_strategy``, into how many slices each dim of the output is to be cut; empty: as it follows.
+        Arguments: ``out_strategy``, into how many slices each dim of the output is to be split; empty: as it follows.
         Raises ``Infeasible`` naming operator and dim, with the nearest strategies that can be.
         """
         problem = self.wrong(strategy, world)
@@ -128,8 +128,8 @@ class Operator:
     def output_of(self, local: TensorLayout, out_strategy: Sequence[int]) -> TensorLayout:
         """The output's layout: summed, or scattered where the out_strategy asks for it.
 
-        Arguments: ``local``, that of what a rank computes. The axis of the sum must cut one dim of the output further,
-        inside of what cuts it already; raises ``Infeasible`` where it does not.
+        Arguments: ``local``, the layout of what a rank computes. Raises ``Infeasible`` unless the axis of the sum
+        shards one dim of the output further, inside of what shards it already.
         """
         wanted = tuple(out_strategy)
         if not wanted or wanted == local.shard_counts:
@@ -163,9 +163,9 @@ class Operator:
 
 @dataclass(frozen=True)
 class Sharded:
-    """An operator cut by a strategy.
+    """An operator sharded by a strategy.
 
-    Arguments: ``matrix``, the device matrix without the repeated axis; ``inputs``, their layouts; ``local``, the
+    Arguments: ``matrix``, the device matrix without the replicated axis; ``inputs``, their layouts; ``local``, the
     layout of what a rank computes, partial sums included; ``output``, that of the result.
     """
 

@@ -35,7 +35,7 @@ def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, tr
 
 
 def elementwise(name: str, *shapes: Shape) -> Operator:
-    """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays whole."""
+    """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays full."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     output = tuple(max(lengths) for lengths in zip(*padded, strict=True))
@@ -53,9 +53,9 @@ def elementwise(name: str, *shapes: Shape) -> Operator:
 
 
 def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
-    """Sum or mean over dims; where one of them is cut, what ranks have is summed (a mean divides by the whole length).
+    """Sum or mean over dims; where one of them is sharded, what ranks have is summed.
 
-    Arguments: ``keep``: reduced dims stay, with length 1.
+    A mean divides by the full length. Arguments: ``keep``: reduced dims stay, with length 1.
     """
     names = tuple(f'd{dim}' for dim in range(len(x)))
     gone = {dim % len(x) for dim in dims}
@@ -65,7 +65,7 @@ def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -
 
 
 def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
-    """Maximum over dims, which must stay whole.
+    """Maximum over dims, which must stay unsharded.
 
     Arguments: ``keep``: reduced dims stay, with length 1.
     """
@@ -75,7 +75,7 @@ def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> 
 
 
 def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
-    """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay whole."""
+    """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay full."""
     rows = tuple(f'd{dim}' for dim in range(len(x) - 1))
     return Operator(
         name,
@@ -89,18 +89,18 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
 
 
 def softmax(name: str, x: Shape, dim: int = -1) -> Operator:
-    """Softmax over one dim, which must stay whole."""
+    """Softmax over one dim, which must stay unsharded."""
     names = tuple(f'd{index}' for index in range(len(x)))
     return Operator(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
 
 
 def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay whole."""
+    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=2)
 
 
 def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay whole."""
+    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=1)
 
 
@@ -124,7 +124,7 @@ def embedding(name: str, weight: Shape, indices: Shape) -> Operator:
 
 
 def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Operator:
-    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay whole.
+    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay full.
 
     Arguments: ``classes``: labels are class numbers [...], or else probabilities as the logits.
     """
@@ -152,9 +152,9 @@ def flatten(name: str, x: Shape) -> Operator:
 
 
 def reshape(name: str, x: Shape, shape: Shape) -> Operator:
-    """The same elements in another shape; of dims that become one, or of the one that they come from, the first is cut.
+    """The same elements in another shape; of dims that become one, the first is sharded.
 
-    Does not model: the cut of a further dim inside of a whole first one, which would leave no equal slices.
+    Does not model: the sharding of a further dim inside of a full first one, which would leave no equal slices.
     """
     if prod(x) != prod(shape):
         raise Infeasible(f'{name}: {x} has {prod(x)} elements, {shape} has {prod(shape)}')
@@ -186,9 +186,9 @@ def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
 
 
 def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
-    """Convolution of x [batch, channels, height, width], cut by batch alone.
+    """Convolution of x [batch, channels, height, width], sharded by batch alone.
 
-    Does not model: halos of cut height and width, cut channels.
+    Does not model: halos of sharded height and width, sharded channels.
     """
     reason = 'is cut by batch alone in a convolution'
     inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))

@@ -24,8 +24,10 @@ Method = Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10']
 class Part:
     """Steps on one view of the tensor.
 
-    Arguments: ``shape``, lengths of the view's dims, whole; ``dim_of``, the tensor dim that each is a part of;
-    ``begin``, ``end``, the axis that cuts each of them before and after.
+    Arguments:
+        shape: full lengths of the view's dims.
+        dim_of: for each of them, the tensor dim that it is a part of.
+        begin, end: the axis that shards each of them before and after.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +46,7 @@ class Part:
 class Redistribution:
     """What brings a tensor of ``shape`` from ``source`` to ``target``: parts one after the other.
 
-    Backward, ``source`` and ``target`` are the layouts of the gradient: where the tensor is repeated, it has pending
+    Backward, ``source`` and ``target`` are the layouts of the gradient: where the tensor is replicated, it has pending
     sums.
     """
 
@@ -66,7 +68,7 @@ class Redistribution:
     def backward(self) -> Redistribution:
         """The transposed map, which takes the gradient back: gathers scatter sums, slices are filled up with zeros.
 
-        A repeated tensor's gradient has pending sums over all ranks that have the same, as MindSpore keeps it.
+        A replicated tensor's gradient has pending sums over all ranks that have the same, as MindSpore keeps it.
         """
         return Redistribution(
             self.shape,
@@ -90,8 +92,8 @@ def redistribute(
 ) -> Redistribution:
     """The steps from one layout to another.
 
-    Arguments: ``shape`` of the whole tensor; ``method``: ``cheapest``, the fewest bytes, and of those the fewest
-    collectives (without all-to-all of axes that move whole); or the sequence of MindSpore's compiler; ``all_to_all``:
+    Arguments: ``shape`` of the full tensor; ``method``: ``cheapest``, the fewest bytes, and of those the fewest
+    collectives (without all-to-all of axes that move unsplit); or the sequence of MindSpore's compiler; ``all_to_all``:
     may be used. Pending sums of ``source`` that ``target`` has not are summed. Raises ``Infeasible`` where a layout
     does not fit the shape or sums would have to be undone. Does not model: latency, links, memory of what is gathered
     on the way.

@@ -29,7 +29,7 @@ class Step:
         gather: for each axis the dim of the view along which the slices of its positions are joined (all_gather,
             all_to_all), or along which its own is put between zeros (pad); empty otherwise.
         split: for each axis the dim of the view of which its position is kept (slice, reduce_scatter), or along which
-            the slices for its positions are cut (all_to_all); empty otherwise.
+            the slices for its positions are split (all_to_all); empty otherwise.
         before, after: shape of a rank's slice of the view.
     """
 

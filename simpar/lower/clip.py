@@ -26,7 +26,7 @@ OVERFLOW: Final = 'gradients.overflow'
 
 
 class _Gradient(NamedTuple):
-    """What one rank has of a gradient; ``ranks``, how many have the same piece of it, as ``square_sum`` reads it."""
+    """What one rank has of a gradient; ``ranks``, how many have the same shard of it, as ``square_sum`` reads it."""
 
     ranks: str
     elements: int
@@ -98,7 +98,7 @@ def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Chec
 
 
 def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient]:
-    """By name; every element of a gradient lies on as many ranks as hold the same piece of it."""
+    """By name; every element of a gradient lies on as many ranks as hold the same shard of it."""
     on: dict[str, set[int]] = {}
     for op in tape.ops:
         for name in op.accumulates:
@@ -114,9 +114,9 @@ def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient
 
 
 def _runs(tape: Tape, shard: UpdateShard, holders: Mapping[str, int]) -> str:
-    """How many ranks have the same piece of a gradient; where members of a packed one differ, for how many elements.
+    """How many ranks have the same shard of a gradient; where members of a packed one differ, for how many elements.
 
-    Arguments: ``holders``, ranks that have any piece of a parameter.
+    Arguments: ``holders``, ranks that have any shard of a parameter.
     """
     if not shard.gradient.members:
         parts = prod(tape.partitions[split.partition].size for split in shard.gradient.splits)

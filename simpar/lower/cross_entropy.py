@@ -1,4 +1,4 @@
-"""Cross-entropy in operators on the tape, each cut by a strategy of its own, with what redistributes between them."""
+"""Cross-entropy in operators on the tape, each sharded by its own strategy, with redistributions between them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
 
 
 def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Operator:
-    """How an operator of the loss may be cut.
+    """How an operator of the loss may be sharded.
 
     Arguments: ``shapes`` of what it reads, but for single numbers.
     """
@@ -95,7 +95,7 @@ def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Operator]]:
 
 
 def by_rows(rule: Operator, count: int) -> Strategy:
-    """An operator cut into so many slices of rows."""
+    """An operator split into so many slices of rows."""
     return rule.strategy({rule.inputs[0][0]: count})
 
 
@@ -221,7 +221,7 @@ class CrossEntropy:
     # the number
 
     def _mean(self, likelihood: Value, smooth: Value, count: Value) -> None:
-        """Both sums by the count, which every rank has whole."""
+        """Both sums by the count, which every rank has in full."""
         copies = self.tape.mesh.copies
         self.tape.tensors['loss'] = Tensor('loss', 'activation', (copies,), 'fp32', batch_dim=0)
         self.tape.place('loss', TensorLayout(self.tape.world, ((),)))

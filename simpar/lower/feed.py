@@ -1,8 +1,8 @@
-"""Inputs of a whole step, gathered once and then cut on every rank, as MindSpore's compiler does.
+"""Inputs of a full step, gathered once and then split on every rank, as MindSpore's compiler does.
 
-Where the data set is cut over the ranks, a rank has a slice of the step's batch, and micro-batches and copies are cut
-of the whole one. Does not model: copies of micro-batches without a pipeline, each of which the compiler would gather by
-itself; here, too, all are gathered at once.
+Where the data set is sharded over the ranks, a rank has a slice of the step's batch, and micro-batches and copies are
+taken from the gathered one. Does not model: copies of micro-batches without a pipeline, each of which the compiler
+would gather by itself; here, too, all are gathered at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simpar.program import OpClass
 
 
 def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dtype: str) -> Value | None:
-    """Register an input that is gathered whole; None where no ranks can cut a step's batch.
+    """Register an input that is gathered in full; None where no ranks can shard a step's batch.
 
     Arguments: ``shape`` of a micro-batch.
     """

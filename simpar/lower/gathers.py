@@ -1,4 +1,4 @@
-"""Gathers of cut weights: when each is issued, and when what it gathered is freed.
+"""Gathers of sharded weights: when each is issued, and when what it gathered is freed.
 
 On use, a bucket of weights is gathered before its first reader and freed behind its last one, once a step, or once for
 every forward and once for every backward of a micro-batch. One gather serves all copies. An op of no work, ``reshard``
@@ -22,7 +22,7 @@ from simpar.program import OpClass
 from simpar.program.op import Phase
 
 _Key = tuple[str, str]
-"""A bucket, and the partition that its members are cut over."""
+"""A bucket, and the partition that its members are sharded over."""
 Label = tuple[int, int, Phase]
 """Stage, micro-batch, and F or I: forward or backward."""
 
@@ -99,7 +99,7 @@ class Gathers:
         return free if free <= uses[index].first else uses[index - ahead].first
 
     def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
-        """Gathered together: what is first used in the same stage and cut over the same groups, as far as the plan
+        """Gathered together: what is first used in the same stage and sharded over the same groups, as far as the plan
         fuses it."""
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
@@ -198,7 +198,7 @@ class Gathers:
     # after the update
 
     def after_update(self, order: Sequence[Issue], scope: str) -> list[Issue]:
-        """Updates of pieces between what cuts them out of whole weights and what gathers them back.
+        """Updates of shards between the views that take them out of full weights and the gathers behind.
 
         Gathers are issued in the order of the next forward, so that it need not wait for all of them.
         """
@@ -220,7 +220,7 @@ class Gathers:
         return found
 
     def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
-        """This rank's pieces of whole weights: views, which cost nothing."""
+        """This rank's shards of full weights: views, which cost nothing."""
         shards = self._shards.each(parameters)
         return OpClass(
             name=self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)),

@@ -1,6 +1,6 @@
 """Sums of gradients over replicas, each message as soon as the last op that adds to one of its gradients is issued.
 
-A gradient that stays whole is all-reduced. One that is cut is reduce-scattered over the shard group, and its piece
+A gradient that stays full is all-reduced. One that is sharded is reduce-scattered over the shard group, and its shard
 all-reduced over the groups; where it is also a partial sum over the tensor ranks, that sum comes first.
 """
 
@@ -75,7 +75,7 @@ class Reductions:
         return _place(placed, list(self._repeats()), end=end)
 
     def _fulls(self) -> Iterator[Reduction]:
-        """All-reduces of what stays whole."""
+        """All-reduces of what stays full."""
         over: dict[str, list[str]] = {}
         for parameter in self._parameters(lambda name: name not in self._shards.of):
             partition = self._tape.summing(parameter)
@@ -88,7 +88,7 @@ class Reductions:
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:
-        """Reduce-scatters of what is cut, each behind the sum over tensor ranks that it needs."""
+        """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
         sliced = self._shards.choice.sharded
         stages = self._stages if sliced else [-1]
         for stage in stages:
@@ -108,7 +108,7 @@ class Reductions:
                 yield Reduction(gradients=scatter.reads, ops=(*ops, scatter), stage=stage)
 
     def _repeats(self) -> Iterator[Reduction]:
-        """All-reduces of pieces over the shard groups."""
+        """All-reduces of shards over the shard groups."""
         parameters = self._parameters(lambda name: name in self._shards.of and bool(self._shards.of[name].replica))
         for mine in self._shards.by_partition(parameters).values():
             for bucket, members in self._buckets(mine).items():
@@ -145,7 +145,7 @@ class Reductions:
         )
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[Shard], *, sliced: bool) -> OpClass:
-        """Arguments: ``sliced``: added to the pieces of the micro-batches before; that addition is not priced."""
+        """Arguments: ``sliced``: added to the shards of the micro-batches before; that addition is not priced."""
         fulls = [full for shard in shards for full in shard.fulls]
         names = tuple(tensor.name for tensor in fulls)
         sharded = tuple(shard.gradient.name for shard in shards)

@@ -19,7 +19,7 @@ Item = TypeVar('Item')
 
 
 def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bool = True) -> list[list[OpClass]]:
-    """Cut one thread's ops where computation waits for communication, and let W fill.
+    """Split one thread's ops where computation waits for communication, and let W fill.
 
     Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
     and that are soon freed again: a segment reads those of one layer; without ``fill`` W stays where it is.

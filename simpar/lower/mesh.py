@@ -17,16 +17,16 @@ TENSOR = 'tensor'
 STAGE = 'stage'
 """All data and tensor ranks of one pipeline rank."""
 SHARD = 'shard'
-"""Neighbours among the data ranks, over which optimizer parallelism cuts, where these are not all of them."""
+"""Neighbours among the data ranks, over which optimizer parallelism shards, where these are not all of them."""
 REPLICA = 'replica'
-"""Data ranks that hold the same pieces."""
+"""Data ranks that hold the same shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Degrees of parallelism, and how often the batch is cut.
+    """Degrees of parallelism, and how often the batch is split.
 
-    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism cuts.
+    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards.
     """
 
     data: int
@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def sharding(self) -> tuple[str, str]:
-        """The partition that pieces are cut over, and the one over which they are repeated; empty: none."""
+        """The partition over which parameters are sharded, and that over which shards are replicated; empty: none."""
         if self.shard == 1:
             return '', ''
         return (SHARD, REPLICA) if self.shard < self.data else (DATA, '')

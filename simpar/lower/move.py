@@ -250,7 +250,7 @@ def _states(begin: State, steps: Iterable[Step]) -> Iterator[State]:
 
 
 def _is_block(part: Part, state: State) -> bool:
-    """Whether a rank's slice is one block of the tensor: no part is cut inside of one that is not cut to the end."""
+    """Whether a rank's slice is one block of the tensor: no part is sharded inside of one that is not split up."""
     open_dims: set[int] = set()
     for axis, dim, length in zip(state, part.dim_of, part.shape, strict=True):
         if axis is not None and dim in open_dims:
@@ -268,7 +268,7 @@ def _is_nested(step: Step, dim_of: Sequence[int]) -> bool:
 
 
 def _block_dims(part: Part, state: State) -> Dims:
-    """The axes that cut each tensor dim."""
+    """The axes that shard each tensor dim."""
     dims: list[list[Axis]] = [[] for _ in range(max(part.dim_of) + 1)]
     for axis, dim in zip(state, part.dim_of, strict=True):
         dims[dim] += [axis] if axis is not None else []
@@ -280,7 +280,7 @@ def _view_dims(state: State) -> Dims:
 
 
 def _attributes(step: Step, dim_of: Sequence[int]) -> dict[str, Attribute]:
-    """What a kernel must know: the dim along which it cuts or joins; for an all-to-all, of each axis."""
+    """What a kernel must know: the dim along which it splits or joins; for an all-to-all, of each axis."""
     if step.kind == 'all_reduce':
         return {}
     if step.kind != 'all_to_all':

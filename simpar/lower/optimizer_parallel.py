@@ -1,8 +1,8 @@
-"""Optimizer parallelism: states, gradients and weights are cut over the data ranks (ZeRO, Rajbhandari et al. 2020).
+"""Optimizer parallelism: states, gradients and weights are sharded over the data ranks (ZeRO, Rajbhandari et al. 2020).
 
-Whatever is cut, an update works on pieces alone. The piece of a gradient has the gradient's name, its whole is
-``NAME.whole``; cut weights have the parameter's name, what is gathered of them is ``NAME.gathered``; of a weight that
-stays whole, ``NAME.shard`` is the part that this rank updates. A flat message has the name of its bucket in theirs.
+Whatever is sharded, an update works on shards alone. A gradient's shard has the gradient's name, the full gradient is
+``NAME.whole``. A sharded weight has the parameter's name, what is gathered of it is ``NAME.gathered``. Of a weight that
+stays full, ``NAME.piece`` is the shard that this rank updates. A flat message has the name of its bucket in theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVELS: Final[dict[str, tuple[tuple[Part, ...], Gather]]] = {
     'level2': (('state', 'gradients', 'weights'), 'on-use'),
     'level3': (('state', 'gradients', 'weights'), 'on-use-twice'),
 }
-"""MindSpore's levels: from the first on, weights are cut."""
+"""MindSpore's levels: from the first on, weights are sharded."""
 STAGES: Final[dict[int, tuple[tuple[Part, ...], Gather]]] = {
     1: (('state',), 'after-update'),
     2: (('state', 'gradients'), 'after-update'),
@@ -37,12 +37,12 @@ STAGES: Final[dict[int, tuple[tuple[Part, ...], Gather]]] = {
 FORMS: Final[dict[int, Form]] = {1: 'flat', 2: 'flat', 3: 'padded'}
 """Of ZeRO's stages: as Megatron-LM and DeepSpeed shard states and gradients, and as FSDP2 shards weights."""
 THRESHOLD: Final = 64 * 1024
-"""Bytes below which MindSpore leaves a parameter whole, unless told otherwise."""
+"""Bytes below which MindSpore leaves a parameter full, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a plan cuts, with its presets worked out.
+    """What a plan shards, with its presets worked out.
 
     Arguments: ``threshold`` in bytes; ``sharded``: gradients are reduce-scattered every micro-batch; ``form`` of a
     shard, in the messages that do not divide by a dim, or ``everywhere``.
@@ -106,11 +106,11 @@ def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One parameter that is cut, or the parameters of a flat message.
+    """One parameter that is sharded, or the parameters of a flat message.
 
-    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``fulls``, the gradients that W adds
-    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, cut last, over
-    ``partition``, the shard groups; ``replica``, over whose ranks pieces are repeated; ``bucket``, the name of a flat
+    Arguments: ``weight`` and ``gradient``, the shards that the update works on; ``fulls``, the gradients that W adds
+    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, split last, over
+    ``partition``, the shard groups; ``replica``, over whose ranks shards are replicated; ``bucket``, the name of a flat
     message, and ``flat``, of its buffer.
     """
 
@@ -140,7 +140,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """All that is cut.
+    """All that is sharded.
 
     Arguments: ``of``, by parameter.
     """
@@ -154,7 +154,7 @@ class Shards:
         return self.each(self.of)
 
     def each(self, parameters: Iterable[str]) -> tuple[Shard, ...]:
-        """The shards of parameters that are cut, each once."""
+        """The shards of parameters that are sharded, each once."""
         found = (self.of[name] for name in parameters)
         return tuple({shard.parameters[0]: shard for shard in found}.values())
 
@@ -164,7 +164,7 @@ class Shards:
         return 'weights' in self.choice.parts
 
     def by_partition(self, parameters: Iterable[str]) -> dict[str, list[str]]:
-        """Those of the parameters that are cut, by their shard groups; only these travel together."""
+        """Those of the parameters that are sharded, by their shard groups; only these travel together."""
         found: dict[str, list[str]] = {}
         for name in parameters:
             if name in self.of:
@@ -199,7 +199,7 @@ class Shards:
 
 
 def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
-    """Bytes that fusion by size counts: a whole gradient or weight; with MindSpore's levels what it counts, the piece.
+    """Bytes that fusion by size counts: a full gradient or weight; with MindSpore's levels what it counts, the shard.
 
     Whole as far as the tensor ranks have it.
     """
@@ -211,13 +211,13 @@ def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> floa
 
 
 def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
-    """The dims that a message cuts its tensors along: one number, or where they differ one for each in a text."""
+    """The dims that a message splits its tensors along: one number, or where they differ one for each in a text."""
     found = [shard.dim for shard in shards]
     return {'dim': found[0] if len(set(found)) == 1 else ' '.join(map(str, found))}
 
 
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
-    """Bytes of the whole of some shards, padding and all: what is gathered of them, or scattered into them."""
+    """Bytes of the unsharded form of some shards, padding and all: what is gathered of them, or scattered into them."""
     return sum(size_of(tape, [one]) * tape.partitions[one.splits[-1].partition].size for one in tensors)
 
 

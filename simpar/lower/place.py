@@ -22,7 +22,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Places operators on the ``world`` ranks of a stage; dim 0 of all tensors is cut into ``copies`` besides."""
+    """Places operators on the ``world`` ranks of a stage; dim 0 of all tensors is split into ``copies`` besides."""
 
     world: int
     copies: int
@@ -81,7 +81,7 @@ class Placer:
         return self._checked(operator, found, lead)
 
     def followed(self, operator: Operator, lies: TensorLayout, lead: int = 0) -> Placed:
-        """As what it reads lies, but for dims that must stay whole or do not divide.
+        """As what it reads lies, but for dims that must stay unsharded or do not divide.
 
         Arguments: ``lies``, the layout of input number ``lead``.
         """
@@ -129,7 +129,7 @@ class Placer:
         return placed
 
     def check_rows(self, operator: Operator, layout: TensorLayout, shape: Sequence[int] = ()) -> None:
-        """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the whole do.
+        """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the full tensor do.
 
         Arguments: ``shape`` of the tensor, by default of the operator's first.
         """
@@ -164,7 +164,7 @@ def _overlap(one: Axis, other: Axis) -> bool:
 
 
 def outermost(axes: Sequence[Axis], length: int) -> tuple[Axis, ...]:
-    """What of axes, from the outermost on, cuts a dim of a length into equal slices."""
+    """What of axes, from the outermost on, shards a dim of a length into equal slices."""
     found: list[Axis] = []
     for axis in axes:
         size = gcd(axis.size, length)
@@ -188,7 +188,7 @@ def seen_as(layout: TensorLayout, shape: Sequence[int], other: Sequence[int]) ->
 
 
 _Digit = tuple[int, Axis | None]
-"""Of an element's place, outermost first: how far it counts, and the axis that cuts it."""
+"""Of an element's place, outermost first: how far it counts, and the axis that shards it."""
 
 
 def _digits(axes: Sequence[Axis], length: int) -> list[_Digit]:

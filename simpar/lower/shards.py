@@ -1,6 +1,6 @@
 """Sharding of parameters: which are sharded, in which form, and the tensors that this puts on the tape.
 
-``dim`` cuts a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
+``dim`` shards a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
 everything, for they pad: ``padded`` each parameter's rows, ``flat`` the parameters of a message in one buffer.
 """
 
@@ -77,13 +77,13 @@ def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
 
 
 def _dim(local: tuple[int, ...], size: int) -> int | None:
-    """The dim to cut: the first; where a weight has more than two, whose first are its outputs, any that divides."""
+    """The dim to shard: the first; where a weight has more than two, whose first are its outputs, any that divides."""
     dims = range(len(local)) if len(local) > 2 else range(1)
     return next((dim for dim in dims if local[dim] % size == 0), None)
 
 
 def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
-    """A note for what cannot be cut; one for all layers that are alike."""
+    """A note for what cannot be sharded; one for all layers that are alike."""
     alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
     for one in wanted:
         key = (re.sub(r'\d+', '*', one.tensor.name), local_shape(tape, one.tensor), one.size)

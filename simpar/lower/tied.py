@@ -40,7 +40,7 @@ class Exchange:
 
 
 def exchange(tape: Tape, shards: Shards) -> Exchange:
-    """The exchange of the gradient that two pipeline ranks accumulate, if there is one; of its piece, if it is cut."""
+    """The exchange of the gradient, or of its shard, that two pipeline ranks accumulate, if there is one."""
     adders: dict[str, list[OpClass]] = {}
     for op in tape.ops:
         for name in op.accumulates:

@@ -1,12 +1,12 @@
-"""Tiles: a matrix product and the collective next to it, cut into pieces along the rows.
+"""Tiles: a matrix product and the collective next to it, split into chunks along the rows.
 
 The collective of one tile travels while the next is computed: of a product and the sum behind it, or of a gather and
 the product behind it. So do CoC of MindSpeed, MC2, AsyncTP and MindSpore's ``interleaved_matmul_comm``. The gradient of
-a weight (W) stays whole. Products read their rows of a whole operand; what is gathered is split, and tiles are joined,
+a weight (W) stays full. Products read their rows of a full operand; what is gathered is split, and tiles are joined,
 by views that do no work.
 
-Where the collective cuts the dim that tiles are cut along, a tile holds rows of every rank's slice, in ``blocks``, so
-that joined tiles lie as the whole would.
+Where the collective shards the dim that tiles are split along, a tile holds rows of every rank's slice, in ``blocks``,
+so that joined tiles lie as the full tensor would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUMS: Final = frozenset({'all_reduce', 'reduce_scatter'})
 GATHERS: Final = frozenset({'all_gather'})
 _PHASES: Final = frozenset({'F', 'I'})
 _ROWS: Final = 2
-"""Dims that rows may be cut along: the batch, or else the sequence."""
+"""Dims that rows may be split along: the batch, or else the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How tiles are cut along ``dim``; ``blocks``, ranks over which the collective cuts that dim too, else 1."""
+    """How tiles are split along ``dim``; ``blocks``, ranks over which the collective shards that dim too, else 1."""
 
     dim: int
     blocks: int
@@ -58,7 +58,7 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
     """The ops of a stage with products and their collectives in tiles.
 
     Arguments: ``ops`` in order, forward first; ``elsewhere``, what other stages of the rank read; ``tiles`` of each
-    pair. Adds tensors to the tape, and a note for what does not divide and stays whole. Does not model: copies where
+    pair. Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where
     tiles lie in blocks, kernels that compute and communicate in one.
     """
     if tiles == 1:
@@ -140,7 +140,7 @@ def _lives(ops: Sequence[OpClass]) -> tuple[Mapping[tuple[int, str], int], Mappi
     return writers, readers
 
 
-# where it can be cut
+# where it can be sharded
 
 
 def _cut(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _Cut | None:
@@ -220,7 +220,7 @@ def _of_gathered(tape: Tape, product: OpClass, collective: OpClass, cut: _Cut, *
 def _product(
     tape: Tape, product: OpClass, index: int, cut: _Cut, *, reads: tuple[str, ...], writes: str
 ) -> OpClass:  # fmt: skip
-    """One tile of a product: its share of the rows, and the weight as a whole."""
+    """One tile of a product: its share of the rows, and the full weight."""
     ends = sum(_size(tape, name) for name in (product.reads[0], product.writes[0]))
     return replace(
         product,

@@ -108,7 +108,7 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
 
 
 def _state(tape: Tape, kind: str, shard: UpdateShard) -> str:
-    """Register a state of a weight, in fp32 and cut as the update has the weight."""
+    """Register a state of a weight, in fp32 and sharded as the update has the weight."""
     name = f'{kind}:{shard.parameter}'
     members = shard.weight.members
     initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[shard.parameter].initial

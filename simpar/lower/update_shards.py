@@ -1,4 +1,4 @@
-"""Pieces: what a rank's update reads and writes of every parameter: whole, unless optimizer parallelism has cut it."""
+"""What a rank's update reads and writes of every parameter: its shard, or all of it without optimizer parallelism."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateShard:
-    """One parameter's piece, or that of a flat message.
+    """One parameter's shard, or that of a flat message.
 
     Arguments: ``parameter``, its name; ``weight``, what the update reads and writes; ``gradient``, what it reads and
     frees; ``fulls``, the gradients that W adds to; ``stage``, whose backward adds to the gradient (the first, for a
@@ -60,9 +60,9 @@ def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
 
 
 def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[UpdateShard]:
-    """The pieces of all parameters, in the order in which the forward uses them; a flat message with its first.
+    """The shards of all parameters, in the order in which the forward uses them; a flat message with its first.
 
-    Arguments: ``owned``, those of the parameters that are not whole.
+    Arguments: ``owned``, those of the parameters that are sharded.
     """
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
     found: dict[str, UpdateShard] = {}

@@ -28,7 +28,7 @@ class Action:
 
     Arguments:
         stage: of the pipeline; ``NO_STAGE`` for an overlap.
-        kind: F forward, B the whole backward, I gradient of the input, W gradient of the weights; sends and receives of
+        kind: F forward, B the full backward, I gradient of the input, W gradient of the weights; sends and receives of
             an activation (F) or a gradient (B); UNSHARD, RESHARD and REDUCE_GRAD of a stage's sharded weights;
             OVERLAP_F_B, a forward and a backward that interleave.
         micro_batch: None for overlaps and for what is done to a stage's weights.
@@ -61,7 +61,7 @@ def overlap(forward: Action, backward: Action) -> Action:
 def parse_action(text: str) -> Action:
     """Read one action.
 
-    Arguments: ``text``, the whole of it: nothing may stand before or behind, and numbers have no leading zeros.
+    Arguments: ``text``, an action and nothing else; numbers have no leading zeros.
     Raises ``ValueError`` in the form "what is wrong; what to write", where the text is no action.
     """
     match = _OVERLAP.fullmatch(text)

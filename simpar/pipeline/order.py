@@ -18,9 +18,9 @@ class Order:
         actions: by pipeline rank, in the order that it does them.
         placement: by stage, the pipeline rank that holds it.
         micro_batches: the micro-batch of an action is below it.
-        sequence_chunks: pieces of a sample's sequence (MindSpore's ``seq_split_num``); with more than one, the
-            micro-batch of an action counts pieces: micro-batch × sequence_chunks + piece. A piece's forward needs that
-            of the piece before it, its backward that of the piece behind it.
+        sequence_chunks: parts of a sample's sequence (MindSpore's ``seq_split_num``). With more than one, the
+            micro-batch of an action counts them: micro-batch × sequence_chunks + chunk. A chunk's forward needs that of
+            the chunk before it, its backward that of the chunk behind it.
 
     An order is not checked where it is made: see ``check_order``.
     """

@@ -30,7 +30,7 @@ class Family:
         build: (pipeline ranks, micro-batches, chunks) → Order; also ``sequence_chunks``, where ``sequences`` is set.
         chunks: least and most chunks (stages) on a rank.
         placement: how stages lie on ranks.
-        sequences: whether it can cut the sequence of a sample.
+        sequences: whether it can split the sequence of a sample.
     """
 
     build: Callable[..., Order]
@@ -74,7 +74,7 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
     """The order of this name.
 
     Arguments: pipeline ranks, micro-batches; ``chunks``, stages on each rank, 0 for the least that the order has;
-    ``sequence_chunks``, pieces of a sample's sequence, 1 except for MindSpore's seq orders.
+    ``sequence_chunks``, parts of a sample's sequence, 1 except for MindSpore's seq orders.
     Raises `ScheduleError` for an unknown name, and for counts that the order cannot have.
     """
     found = family(name)

@@ -26,7 +26,7 @@ class Program:
         role_of_rank: shape [world], index into ``roles``.
         partitions: by name; an op names a partition, never a list of ranks.
         op_classes, tensors: the tables; a tensor is found by its name.
-        micro_batches, copies: how often the batch is cut; a copy is a slice of a micro-batch.
+        micro_batches, copies: how often the batch is split; a copy is a slice of a micro-batch.
         notes: choices that the plan asked for and lowering could not keep, in words.
     """
 
@@ -74,7 +74,7 @@ class Program:
         )
 
     def holds(self, rank: int, tensor: str) -> bool:
-        """Whether a rank has its piece of a tensor."""
+        """Whether a rank has its shard of a tensor."""
         return tensor in self.tensors_of_role[int(self.role_of_rank[rank])]
 
     def op(self, role: Role, slot: int) -> OpClass:
@@ -97,7 +97,7 @@ class Program:
         return f'{name}.c{role.copy[slot]}' if self.copies > 1 else name
 
     def local_shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Shape of the piece that one rank holds (of one copy, where copies cut it)."""
+        """Shape of the shard that one rank holds (of one copy, where copies split it)."""
         shape = list(tensor.shape)
         for split in tensor.splits:
             shape[split.dim] //= self.partitions[split.partition].size
@@ -106,7 +106,7 @@ class Program:
         return tuple(shape)
 
     def local_bytes(self, tensor: Tensor) -> int:
-        """Bytes of the piece that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
+        """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
 
     @cached_property
