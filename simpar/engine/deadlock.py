@@ -70,7 +70,9 @@ class Drawing:
         op = stream.head
         if stream in self._met:
             return f'waits for {self._missing(stream, self._met[stream])}'
+        # An end that has not happened is negative (PENDING).
         needs = [self._action(need) for need in self._needs[op] if self._end[stream.base + need] < 0.0]
+        # The first step has nothing before it that it could carry.
         if stream.step:
             before = stream.base - stream.every
             carried = [need for need in self._carried[op] if self._end[before + need] < 0.0]
@@ -98,6 +100,7 @@ class Drawing:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """Ranks as a reader writes them, e.g. ``ranks 0-3, 8``."""
+    # Runs of neighbours, so that a thousand ranks fit in a word.
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -50,10 +50,12 @@ def node_costs(
     alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
     links: list[Load] = [()] * len(ops)
+    # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
+    # Ops of one class on one representative cost the same, so each kind is worked out once.
     kinds, kind_of = np.unique(ops.representative[nodes] * count + ops.op_class[nodes], return_inverse=True)
     made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
@@ -70,6 +72,7 @@ def _communication(
 ) -> tuple[float, float, Load]:
     """Latency, transfer and links of an op class on a representative that leads."""
     groups = representatives.together(representative, program.op_classes[index], len(costs.communication[index]))
+    # Groups that fold together last equally long; any of them tells.
     isolated = costs.communication[index][groups[0]]
     return isolated.alpha, isolated.transfer, representatives.load(index, groups)
 
@@ -79,10 +82,12 @@ def _issued(ops: Ops, costs: Costs, steps: int) -> Times:
     host = _quantise(costs.host)[ops.op_class]
     issued = np.zeros((steps, len(ops)))
     for begin, end in pairwise(ops.first.tolist()):
+        # The host launches in issue order, whatever the stream, and never waits for the device.
         one = np.cumsum(host[begin:end])
         issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
     return issued
 
 
 def _quantise(times: Times) -> Times:
+    # On a grid of 2⁻⁴⁰ s sums of doubles are exact below 2¹² s: ties are ties in every machine.
     return np.rint(times * GRID) / GRID

@@ -75,6 +75,7 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     roles = tuple(program.roles[number] for number in numbers)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
+    # Wide, as keys of (representative, op class) are formed of them.
     op_class = np.concatenate([role.op_class for role in roles]).astype(np.int64)
     stream = np.concatenate(
         [role.stream.astype(np.int64) + begin for role, begin in zip(roles, streams.tolist(), strict=False)]
@@ -115,6 +116,7 @@ def _channel(representatives: Representatives, representative: int, kind: Kind) 
         among = representatives.among(kind.partition, representative)
         return _Channel((kind.partition, kind.stream, among), len(among), representative == among[0])
     peer = representatives.peer(kind.partition, representative, kind.peer)
+    # Both sides must name one channel: it is named by the sender, the receiver and the sender's offset.
     sends = kind.kind == 'send'
     offset = kind.peer if sends else kind.facing(representatives.groups[kind.partition].size).peer
     return _Channel(
@@ -133,6 +135,7 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Int
             if numbers.setdefault(channel.name, len(numbers)) == len(expected):
                 expected.append(channel.expected)
         # Behind those of all kinds stand those of what computes.
+        # Index −1, the kind of what computes, reads the entry behind all others.
         number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int64)
         leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
         each = np.append(np.diff(of.slots.start), 0)

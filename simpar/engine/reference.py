@@ -49,6 +49,7 @@ class _At(Event):
         delay: float,
         priority: EventPriority = NORMAL,
     ) -> None:
+        # Event.__init__ is left out: these events cannot fail, nor be triggered by hand, and there are many of them.
         self.env = env
         self.callbacks = [call]
         self.subject: Any = subject
@@ -88,6 +89,7 @@ class _Simulation:
         self._waiters: dict[int, list[Stream]] = {}
         self._links: Links[Rendezvous] = Links(len(costs.links))
         self._transferring: dict[Rendezvous, None] = {}
+        # A dict for its order: SimPy breaks ties by the order of scheduling.
         self._touched: dict[Compute | Rendezvous, None] = {}
         self._resolving = False
 
@@ -108,6 +110,7 @@ class _Simulation:
         for stream in self._streams:
             self._advance(stream)
         self._env.run()
+        # SimPy has no more events, but some op has not ended.
         if PENDING in self._end:
             met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
             drawing = Drawing(
@@ -140,6 +143,7 @@ class _Simulation:
     def _waits(self, stream: Stream, op: int) -> bool:
         """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
         end, base = self._end, stream.base
+        # It is enough to wait for one need at a time: when that ends, the stream looks again.
         for need in self._needs[op]:
             if end[base + need] == PENDING:
                 self._waiters.setdefault(base + need, []).append(stream)
@@ -162,6 +166,7 @@ class _Simulation:
     def _compute(self, stream: Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
         op = Compute(stream, self._seconds[number], self._beside[number])
+        # It occupies nothing, so nobody's speed is looked at.
         if op.remaining == 0.0:
             self._set_speed(op, 1.0)
             return
@@ -175,12 +180,14 @@ class _Simulation:
     def _meet(self, stream: Stream, op: int) -> None:
         """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
         channel = self._channel[op]
+        # The k-th op of each side on a channel meet, counted over all steps, as NCCL and HCCL match calls.
         number = channel, stream.step * self._turns[op] + self._turn[op]
         rendezvous = self._meeting.get(number)
         if rendezvous is None:
             rendezvous = self._meeting[number] = Rendezvous()
         rendezvous.streams.append(stream)
         rendezvous.devices.append(stream.device)
+        # Only one side has the costs; it need not be the last to arrive.
         if self._leads[op]:
             rendezvous.op, rendezvous.remaining = op, self._seconds[op]
             rendezvous.links, rendezvous.beside = self._load[op], self._beside[op]
@@ -198,6 +205,7 @@ class _Simulation:
         if not self._waiting_slows:
             for device in rendezvous.devices:
                 self._occupy(device)
+        # During its latency it uses no link, but it does occupy its devices.
         _At(self._env, self._transfer, rendezvous, self._alpha[rendezvous.op])
 
     def _transfer(self, event: _At) -> None:
@@ -216,6 +224,7 @@ class _Simulation:
     def _complete(self, event: _At) -> None:
         """End an op, unless its speed has changed since this event was scheduled."""
         op: Compute | Rendezvous = event.subject
+        # SimPy cannot cancel an event, so one that is out of date is ignored.
         if op.completion is not event:
             return
         op.completion = None
@@ -225,6 +234,7 @@ class _Simulation:
             self._leave_device(op)
         else:
             self._leave_links(op)
+        # It may have been touched at the instant at which it ends.
         self._touched.pop(op, None)
 
     def _leave_device(self, op: Compute) -> None:
@@ -256,6 +266,8 @@ class _Simulation:
     def _finish(self, streams: Sequence[Stream]) -> None:
         """Record that the heads of these streams end now, and let go on what waited for them."""
         now = self._env.now
+        # Streams whose heads end advance first, then those that waited: one fixed order, so that runs repeat to the
+        # bit.
         freed = list(streams)
         for stream in streams:
             op = stream.base + stream.head
@@ -269,6 +281,7 @@ class _Simulation:
         """Look at the speeds of these ops, and of all that share links with them, at the end of the instant."""
         if ops:
             self._touched.update(dict.fromkeys(ops))
+            # One look at the end of an instant, however many ops were touched.
             if not self._resolving:
                 self._resolving = True
                 _At(self._env, self._resolve, None, 0.0, LOW)
@@ -305,6 +318,7 @@ class _Simulation:
         now = self._env.now
         op.remaining = max(op.remaining - op.speed * (now - op.since), 0.0)
         op.speed, op.since = speed, now
+        # The end is put on the grid, not the delay: the same end from two starts must be the same number.
         op.completion = _At(self._env, self._complete, op, quantise(now + op.remaining / speed) - now)
 
     def _trace(self) -> Trace:

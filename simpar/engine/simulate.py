@@ -45,12 +45,15 @@ def simulate(
     if steps < 1:
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
     representatives = fold(program, costs, unfold)
+    # Observers are told of every solution of speeds, which only the reference makes in full.
     graph = graph_of(program, tuple(representatives.of_rank)) if engine == 'auto' and observe is None else None
     if graph is None:
+        # SimPy is imported only where it runs: it costs more than most simulations.
         from simpar.engine.reference import run
 
         return run(program, costs, representatives, steps, observe)
     by_node = node_costs(graph.ops, program, costs, representatives, steps)
+    # Where nothing can slow anything, times are one maximum after the other, and no clock is needed.
     end = run_events(graph, by_node, len(costs.links)) if by_node.interferes else replay(graph, by_node)
     return _trace(program, representatives, graph, by_node, end)
 

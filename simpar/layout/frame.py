@@ -78,6 +78,7 @@ class Frame:
         """The frame whose axes have prime sizes, so far as they can be parted alike."""
         found = self
         for atom in self.atoms:
+            # An axis that cannot be parted alike in both layouts stays as it is.
             found = found.parted(_strides_inside(atom)) or found
         return found
 
@@ -92,12 +93,14 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
     strides: Bounds = {bound for axis in axes for bound in (axis.stride, axis.size * axis.stride)} | set(also)
     prefixes: list[Bounds] = [{1} for _ in shape]
     before = -1
+    # A bound of one dim parts an axis, and that axis parts the other layout's dims: repeated until nothing is new.
     while before != len(strides) + sum(map(len, prefixes)):
         before = len(strides) + sum(map(len, prefixes))
         for layout in layouts:
             for bounds, dim in zip(prefixes, layout.dims, strict=True):
                 if not _part(dim, bounds, strides):
                     return None
+    # Bounds that do not divide one another give parts of no whole length.
     if not all(map(_is_chain, (strides, *prefixes))):
         return None
     return Frame(shape, source, target, *_parts(shape, prefixes), _atoms(axes, strides))
@@ -111,6 +114,7 @@ def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
         end = outer * axis.size
         prefixes.add(outer)
         for bound in [b for b in strides if axis.stride < b < axis.size * axis.stride]:
+            # The axis would have to be parted unevenly, as 2 × 3 ranks by a bound of 3 × 2.
             if (axis.size * axis.stride) % bound or bound % axis.stride:
                 return False
             prefixes.add(outer * (axis.size * axis.stride // bound))
@@ -120,6 +124,7 @@ def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
             strides.add(axis.stride * (end // bound))
         outer = end
     beyond = [b for b in prefixes if b > outer]
+    # Behind the last axis a dim is one run of elements; a bound there is fine if it cuts between the slices.
     return not beyond or min(beyond) % outer == 0
 
 
@@ -134,6 +139,7 @@ def _atoms(axes: Sequence[Axis], strides: Bounds) -> tuple[Axis, ...]:
         for atom in atoms
         if any(axis.stride <= atom.stride < axis.size * axis.stride for axis in axes) and atom.size > 1
     ]
+    # Outermost first, as everywhere: axes were found from the smallest stride on.
     return tuple(reversed(used))
 
 

@@ -32,7 +32,9 @@ class TensorLayout:
     partial: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
+        # A frozen dataclass has no other way to normalise its fields.
         object.__setattr__(self, 'dims', tuple(merged(dim) for dim in self.dims))
+        # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
         ordered = sorted(self.partial, key=lambda axis: -axis.stride)
         object.__setattr__(self, 'partial', merged(ordered))
         complement(self.world, [*self.sharding_axes, *self.partial])
@@ -83,6 +85,7 @@ class TensorLayout:
         for dim in self.dims:
             place = 0
             for axis in dim:
+                # The outermost axis counts most, as digits of a number do.
                 place = place * axis.size + axis.position(rank)
             found.append(place)
         return tuple(found)
@@ -117,6 +120,7 @@ def mapped(
     count = prod(matrix)
     if count < 1 or world % count:
         raise Infeasible(f'a device matrix {tuple(matrix)} of {count} ranks does not divide {world} ranks')
+    # Ranks beyond the matrix stand on the right, least significant: neighbours do the same work (MindSpore 2.x).
     axes = matrix_axes(matrix, world // count)
     dims = tuple(tuple(axes[place] for place in places) for places in tensor_map)
     return TensorLayout(world, dims, tuple(axes[place] for place in partial))

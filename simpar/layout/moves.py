@@ -34,7 +34,10 @@ class Walk:
         before = self.frame.local(tuple(self.state))
         moved = kind in ('all_gather', 'all_to_all')
         gather = tuple(self.state.index(axis) for axis in axes) if moved else ()
+        # Positions in a group count along its axes in the order of parts, so that what is joined lies in the order of
+        # the tensor.
         order = sorted(range(len(axes)), key=lambda at: (*gather[at : at + 1], *targets[at : at + 1]))
+        # Gathered parts are cleared before targets are set: an all-to-all may land an axis where another has just left.
         for part in gather:
             self.state[part] = None
         for axis, part in zip(axes, targets, strict=False):

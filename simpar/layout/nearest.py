@@ -45,9 +45,11 @@ def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
     choices = [_divisors(operator.lengths[name], world, given.get(name, {1})) for name in names]
     found = [
         (_distance(operator, counts, given), operator.strategy(counts))
+        # Choices begin with the nearest, so that the first TRIED products hold near ones however many dims there are.
         for counts in (dict(zip(names, numbers, strict=True)) for numbers in islice(product(*choices), TRIED))
         if world % prod(counts.values()) == 0
     ]
+    # Ties are broken by the strategy itself: the same complaint on every machine.
     return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
 
 
@@ -56,6 +58,8 @@ def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
     given: dict[str, set[int]] = {}
     for names, counts in zip(operator.inputs, strategy, strict=False):
         for name, count in zip(names, counts, strict=False):
+            # Inputs that disagree on a name are just what may be wrong, so all counts are remembered; 0 has no
+            # logarithm.
             given.setdefault(name, set()).add(max(count, 1))
     return given
 
@@ -63,6 +67,7 @@ def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
 def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
     """Cuts that divide both, the nearest first, a few of them."""
     divisors = [count for count in range(1, min(length, world) + 1) if length % count == 0 and world % count == 0]
+    # Distances are ratios: from 4, the counts 2 and 8 are equally near.
     return sorted(divisors, key=lambda count: min(abs(log2(count / want)) for want in wanted))[:6]
 
 

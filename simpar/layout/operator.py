@@ -56,6 +56,7 @@ class Operator:
         tensors = [*zip(self.inputs, self.shapes, strict=True), (self.output, self.output_shape)]
         for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
             if name != ONE:
+                # gcd(0, n) is n: the first length stands for itself.
                 found[name] = gcd(found.get(name, 0), length)
         return found
 
@@ -72,6 +73,7 @@ class Operator:
         for index, (names, counts, shape) in enumerate(zip(self.inputs, strategy, self.shapes, strict=True)):
             for dim, (name, count, length) in enumerate(zip(names, counts, shape, strict=True)):
                 where = f'dim {dim} of input {index}'
+                # ONE is no name that dims share, so it is compared with nothing but 1.
                 known, first = seen.setdefault(name, (count, where)) if name != ONE else (1, '')
                 problem = self._wrong_count(name, count, length)
                 if not problem and count != known:
@@ -107,6 +109,7 @@ class Operator:
             raise Infeasible(f'{self.name}: strategy {strategy}: {problem}; write e.g. {offered}')
         counts = {name: count for names, part in zip(self.inputs, strategy, strict=True)
                 for name, count in zip(names, part, strict=True) if name != ONE}  # fmt: skip
+        # A name of no input is an axis of size 1; its place in the order must stay all the same.
         matrix = [counts.get(name, 1) for name in self.order]
         place = {name: index for index, name in enumerate(self.order)}
 
@@ -114,6 +117,7 @@ class Operator:
             tensor_map = [[place[name]] if name in place else [] for name in names]
             return mapped(world, matrix, tensor_map, [place[name] for name in partial])
 
+        # What is contracted and sharded leaves a part of the sum on every rank of its axis.
         sums = [name for name in self.order if name not in self.output and counts.get(name, 1) > 1]
         local = layout(self.output, sums)
         return Sharded(
@@ -136,6 +140,8 @@ class Operator:
             return local.without_partial()
         for dim in range(len(self.output)):
             dims = list(local.dims)
+            # Inside of what shards the dim already: then each rank's slice of the sum lies within its slice of the
+            # product.
             dims[dim] = (*dims[dim], *local.partial)
             scattered = TensorLayout(local.world, tuple(dims))
             fits = all(

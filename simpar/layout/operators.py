@@ -37,6 +37,7 @@ def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, tr
 def elementwise(name: str, *shapes: Shape) -> Operator:
     """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays full."""
     rank = max(map(len, shapes))
+    # Broadcasting aligns shapes at their last dim, as numpy's does.
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     output = tuple(max(lengths) for lengths in zip(*padded, strict=True))
     for shape, long in zip(shapes, padded, strict=True):
@@ -58,6 +59,7 @@ def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -
     A mean divides by the full length. Arguments: ``keep``: reduced dims stay, with length 1.
     """
     names = tuple(f'd{dim}' for dim in range(len(x)))
+    # Dims may be counted from the end, as -1.
     gone = {dim % len(x) for dim in dims}
     kept = [dim for dim in range(len(x)) if keep or dim not in gone]
     output = tuple(ONE if dim in gone else names[dim] for dim in kept)
@@ -70,6 +72,7 @@ def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> 
     Arguments: ``keep``: reduced dims stay, with length 1.
     """
     rule = reduction(name, x, dims, keep=keep)
+    # A maximum of parts would need an all-reduce by maximum, which strategies have no word for.
     fixed = {rule.inputs[0][dim]: 'is compared over and must stay whole' for dim in dims}
     return replace(rule, fixed=fixed)
 
@@ -79,6 +82,7 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
     rows = tuple(f'd{dim}' for dim in range(len(x) - 1))
     return Operator(
         name,
+        # The index names classes of the full row, so that a slice of classes could not be picked from.
         ((*rows, 'classes'), (*rows, ONE)),
         (*rows, ONE),
         (x, index),
@@ -162,6 +166,7 @@ def reshape(name: str, x: Shape, shape: Shape) -> Operator:
     order = []
     for index, (sources, targets) in enumerate(_groups(x, shape)):
         for place, dim in enumerate(sources):
+            # The first dim of a group may be sharded, as its slices are blocks in either shape; inner ones may not.
             inputs[dim] = f'd{index}' if place == 0 else f'd{index}.{place}'
             order.append(inputs[dim])
             if place:
@@ -178,6 +183,7 @@ def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
     while left or right:
         sources, targets = left[:1], right[:1]
         del left[:1], right[:1]
+        # The side with the smaller product takes the next dim, so that groups come out as small as possible.
         while prod(x[d] for d in sources) != prod(shape[d] for d in targets):
             smaller = prod(x[d] for d in sources) < prod(shape[d] for d in targets)
             (sources if smaller else targets).append((left if smaller else right).pop(0))

@@ -74,6 +74,7 @@ class Redistribution:
             self.shape,
             _gradient(self.target),
             _gradient(self.source),
+            # The transpose of a product of maps is the product of the transposes in reverse.
             tuple(part.backward() for part in reversed(self.parts)),
         )
 
@@ -98,6 +99,7 @@ def redistribute(
     does not fit the shape or sums would have to be undone. Does not model: latency, links, memory of what is gathered
     on the way.
     """
+    # Called for their checks: both layouts must fit the shape.
     source.slice_shape(shape), target.slice_shape(shape)
     if source.world != target.world:
         raise Infeasible(f'a layout on {source.world} ranks cannot become one on {target.world} ranks')
@@ -107,6 +109,7 @@ def redistribute(
     if common is not None:
         return Redistribution(shape, source, target, (_part(common, method, all_to_all),))
     # No common parts: all is gathered, then sliced.
+    # Pending sums that the target keeps are kept on the way, so that nothing is summed twice.
     middle = TensorLayout(source.world, ((),) * len(shape), target.partial)
     halves = [redistribute(shape, *ends, method, all_to_all) for ends in ((source, middle), (middle, target))]
     return Redistribution(shape, source, target, tuple(part for half in halves for part in half.parts))
@@ -114,6 +117,7 @@ def redistribute(
 
 def _part(common: Frame, method: Method, all_to_all: bool) -> Part:
     pending, left = common.split(common.source.partial), set(common.split(common.target.partial))
+    # A pending sum could be made from a replicated value by zeros on all ranks but one; no compiler does so.
     if not left <= set(pending):
         raise Infeasible('what is whole cannot become a pending sum')
     sums = tuple(axis for axis in pending if axis not in left)

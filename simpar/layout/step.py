@@ -44,8 +44,10 @@ class Step:
     def elements(self) -> Fraction:
         """Elements that one rank receives."""
         size, held = size_of(self.axes), prod(self.before)
+        # An all-gather's message is the result, all others' what goes in: here ``held`` is what goes in.
         if self.kind == 'all_gather':
             return Fraction((size - 1) * held)
+        # A ring all-reduce is a reduce-scatter and an all-gather, each (g − 1) / g of the slice.
         passes = {'all_to_all': 1, 'reduce_scatter': 1, 'all_reduce': 2}.get(self.kind, 0)
         return Fraction(passes * (size - 1) * held, size)
 
@@ -61,6 +63,7 @@ class Step:
             kind=_TRANSPOSED[self.kind],
             before=self.after,
             after=self.before,
+            # What was split on the way there is joined on the way back.
             gather=self.split,
             split=self.gather,
         )

@@ -82,6 +82,7 @@ def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Chec
     numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
     if not numbers:
         return Check()
+    # A sum of squares of 16-bit gradients would be lost in 16 bits.
     dtype = 'fp64' if tape.gradients == 'fp64' else 'fp32'
     for name in numbers:
         tape.tensors[name] = Tensor(name, 'activation', (1,), dtype)
@@ -103,6 +104,7 @@ def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient
     for op in tape.ops:
         for name in op.accumulates:
             on.setdefault(tape.tensors[name].like, set()).add(tape.mesh.pipeline_rank(op.stage))
+    # Ranks of one pipeline rank: all of them hold something of each of its parameters.
     each = tape.mesh.world // tape.mesh.pipeline
     found = {}
     for shard in shards:
@@ -126,6 +128,7 @@ def _runs(tape: Tape, shard: UpdateShard, holders: Mapping[str, int]) -> str:
     for full in shard.fulls:
         parts = prod(tape.partitions[split.partition].size for split in full.splits) * tape.partitions[partition].size
         ranks, elements = holders[full.like] // parts, local_elements(tape, full)
+        # Neighbours with equal counts are one run: the text stays short for packed messages of a thousand parameters.
         before = runs.pop()[1] if runs and runs[-1][0] == ranks else 0
         runs.append((ranks, before + elements))
     if len(runs) == 1:

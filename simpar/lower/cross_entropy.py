@@ -114,6 +114,7 @@ class CrossEntropy:
 
     def emit(self, logits: Value, labels: Value) -> None:
         """All of them, the loss and its gradient."""
+        # ONES has no tensor: the kernel of its reader knows the number.
         values = {LOGITS: logits, LABELS: labels}
         for operator, rule in loss_rules(logits.shape):
             reads = [values[name] for name in operator.reads if name != ONES]
@@ -127,6 +128,7 @@ class CrossEntropy:
     def _placed(self, operator: LossOperator, rule: Operator, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
         given = self.workload.loss_strategies.get(operator.name)
+        # Without a strategy of its own: by batch, over as many ranks as divide it.
         strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
         return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
 
@@ -135,6 +137,7 @@ class CrossEntropy:
         layouts = placed.inputs[-len(reads) :]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         name = f'{operator.node}.partial' if placed.local.partial else operator.node
+        # What needs no gradient gets none: its backward is not emitted, nor what would read it.
         comes_back = operator.primitive not in WITHOUT_GRADIENT and any(read.needs_gradient for read in reads)
         y = Value(name, rule.output_shape, placed.local, comes_back)
         self.tape.register(y, dtype=self._dtype(operator, reads))
@@ -190,6 +193,7 @@ class CrossEntropy:
         x = reads[0]
         if operator.primitive in ('Sub', 'Add'):
             self.tape.accumulate(x, dy)
+            # The second operand's gradient is negated, so it needs an op; the first one's is dy itself.
             if operator.primitive == 'Sub' and reads[1].needs_gradient:
                 self._back(operator, reads[1], dy)
             return
@@ -237,6 +241,7 @@ class CrossEntropy:
         gradients = [
             self.tape.register(value.like(f'd:{value.name}@loss', self.tape.gradient_layout(value))) for value in sums
         ]
+        # Late sums: each of the ranks that repeat the loss gives a share, and together they give it once.
         share = 1.0 / size_of(likelihood.layout.unsharded_axes)
         self.tape.emit_compute(
             'loss',

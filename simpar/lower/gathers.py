@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, split_dims
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -73,16 +73,19 @@ class Gathers:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
             return order
+        # In issue order: prefetching counts gathers, whatever bucket they are of.
         uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
         for index, use in enumerate(uses):
+            # Not before its bucket's last use has been freed: the buffer is written anew.
             at = max(self._issued(uses, index), last_of.get((use.bucket, use.partition), 0))
             before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
             behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
             last_of[use.bucket, use.partition] = use.last + 1
         both = before.keys() | behind.keys()
+        # At one place frees go before gathers, or both would be in memory.
         return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
 
     def _issued(self, uses: Sequence[_Use], index: int) -> int:
@@ -108,6 +111,7 @@ class Gathers:
                 if name in self._gathered and name not in seen:
                     seen.add(name)
                     stages.setdefault(op.stage, {})[self._gathered[name]] = None
+        # A bucket is fused within its stage: weights of others are not wanted at the same time.
         several = self._tape.mesh.stages > 1
         found: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
@@ -138,6 +142,7 @@ class Gathers:
             for use in within[block.run]:
                 mine = _moved(use, start, block.micro_batches)
                 spans = found.setdefault((use.bucket, use.partition), {})
+                # on-use-twice has one use a label, on-use one for all that a step does.
                 span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
@@ -174,8 +179,9 @@ class Gathers:
             partition=shards[0].partition,
             reads=names,
             writes=tuple(name for shard in shards for name in shard.gathered),
+            # After the update the view ends; a shard that is gathered on use stays.
             frees=names if phase == 'U' else (),
-            attributes=cut_dims(shards),
+            attributes=split_dims(shards),
             stage=stage,
         )
 
@@ -190,6 +196,7 @@ class Gathers:
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""
         found, count = name, 0
+        # Op classes are found by name, and a bucket may be gathered for some of its members.
         while self._named.setdefault(found, members) != members:
             count += 1
             found = f'{name}.{count}'
@@ -230,12 +237,13 @@ class Gathers:
             dtype=self._tape.dtype,
             reads=tuple(parameters),
             writes=tuple(shard.weight.name for shard in shards),
-            attributes={**cut_dims(shards), 'partition': shards[0].partition},
+            attributes={**split_dims(shards), 'partition': shards[0].partition},
             stage=stage,
         )
 
 
 def _label(issue: Issue) -> Label:
+    # What is recomputed reads weights in the backward.
     forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size, size_of
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, size_of, split_dims
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
@@ -71,6 +71,7 @@ class Reductions:
         self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
         self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
         end = self._plan.reduce_gradients == 'end'
+        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
         placed = _place(order, [*self._fulls(), *self._scatters()], end=end)
         return _place(placed, list(self._repeats()), end=end)
 
@@ -90,6 +91,7 @@ class Reductions:
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
         sliced = self._shards.choice.sharded
+        # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]
         for stage in stages:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
@@ -119,6 +121,7 @@ class Reductions:
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
         """Those whose gradients this rank adds to, in the order of the forward."""
         mine = set().union(*(self._added[one] for one in self._stages if stage in (-1, one)))
+        # In the order of registration, that of the forward: fusion counts in it.
         return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
@@ -162,13 +165,14 @@ class Reductions:
             writes=() if sliced else sharded,
             accumulates=sharded if sliced else (),
             frees=names,
-            attributes=cut_dims(shards),
+            attributes=split_dims(shards),
             stage=self._adds[shards[0].parameters[0]],
         )
 
 
 def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issued:
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
+    # The end of the backward: the last computation that is none of the forward's.
     final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
     last = _last(order, {name for reduction in reductions for name in reduction.gradients})
     often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
@@ -218,6 +222,7 @@ def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
 def _written(run: Run, names: Collection[str]) -> _Written:
     found = _Written({}, {})
     for offset, (op, part, *_) in enumerate(run.issues):
+        # A run may hold a stage's part without any backward of it, as a forward.
         found.backward.setdefault((op.stage, part), _NEVER)
         if op.kind == 'compute' and op.phase != 'F':
             found.backward[op.stage, part] = offset

@@ -32,6 +32,7 @@ def scale(tape: Tape, samples: int, *, summed: bool) -> float:
 
     Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own samples.
     """
+    # Over all micro-batches, so that the losses of a step add up to its mean.
     return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
 
 
@@ -85,6 +86,7 @@ def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -
 def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
     """As the result lies; of classes alone, the tensor ranks may hold slices, which no difference takes."""
     *rows, last = y.layout.dims
+    # Only the tensor degree's split is known to the split kernels; any other is gathered.
     keeps = by_class and last == degrees.tensor
     result = TensorLayout(y.layout.world, (*rows, last if keeps else ()))
     return result, TensorLayout(y.layout.world, tuple(rows)) if by_class else result
@@ -114,6 +116,7 @@ class _Loss:
                               flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
         layout = tape.gradient_layout(self.y)
         dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
+        # Late sums add the gradient over the ranks that repeat the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
         told: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,

@@ -51,8 +51,11 @@ class Mesh:
         """Tensor ranks are neighbours, pipeline ranks blocks; ``stage`` joins the data and tensor ranks of a block."""
         partitions = grid(self.world, {PIPELINE: self.pipeline, DATA: self.data, TENSOR: self.tensor})
         if self.data > 1 and self.tensor > 1:
+            # Some gradients are sums over both axes, and one all-reduce over both is cheaper than two.
             partitions[STAGE] = Partition(STAGE, np.arange(self.world, dtype=np.int32).reshape(self.pipeline, -1))
         if 1 < self.shard < self.data:
+            # Neighbours shard together, as MindSpore's optimizer_weight_shard_size and FSDP's hybrid sharding do:
+            # inside a node, mostly.
             groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.shard, self.shard)
             partitions[SHARD] = Partition(SHARD, groups.reshape(-1, self.shard))
             partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.data // self.shard))
@@ -108,6 +111,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
 
 def _shard(plan: Plan, data: int) -> int:
     """Ranks of a shard group: the data ranks, or as many of them as the plan says, if there are more."""
+    # A group that is larger than there are ranks is all of them: one plan serves several worlds.
     size = min(plan.shard_group or data, data)
     if data % size:
         raise Infeasible(

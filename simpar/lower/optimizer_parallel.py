@@ -68,9 +68,11 @@ class Conflict(NamedTuple):
 def choice_of(plan: Plan) -> Choice:
     """What the keys of a plan come to."""
     parts, gather = _preset(plan) or (plan.shard, plan.gather)
+    # MindSpore's default goes with its levels; ZeRO shards everything.
     threshold = THRESHOLD if plan.hsdp != 'off' else 0.0
     return Choice(
         parts=frozenset(parts),
+        # Sharded weights must be gathered before they are read; full ones only after the update.
         gather=gather or ('on-use' if 'weights' in parts else 'after-update'),
         threshold=threshold if plan.shard_threshold is None else plan.shard_threshold,
         unsharded=plan.unsharded,
@@ -83,6 +85,7 @@ def choice_of(plan: Plan) -> Choice:
 def conflicts(plan: Plan) -> Iterator[Conflict]:
     """What does not fit together between the keys of a plan."""
     preset = _preset(plan)
+    # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
         yield Conflict('zero', f'zero {plan.zero} cuts otherwise than hsdp {plan.hsdp}', 'write one of both')
     if preset is not None:
@@ -156,6 +159,7 @@ class Shards:
     def each(self, parameters: Iterable[str]) -> tuple[Shard, ...]:
         """The shards of parameters that are sharded, each once."""
         found = (self.of[name] for name in parameters)
+        # The first parameter names a shard: those of a flat message share one.
         return tuple({shard.parameters[0]: shard for shard in found}.values())
 
     @property
@@ -210,7 +214,7 @@ def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> floa
     return size_of(tape, [shard.fulls[shard.parameters.index(parameter)]])
 
 
-def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
+def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
     """The dims that a message splits its tensors along: one number, or where they differ one for each in a text."""
     found = [shard.dim for shard in shards]
     return {'dim': found[0] if len(set(found)) == 1 else ' '.join(map(str, found))}
@@ -218,6 +222,7 @@ def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
 
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
     """Bytes of the unsharded form of some shards, padding and all: what is gathered of them, or scattered into them."""
+    # The last split is the shard group's; those before are the tensor ranks', who gather nothing here.
     return sum(size_of(tape, [one]) * tape.partitions[one.splits[-1].partition].size for one in tensors)
 
 

@@ -31,6 +31,7 @@ def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: i
     size = tape.partitions[groups[0]].size
     local = local_shape(tape, tensor)
     rows, row = prod(local[:outputs]), prod(local[outputs:])
+    # Rounded up to whole rows for every rank, padding and all, as FSDP2 allocates.
     length = -(-rows // size) * size * row
     name = tensor.name if weights else f'{tensor.name}.piece'
     return _register(tape, [tensor], groups, length, (name, f'd:{tensor.name}'), weights=weights)
@@ -47,6 +48,7 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
     flat = f'{bucket}.flat.{groups[0]}'
     names = (flat if weights else f'{flat}.piece', f'd:{flat}')
     shard = _register(tape, tensors, groups, length, names, weights=weights)
+    # The buffer holds the gradients' sums; the tensors that it replaces are left out of the program.
     tape.replaced.update(f'd:{tensor.name}' for tensor in tensors)
     if weights:
         tape.replaced.update(tensor.name for tensor in tensors)
@@ -72,6 +74,7 @@ def _register(
         replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', like=tensor.name) if weights else tensor
         for tensor in tensors
     )
+    # A flat buffer belongs to no single parameter.
     like = tensors[0].name if len(tensors) == 1 else ''
     splits = (Split(0, groups[0]),)
     weight = Tensor(

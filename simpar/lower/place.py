@@ -48,6 +48,7 @@ class Placer:
             and not _contracted(operator, lead)
         ):
             followed = self.followed(operator, lies, lead)
+            # Only the ranks of slices may differ from the strategy, never their number.
             alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in found.inputs]
             found = followed if alike else found
         return self._checked(operator, found, lead)
@@ -66,6 +67,7 @@ class Placer:
             raise Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
         axes = {name: dim for names, layout in zip(operator.inputs, laid, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
+        # In the operator's order, so that the axes of a sum stand as in the device matrix.
         sums = [axis for name in operator.order if name not in operator.output for axis in axes.get(name, ())]
         local = self._layout(operator.output, axes).with_partial(sums)
         found = Placed(tuple(laid), local, local.without_partial())
@@ -89,6 +91,7 @@ class Placer:
         axes = {
             name: outermost(dim, self._most(operator, lead, name))
             for name, dim in zip(operator.inputs[lead], lies.dims, strict=True)
+            # What is contracted would leave a pending sum, which nobody asked for.
             if name not in gone and name != ONE and name not in operator.fixed
         }
         inputs = tuple(self._layout(names, axes) for names in operator.inputs)
@@ -112,7 +115,8 @@ class Placer:
     def by_batch(self, rows: int) -> int:
         """Slices of so many rows where nothing else is said: as many as divide ranks and the rows of a copy."""
         rows //= self.copies
-        return max(cut for cut in range(1, self.world + 1) if self.world % cut == 0 == rows % cut)
+        # Chained comparison: both remainders are 0.
+        return max(count for count in range(1, self.world + 1) if self.world % count == 0 == rows % count)
 
     def _layout(self, names: Sequence[str], axes: dict[str, tuple[Axis, ...]]) -> TensorLayout:
         return TensorLayout(self.world, tuple(axes.get(name, ()) for name in names))
@@ -133,9 +137,11 @@ class Placer:
 
         Arguments: ``shape`` of the tensor, by default of the operator's first.
         """
-        rows, cut = (shape or operator.shapes[0])[0], layout.shard_counts[0]
-        if rows % (cut * self.copies):
-            raise Infeasible(f'{operator.name}: {rows} samples cannot be cut into {cut} slices of {self.copies} copies')
+        rows, count = (shape or operator.shapes[0])[0], layout.shard_counts[0]
+        if rows % (count * self.copies):
+            raise Infeasible(
+                f'{operator.name}: {rows} samples cannot be cut into {count} slices of {self.copies} copies'
+            )
 
 
 def _aliases(dim: str) -> list[str] | None:
@@ -167,6 +173,7 @@ def outermost(axes: Sequence[Axis], length: int) -> tuple[Axis, ...]:
     """What of axes, from the outermost on, shards a dim of a length into equal slices."""
     found: list[Axis] = []
     for axis in axes:
+        # The outermost positions of an axis are those of the greatest stride.
         size = gcd(axis.size, length)
         found.append(Axis(size, axis.stride * (axis.size // size)))
         length //= size
@@ -201,10 +208,12 @@ def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
     found: list[_Digit] = []
     while length > 1:
         size, axis = digits.pop(0)
+        # Free digits that follow one another count on, so they are one.
         while axis is None and digits and digits[0][1] is None:
             size *= digits.pop(0)[0]
         part = gcd(size, length)
         inner = size // part
+        # The digit and the dim share no factor: a slice would not be one block there.
         if part == 1 < size:
             return None
         if inner > 1:

@@ -78,6 +78,7 @@ def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
 
 def _dim(local: tuple[int, ...], size: int) -> int | None:
     """The dim to shard: the first; where a weight has more than two, whose first are its outputs, any that divides."""
+    # The first dim, as MindSpore and FSDP shard; queries, keys and values by heads have several that are outputs.
     dims = range(len(local)) if len(local) > 2 else range(1)
     return next((dim for dim in dims if local[dim] % size == 0), None)
 
@@ -109,6 +110,7 @@ def _messages(
     apart: dict[tuple[int, str, str], list[str]] = {}
     for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''
+        # One message has one group of ranks and is ready in one stage.
         apart.setdefault((min(stages[name]), one.groups[0], alone), []).append(name)
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
@@ -170,6 +172,7 @@ def _rename(tape: Tape, shards: Shards) -> None:
             adds[f'd:{name}'] = full.name
             if gathered != name:
                 reads[name] = gathered
+    # In place: others hold the list.
     tape.ops[:] = [_renamed(op, reads, adds) for op in tape.ops]
 
 

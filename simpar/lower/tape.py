@@ -71,6 +71,7 @@ class Tape:
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
         self.notes: list[str] = []
+        # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
         self._shard_group = shard_group
         self._known: dict[tuple[Axis, ...], str] = {}
@@ -78,6 +79,7 @@ class Tape:
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
         self.rules: list[Rule] = []
+        # How many values each gradient was given to: see ``cross``.
         self.handed_on: Counter[str] = Counter()
 
     # partitions
@@ -298,6 +300,7 @@ class Tape:
         """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
         given = self.contributions.pop(value.name, [])
         wanted = self.gradient_layout(value)
+        # Pending parts are added before they are reduced: one all-reduce instead of one a part.
         pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
         others = [part for part in given if part.layout == wanted]
         if pending is not None:
@@ -327,6 +330,7 @@ class Tape:
             sharded = union(sharded, union(value.layout.sharding_axes, value.layout.partial))
         for parameter in parameters:
             pending = minus(sharded, parameter.layout.sharding_axes) if self.early else parameter.layout.unsharded_axes
+            # One gradient has one sum: a weight that is used twice must be used alike.
             if self.pending.setdefault(parameter.name, pending) != pending:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
@@ -360,6 +364,7 @@ class Tape:
         if size in (1, mirror.size):
             return (self._registered(mirror) if size > 1 else ''), ''
         groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
+        # Neighbours shard, those at equal places replicate, as in ``Mesh.partitions``.
         near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
         far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
         return self._registered(near), self._registered(far)

@@ -35,6 +35,7 @@ class Exchange:
         """
         if self.gradient not in held:
             return ()
+        # In a split backward the op that adds may have a name of its own.
         names = {op.name.removesuffix('.split') for op in issued}
         return next((ops for adder, ops in self.ends if adder in names), ())
 
@@ -88,4 +89,5 @@ def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tupl
         frees=(other,),
         stage=stage,
     )
+    # One end receives first: on a single stream two blocking sends would wait for each other for ever.
     return (receive, send, add) if index else (send, receive, add)

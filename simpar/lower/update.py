@@ -53,6 +53,7 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Up
     layers: dict[str, list[UpdateShard]] = {}
     for shard in shards:
         layers.setdefault(shard.layer, []).append(shard)
+    # The backward finishes the last layer first.
     ops = (_update(tape, layer, own, workload) for layer, own in reversed(layers.items()))
     return Updates(check(tape, workload, shards), tuple(ops))
 
@@ -89,13 +90,16 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
         numbers.append(OVERFLOW)
         states += (_count(tape, layer),) if isinstance(optimizer, Adam | AdamW) else ()
     elements = sum(local_elements(tape, shard.weight) for shard in shards)
+    # Bytes an element: the gradient is read, states are read and written.
     moved = BYTES[shards[0].gradient.dtype] + 2 * STATE * len(kinds)
+    # With master weights the weight itself is only written.
     moved += BYTES[tape.dtype] * (1 if optimizer.master_weights else 2)
     return OpClass(
         name=f'{layer}.update.U',
         kind='compute',
         operator=rule.operator,
         phase='U',
+        # One more operation an element: the gradient is scaled by what the check found.
         flops=float(elements * (rule.flops + bool(numbers))),
         bytes=float(elements * moved),
         dtype=tape.dtype,

@@ -64,6 +64,7 @@ def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[
 
     Arguments: ``owned``, those of the parameters that are sharded.
     """
+    # The backward goes from the last stage to the first, so that of two users the first stage stays.
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
     found: dict[str, UpdateShard] = {}
     for parameter in tape.tensors:

@@ -16,7 +16,9 @@ SHARDING: Final = frozenset[Kind]({'UNSHARD', 'RESHARD', 'REDUCE_GRAD'})
 NO_STAGE: Final = -1
 """The stage of an ``OVERLAP_F_B``, which spans the stages of its two parts."""
 
+# Nine digits at most: a file cannot ask for a list of 10¹⁸ stages.
 _NUMBER: Final = '(0|[1-9][0-9]{0,8})'
+# The longest kinds first: an alternation takes the first that fits.
 _SINGLE: Final = re.compile(f'{_NUMBER}({"|".join(sorted(KINDS[:-1], key=len, reverse=True))}){_NUMBER}?')
 _OVERLAP: Final = re.compile(r'\(([^();]*);([^();]*)\)OVERLAP_F_B')
 _EXAMPLE: Final = 'write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B'
@@ -68,6 +70,7 @@ def parse_action(text: str) -> Action:
     if match is None:
         return _single(text)
     first, second = _single(match[1]), _single(match[2])
+    # Either part may stand first.
     if sorted((first.kind, second.kind)) not in (['B', 'F'], ['F', 'I']):
         raise ValueError(f'{_shown(text)} overlaps no forward with a backward; write e.g. (0F7;7B3)OVERLAP_F_B')
     return overlap(first, second)

@@ -27,6 +27,8 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
     Arguments: pipeline ranks, micro-batches (at least as many), chunks on each rank. Raises `ScheduleError`.
     """
     require(f'{VERSION}/1f1b', micro_batches, ranks, f'one for each of {ranks} ranks')
+    # Over several chunks each rank further from the last has two forwards more, as in Megatron's VPP; over one, 1F1B's
+    # one.
     rest, hop = micro_batches % ranks, 1 if chunks == 1 else 2
     rounds = [ranks + rest, *[ranks] * (micro_batches // ranks - 1)]
     return _in_rounds(ranks, chunks, rounds, (ranks + rest) * (chunks - 1), hop)
@@ -35,6 +37,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     """Its ``gpipe``, which in 2.10 is recorded in the order of 1F1B. Arguments and raises: see there."""
     require(f'{VERSION}/gpipe', micro_batches, ranks, f'one for each of {ranks} ranks')
+    # The recorded stage graphs of 2.10 have the 1F1B order under this name, so that is what the name gives.
     return one_forward_one_backward(ranks, micro_batches, chunks)
 
 
@@ -84,6 +87,7 @@ def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, sequence_chu
     order = _over_sequence_chunks(
         ranks, chunks, _even_rounds(micro_batches, ranks // sequence_chunks), hop, sequence_chunks
     )
+    # No closed form tells when, so the order is carried out; only uneven counts can hang.
     if ranks % sequence_chunks and stuck(order):
         what = f'with {sequence_chunks} sequence chunks, {ranks} ranks wait for each other for ever'
         raise refuse(f'{VERSION}/{name}', what, f'write a number of sequence chunks that divides {ranks}')
@@ -94,6 +98,7 @@ def _even_rounds(micro_batches: int, size: int) -> list[int]:
     """Rounds of this size; what is left goes one by one to the rounds, from the first."""
     number = micro_batches // size
     rest = micro_batches - number * size
+    # As even as can be, the first rounds one longer.
     return [size + rest // number + (place < rest % number) for place in range(number)]
 
 
@@ -108,6 +113,7 @@ def _over_sequence_chunks(ranks: int, chunks: int, rounds: Sequence[int], hop: i
 
 
 def _mirrored(action: Action, sequence_chunks: int) -> Action:
+    # A chunk attends to those before it, so that gradients come back from the last chunk to the first.
     if action.kind == 'F' or action.micro_batch is None:
         return action
     micro_batch, chunk = divmod(action.micro_batch, sequence_chunks)
@@ -142,6 +148,7 @@ def _zero_bubble_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     for number in range(2 * (rank + 1)):
         row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
     for _ in range(ranks - rank - 1):
+        # On rank 0 no earlier rank waits for the gradient, and the records have its W at the end.
         if rank:
             row.weight(down)
         row.do(down, 'I')

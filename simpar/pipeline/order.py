@@ -66,6 +66,7 @@ def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:
 
 def v_shape(ranks: int, chunks: int = 2) -> tuple[int, ...]:
     """The placement that turns around at each end: with two chunks, rank r holds stages r and 2 × ranks − 1 − r."""
+    # At the turn a rank follows itself, so that nothing is sent there.
     rounds = (range(ranks) if chunk % 2 == 0 else reversed(range(ranks)) for chunk in range(chunks))
     return tuple(rank for turn in rounds for rank in turn)
 

@@ -79,6 +79,7 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
     """
     found = family(name)
     least, most = found.chunks
+    # 0 stands for what a plan does not say.
     chunks = chunks or least
     _check_counts(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, sequence_chunks=sequence_chunks)
     if not least <= chunks <= most:

@@ -52,6 +52,7 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
+        # Imported here, as the text form reads programs back and so imports this module.
         from simpar.program.text import digest
 
         return digest(self)
@@ -84,6 +85,7 @@ class Program:
     def sliced(self, op: OpClass) -> bool:
         """Whether an op is done for each micro-batch and copy; sums of gradients and updates are done once a step."""
         names = (*op.reads, *op.writes, *op.accumulates)
+        # An op without tensors, as a pure barrier, is done wherever it is issued.
         return not names or any(self.tensor[name].batch_dim is not None for name in names)
 
     def action(self, role: Role, slot: int) -> str:
@@ -102,6 +104,7 @@ class Program:
         for split in tensor.splits:
             shape[split.dim] //= self.partitions[split.partition].size
         if tensor.batch_dim is not None:
+            # Copies come last: they split what a rank has left of the batch.
             shape[tensor.batch_dim] //= self.copies
         return tuple(shape)
 
@@ -125,5 +128,6 @@ class Program:
 
     def unfold(self) -> Program:
         """The same program with one role per rank, for machines that tell ranks apart."""
+        # The arrays are shared, so that unfolding a thousand ranks costs a thousand headers.
         roles = tuple(dataclasses.replace(self.role(r), name=f'rank{r}') for r in range(self.world))
         return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))

@@ -46,10 +46,12 @@ def digest(program: Program) -> str:
 
 
 def _line(keyword: str, value: object) -> str:
+    # NaN is no JSON, and two programs with one would not compare.
     return f'{keyword} {json.dumps(value, ensure_ascii=False, allow_nan=False)}'
 
 
 def _lines(program: Program) -> Iterator[str]:
+    # A version on the first line, so that a later form can be told apart.
     yield HEADER
     yield _line(
         'program',
@@ -177,6 +179,7 @@ class _Parts:
         index = {name: position for position, name in enumerate(self.ops)}
         stream = {name: position for position, name in enumerate(role['streams'])}
         needs, carry = (_lists([row[column] for row in slots]) for column in (4, 5))
+        # A need on a later slot of its own step could never be met; validator and engines count on that.
         if (needs.item >= needs.row).any() or (carry.item >= len(slots)).any():
             raise ValueError(f'role {role["name"]}: a need must stand before its slot')
         return Role(
