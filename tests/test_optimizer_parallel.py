@@ -276,12 +276,12 @@ def test_presets_are_keys(key, table):
 @pytest.mark.parametrize(
     ('text', 'where', 'what'),
     [
-        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 cuts otherwise than hsdp level1'),
-        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 cuts state, gradients'),
+        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 shards otherwise than hsdp level1'),
+        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 shards state, gradients'),
         ('hsdp: level1, gather: on-use-twice', 'plan.gather', 'hsdp level1 gathers on-use'),
-        ('shard: [weights]', 'plan.shard', 'weights cut, but no state'),
+        ('shard: [weights]', 'plan.shard', 'weights sharded, but no state'),
         ('shard: [state], gather: on-use', 'plan.gather', 'weights stay whole, which cannot be gathered on-use'),
-        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are cut'),
+        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are sharded'),
         ('data: 8, zero: 3, shard_group: 3', 'plan.shard_group', '3 does not divide data 8'),
         ('fusion_ids: [1]', 'plan.fusion_ids', 'ids are not asked for'),
         ('fusion: ids, fusion_ids: [1, 2, 3]', 'plan.fusion_ids', 'lists 3 ids, but 2 layers have parameters'),

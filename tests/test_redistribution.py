@@ -150,7 +150,7 @@ def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_s
 
 def test_what_cannot_be_is_refused():
     layout = Layout((2, 4), ('dp', 'mp'))
-    with pytest.raises(Infeasible, match=r'dim 0 of \(9, 8\) cannot be cut into 2'):
+    with pytest.raises(Infeasible, match=r'dim 0 of \(9, 8\) cannot be split into 2'):
         redistribute((9, 8), layout('dp', None), layout(None, None))
     with pytest.raises(Infeasible, match='cannot become a pending sum'):
         redistribute((8, 8), layout('dp', None), layout('dp', None, partial='mp'))

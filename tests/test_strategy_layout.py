@@ -76,8 +76,8 @@ def test_it_trains_as_the_whole_model_does(scattered, copies):
 @pytest.mark.parametrize(
     ('layout', 'told'),
     [
-        ((('dp', 'mp'), ('sp', 'none')), 'dim 0 of input 1 is cut by other axes than the dim that it is one with'),
-        ((('dp', 'mp'), ('mp', 'dp')), 'an axis cuts two dims that are not one'),
+        ((('dp', 'mp'), ('sp', 'none')), 'dim 0 of input 1 is sharded by other axes than the dim that it is one with'),
+        ((('dp', 'mp'), ('mp', 'dp')), 'an axis shards two dims that are not one'),
         ((('dp', 'tp'), ('tp', 'none')), "no axis is called 'tp'; there are dp, sp, mp"),
         ((('dp',), ('none', 'none')), 'has entries for'),
     ],

@@ -76,7 +76,7 @@ class TensorLayout:
             raise Infeasible(f'a layout of {len(self.dims)} dims cannot lay out a tensor of shape {tuple(shape)}')
         for dim, (length, count) in enumerate(zip(shape, self.shard_counts, strict=True)):
             if length % count:
-                raise Infeasible(f'dim {dim} of {tuple(shape)} cannot be cut into {count} equal slices')
+                raise Infeasible(f'dim {dim} of {tuple(shape)} cannot be split into {count} equal slices')
         return tuple(length // count for length, count in zip(shape, self.shard_counts, strict=True))
 
     def index(self, rank: int) -> tuple[int, ...]:

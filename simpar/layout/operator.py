@@ -77,7 +77,7 @@ class Operator:
                 known, first = seen.setdefault(name, (count, where)) if name != ONE else (1, '')
                 problem = self._wrong_count(name, count, length)
                 if not problem and count != known:
-                    problem = f'is cut into {count}, but {first} must be cut alike, and is cut into {known}'
+                    problem = f'is split into {count}, but {first} must be split alike, and is split into {known}'
                 if problem:
                     return f'{where} {problem}'
         ranks = prod(count for count, _ in (seen[name] for name in seen))
@@ -85,15 +85,15 @@ class Operator:
 
     def _wrong_count(self, name: str, count: int, length: int) -> str:
         if count < 1:
-            return f'is cut into {count}'
+            return f'is split into {count}'
         if count > 1 and name == ONE:
-            return f'is cut into {count}, but must stay whole'
+            return f'is split into {count}, but must stay whole'
         if count > 1 and name in self.fixed:
-            return f'is cut into {count}, but {self.fixed[name]}'
+            return f'is split into {count}, but {self.fixed[name]}'
         if length % count:
-            return f'of length {length} cannot be cut into {count} equal slices'
+            return f'of length {length} cannot be split into {count} equal slices'
         if name != ONE and self.lengths[name] % count:
-            return f'is cut into {count}, but becomes a dim of which only {self.lengths[name]} slices are whole'
+            return f'is split into {count}, but becomes a dim of which only {self.lengths[name]} slices are whole'
         return ''
 
     def sharded(self, strategy: Strategy, world: int, out_strategy: Sequence[int] = ()) -> Sharded:
@@ -151,7 +151,7 @@ class Operator:
                 return scattered
         valid = [local.shard_counts, *self._scattered_counts(local)]
         raise Infeasible(
-            f'{self.name}: out_strategy {wanted} is neither the output as it is cut, nor that with the axis of its sum '
+            f'{self.name}: out_strategy {wanted} is neither the output as it is split, nor that with the axis of its sum '
             f'on one dim; write {" or ".join(map(str, valid))}'
         )
 

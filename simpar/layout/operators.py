@@ -196,7 +196,7 @@ def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
 
     Does not model: halos of sharded height and width, sharded channels.
     """
-    reason = 'is cut by batch alone in a convolution'
+    reason = 'is sharded by batch alone in a convolution'
     inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))
     order = ('n', 'c', 'h', 'w', 'o', 'kh', 'kw')
     fixed = dict.fromkeys(order[1:], reason)

@@ -119,7 +119,7 @@ def _part(common: Frame, method: Method, all_to_all: bool) -> Part:
     pending, left = common.split(common.source.partial), set(common.split(common.target.partial))
     # A pending sum could be made from a replicated value by zeros on all ranks but one; no compiler does so.
     if not left <= set(pending):
-        raise Infeasible('what is whole cannot become a pending sum')
+        raise Infeasible('a full value cannot become a pending sum')
     sums = tuple(axis for axis in pending if axis not in left)
     if method == 'cheapest':
         common, steps = cheapest.steps(common, sums, all_to_all=all_to_all)

@@ -95,7 +95,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
     slices = {DATA: data, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     if batch % prod(slices.values()):
         raise Infeasible(
-            f'a batch of {batch} cannot be cut into {_factors(slices)} equal slices; '
+            f'a batch of {batch} cannot be split into {_factors(slices)} equal slices; '
             f'choose a multiple of {prod(slices.values())}'
         )
     return Mesh(

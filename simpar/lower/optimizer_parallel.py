@@ -87,18 +87,18 @@ def conflicts(plan: Plan) -> Iterator[Conflict]:
     preset = _preset(plan)
     # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
-        yield Conflict('zero', f'zero {plan.zero} cuts otherwise than hsdp {plan.hsdp}', 'write one of both')
+        yield Conflict('zero', f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
     if preset is not None:
         name = f'hsdp {plan.hsdp}' if plan.hsdp != 'off' else f'zero {plan.zero}'
         if plan.shard and set(plan.shard) != set(preset[0]):
-            yield Conflict('shard', f'{name} cuts {", ".join(preset[0])}', 'leave it out')
+            yield Conflict('shard', f'{name} shards {", ".join(preset[0])}', 'leave it out')
         if plan.gather and plan.gather != preset[1]:
             yield Conflict('gather', f'{name} gathers {preset[1]}', 'leave it out')
         return
     if plan.shard and 'state' not in plan.shard:
-        yield Conflict('shard', f'{" and ".join(plan.shard)} cut, but no state', 'add state')
+        yield Conflict('shard', f'{" and ".join(plan.shard)} sharded, but no state', 'add state')
     if plan.shard and plan.gather and (plan.gather == 'after-update') == ('weights' in plan.shard):
-        there = 'are cut' if 'weights' in plan.shard else 'stay whole'
+        there = 'are sharded' if 'weights' in plan.shard else 'stay whole'
         other = 'on-use' if 'weights' in plan.shard else 'after-update'
         yield Conflict('gather', f'weights {there}, which cannot be gathered {plan.gather}', f'write {other}')
 

@@ -76,8 +76,8 @@ class Placer:
             scattered = operator.output_of(local, wanted.shard_counts)
             if scattered != wanted:
                 raise Infeasible(
-                    f'{operator.name}: out_layout {_shown([output])}: the axes of the sum cut a dim inside '
-                    'of what cuts it already; write them last'
+                    f'{operator.name}: out_layout {_shown([output])}: the axes of the sum shard a dim inside '
+                    'of what shards it already; write them last'
                 )
             found = Placed(tuple(laid), local, scattered)
         return self._checked(operator, found, lead)
@@ -140,7 +140,7 @@ class Placer:
         rows, count = (shape or operator.shapes[0])[0], layout.shard_counts[0]
         if rows % (count * self.copies):
             raise Infeasible(
-                f'{operator.name}: {rows} samples cannot be cut into {count} slices of {self.copies} copies'
+                f'{operator.name}: {rows} samples cannot be split into {count} slices of {self.copies} copies'
             )
 
 
@@ -158,10 +158,10 @@ def _unlike(operator: Operator, laid: Sequence[TensorLayout]) -> str:
     for index, (names, layout) in enumerate(zip(operator.inputs, laid, strict=True)):
         for dim, (name, axes) in enumerate(zip(names, layout.dims, strict=True)):
             if name != ONE and seen.setdefault(name, axes) != axes:
-                return f'dim {dim} of input {index} is cut by other axes than the dim that it is one with'
+                return f'dim {dim} of input {index} is sharded by other axes than the dim that it is one with'
     used = [axis for axes in seen.values() for axis in axes]
     shared = any(_overlap(one, other) for place, one in enumerate(used) for other in used[:place])
-    return 'an axis cuts two dims that are not one' if shared else ''
+    return 'an axis shards two dims that are not one' if shared else ''
 
 
 def _overlap(one: Axis, other: Axis) -> bool:

@@ -88,7 +88,7 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
     if not found.sequences:
         if sequence_chunks > 1:
             known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
-            raise refuse(name, 'does not cut the sequence', f'orders that do: {known}')
+            raise refuse(name, 'does not split the sequence', f'orders that do: {known}')
         return found.build(ranks, micro_batches, chunks)
     return found.build(ranks, micro_batches, chunks, sequence_chunks)
 
