@@ -50,6 +50,8 @@ TENSOR = ('kind', 'shape', 'dtype', 'cuts', 'partial', 'batch_dim', 'initial', '
 NAMED = {'reads': 'tensors', 'writes': 'tensors', 'accumulates': 'tensors', 'frees': 'tensors', 'like': 'tensors',
          'partition': 'partitions', 'partial': 'partitions', 'cuts': 'partitions', 'attributes': ''}  # fmt: skip
 """Fields that hold names, and of what; of attributes, of anything."""
+FIELDS = {'cuts': 'splits'}
+"""Fields that have had another name since the tables were recorded."""
 
 Table = dict[str, Any]
 
@@ -71,7 +73,12 @@ def table(program: Program) -> Table:
 
 def _row(of: OpClass | Tensor, keys: tuple[str, ...]) -> Table:
     known = _defaults(type(of))
-    return {key: _plain(getattr(of, key)) for key in keys if getattr(of, key) != known.get(key, MISSING)}
+    named = {key: FIELDS.get(key, key) for key in keys}
+    return {
+        key: _plain(getattr(of, field))
+        for key, field in named.items()
+        if getattr(of, field) != known.get(field, MISSING)
+    }
 
 
 @lru_cache

@@ -163,7 +163,7 @@ def test_a_graph_is_propagated_as_its_operators_are():
 
 def test_a_given_strategy_of_a_graph_that_cannot_be_is_told_as_the_user_wrote_it():
     workload = with_strategies(BLOCK, {'layer0_values': ((1, 8, 1, 1),) * 2})
-    with pytest.raises(Infeasible, match=r'layer0_values: strategy .*of length 4 cannot be cut into 8'):
+    with pytest.raises(Infeasible, match=r'layer0_values: strategy .*of length 4 cannot be split into 8'):
         find_strategies(workload, Plan(search='exact'), EIGHT)
 
 

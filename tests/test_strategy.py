@@ -163,12 +163,12 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
 @pytest.mark.parametrize(
     ('workload', 'plan', 'message'),
     [
-        (network(dense(((2, 4), (2, 1)))), Plan(), 'dense0: strategy .* dim 0 of input 1 .* must be cut alike'),
+        (network(dense(((2, 4), (2, 1)))), Plan(), 'dense0: strategy .* dim 0 of input 1 .* must be split alike'),
         (network(dense(((2, 4), (4, 1)), name='mm', inputs=30)), Plan(), 'mm: .* dim 1 of input 0 of length 30'),
         (network(dense(((2, 4), (4, 1)), (1, 8))), Plan(), 'dense0: out_strategy'),
         (network(Relu(strategy=((3, 1),)), dense(())), Plan(), 'relu0: strategy'),
         (with_flatten(IMAGES, strategy=((2, 1, 4, 1),)), Plan(),
-         r'flatten0: .* dim 2 of input 0 is cut into 4, but lies inside of a dim .* write e\.g\. \(\(2, 1, 1, 1\)'),
+         r'flatten0: .* dim 2 of input 0 is split into 4, but lies inside of a dim .* write e\.g\. \(\(2, 1, 1, 1\)'),
         (network(Flatten(strategy=((2, 1, 1, 1),)), dense(())), Plan(), r'flatten0: .* dims, but the inputs have 2'),
         (TUTORIAL, Plan(tensor=3), r'plan\.tensor: 3 does not divide the 8 ranks of a stage'),
         (TUTORIAL, Plan(pipeline=2), 'matmul: strategy .* takes 8 ranks, which do not divide 4'),
@@ -176,7 +176,7 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
         (network(dense(((8, 1), (1, 1)))), Plan(zero=1, shard_group=3),
          '3 does not divide the 8 ranks with the same slice of dense0.weight'),
         (TUTORIAL, Plan(copies=3), '16 cannot be cut into micro_batches 1 × copies 3'),
-        (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be cut into 2 slices of 16 copies'),
+        (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be split into 2 slices of 16 copies'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(workload, plan, message):
@@ -257,7 +257,7 @@ def test_a_loss_is_cut_by_batch_unless_told_otherwise():
         for strategy in ((), ((2, 4), (2, 4)), ((2, 1), (2, 1)))
     ]
     assert cuts == [(8,), (8,), (2,)]
-    with pytest.raises(Infeasible, match='loss: 16 samples cannot be cut into 8 slices of 4 copies'):
+    with pytest.raises(Infeasible, match='loss: 16 samples cannot be split into 8 slices of 4 copies'):
         lower(replace(TUTORIAL, loss_strategy=((8, 1), (8, 1))), Plan(dataset='full-batch', copies=4), 8)
 
 
@@ -265,7 +265,7 @@ def test_an_activation_cut_into_as_many_slices_as_its_input_lies_as_it_does():
     """MatMul ((1, 2), (2, 4)) leaves columns on neighbours; (1, 4) by itself would be on every second rank."""
     layers = (dense(((1, 2), (2, 4)), outputs=32), Relu(strategy=((1, 4),)))
     program = lower(network(*layers), Plan(dataset='full-batch', redistribution='mindspore-2.10'), 8)
-    assert program.tensor['relu0'].cuts == program.tensor['dense0'].cuts
+    assert program.tensor['relu0'].splits == program.tensor['dense0'].splits
 
 
 def test_groups_of_a_stage_are_the_same_in_every_stage():

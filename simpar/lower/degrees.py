@@ -65,7 +65,7 @@ class Degrees:
             local = TensorLayout(self.placer.world, (*dims, ()), self.tensor)
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
-            return Placed(inputs, local, self._scattered(local.whole(), rule.output_shape))
+            return Placed(inputs, local, self._scattered(local.without_partial(), rule.output_shape))
         by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
             return self._local(self._rows(x), (), self.tensor)
@@ -99,7 +99,9 @@ class Degrees:
         split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
         weight = TensorLayout(world, (self.tensor if split else (), ()))
         y = TensorLayout(world, (*rows, ()), self.tensor if split else ())
-        return Placed((weight, TensorLayout(world, tuple(rows))), y, self._scattered(y.whole(), rule.output_shape))
+        return Placed(
+            (weight, TensorLayout(world, tuple(rows))), y, self._scattered(y.without_partial(), rule.output_shape)
+        )
 
     # rows and sequence
 

@@ -243,17 +243,19 @@ class Forward:
         known = self.tape.layouts.get(node.operator.tied)
         if known is None or known.dims == placed.inputs[1].dims[::-1]:
             return placed
-        if node.operator.strategy and known.cuts != placed.inputs[1].cuts[::-1]:
+        if node.operator.strategy and known.shard_counts != placed.inputs[1].shard_counts[::-1]:
             raise Infeasible(
-                f'{node.name}: its weight is that of another operator, which splits it as {known.cuts}, not as '
-                f'{placed.inputs[1].cuts[::-1]}; a weight lies one way: split both alike, or leave one out'
+                f'{node.name}: its weight is that of another operator, which splits it as {known.shard_counts}, not as '
+                f'{placed.inputs[1].shard_counts[::-1]}; a weight lies one way: split both alike, or leave one out'
             )
         (x,), world = reads, self.tape.world
         n, k = known.dims
         others = (*((),) * (len(x.shape) - 2),)
         rows = outermost(minus([Axis(world, 1)], (*n, *k)), x.shape[0] // self.placer.copies)
         local = TensorLayout(world, (rows, *others, n), k)
-        return Placed((TensorLayout(world, (rows, *others, k)), TensorLayout(world, (k, n))), local, local.whole())
+        return Placed(
+            (TensorLayout(world, (rows, *others, k)), TensorLayout(world, (k, n))), local, local.without_partial()
+        )
 
     def _matrix(self, name: str) -> Layout:
         if self.tape.names is None:

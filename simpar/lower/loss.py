@@ -19,7 +19,7 @@ from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Reshape
-from simpar.program import Cut, Tensor
+from simpar.program import Split, Tensor
 from simpar.program.op import Attribute
 from simpar.workload import Workload
 
@@ -34,6 +34,7 @@ def scale(tape: Tape, samples: int, *, summed: bool) -> float:
 
     Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own samples.
     """
+    # Over all micro-batches, so that the losses of a step add up to its mean.
     return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
 
 
@@ -102,6 +103,7 @@ def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -
 def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
     """As the result lies; of classes alone, the tensor ranks may hold slices, which no difference takes."""
     *rows, last = y.layout.dims
+    # Only the tensor degree's split is known to the split kernels; any other is gathered.
     keeps = by_class and last == degrees.tensor
     result = TensorLayout(y.layout.world, (*rows, last if keeps else ()))
     return result, TensorLayout(y.layout.world, tuple(rows)) if by_class else result
@@ -120,7 +122,7 @@ class _Loss:
     def emit(self) -> None:
         """The loss, and the gradient of the result."""
         tape, workload, factor = self.tape, self.workload, float(self.scaled['scale'])
-        number = _number(tape, [axis for axis in self.y.layout.cutting if axis not in self.classes])
+        number = _number(tape, [axis for axis in self.y.layout.sharding_axes if axis not in self.classes])
         by_class = workload.loss == 'cross-entropy'
         lse = [tape.register(Value('loss.lse', self.target.shape, self.target.layout)).name] if by_class else []
         operator = workload.loss.replace('-', '_')
@@ -131,6 +133,7 @@ class _Loss:
                               flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
         layout = tape.gradient_layout(self.y)
         dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
+        # Late sums add the gradient over the ranks that repeat the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
         told: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,
@@ -166,7 +169,9 @@ class _Loss:
 
 def _number(tape: Tape, axes: Sequence[Axis]) -> str:
     """The tensor ``loss``: one number for each slice and copy."""
-    cuts = tuple(Cut(0, tape.partition((axis,))) for axis in axes)
-    tape.tensors['loss'] = Tensor('loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', cuts, batch_dim=0)
+    splits = tuple(Split(0, tape.partition((axis,))) for axis in axes)
+    tape.tensors['loss'] = Tensor(
+        'loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', splits, batch_dim=0
+    )
     tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
     return 'loss'
