@@ -151,8 +151,8 @@ class Operator:
                 return scattered
         valid = [local.shard_counts, *self._scattered_counts(local)]
         raise Infeasible(
-            f'{self.name}: out_strategy {wanted} is neither the output as it is split, nor that with the axis of its sum '
-            f'on one dim; write {" or ".join(map(str, valid))}'
+            f'{self.name}: out_strategy {wanted} is neither the output as it is split, nor that with the axis of its '
+            f'sum on one dim; write {" or ".join(map(str, valid))}'
         )
 
     def _scattered_counts(self, local: TensorLayout) -> list[tuple[int, ...]]:
