@@ -376,9 +376,13 @@ def test_a_transformer_is_searched():
     assert schedule.plan.search == 'exact'
 
 
-def test_double_recursive_search_takes_powers_of_two_alone():
-    with pytest.raises(Infeasible, match='6 devices are not a power of two, and every loop of this search halves'):
-        find_strategies(chain(12, 12, 12, batch=12), Plan(search='double-recursive'), cluster(H100, devices=6))
+@pytest.mark.parametrize('search', ['double-recursive', 'exact'])
+def test_the_odd_factor_of_the_ranks_must_divide_the_samples(search):
+    found = find_strategies(chain(12, 12, 12, batch=12), Plan(search=search), cluster(H100, devices=6))
+    assert all(rows % 3 == 0 for (rows, _), *_ in (layer.strategy for layer in found.workload.model.dense))
+    if search == 'double-recursive':
+        with pytest.raises(Infeasible, match='6 devices are no power of two, and their odd factor 3 does not divide'):
+            find_strategies(chain(12, 12, 12, batch=8), Plan(search=search), cluster(H100, devices=6))
 
 
 def test_a_given_strategy_that_cannot_be_is_told_as_the_user_wrote_it():
