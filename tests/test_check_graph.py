@@ -243,10 +243,10 @@ def test_what_is_gathered_for_an_operator_is_scattered_for_it_on_the_way_back(se
 
 
 def adds_twice(network, value, name):
-    """Whether an addition reads a value and another addition of it."""
+    """Whether an addition and another read a value, and one of them reads the other."""
     kinds, reads = dict(named(network)), dict(zip(layer_names(network), reads_of(network), strict=True))
-    added = [other for other in reads.get(name, ()) if isinstance(kinds.get(other), Add) and value in reads[other]]
-    return isinstance(kinds.get(name), Add) and value in reads[name] and bool(added)
+    adders = {other for other, kind in kinds.items() if isinstance(kind, Add) and value in reads[other]}
+    return name in adders and any(name in reads[other] or other in reads[name] for other in adders - {name})
 
 
 # --- the files -------------------------------------------------------------------------------------------------------

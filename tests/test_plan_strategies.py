@@ -95,7 +95,7 @@ def test_a_network_takes_them_too():
     ('strategies', 'said'),
     [
         ({'layer9.*': ((2, 1, 1),)}, r'layer9\.\* names no operator of the model; there are embedding, position'),
-        ({'layer0.fc1': ((2, 1, 1), (3, 1))}, r'layer0\.fc1: strategy .*must be cut alike'),
+        ({'layer0.fc1': ((2, 1, 1), (3, 1))}, r'layer0\.fc1: strategy .*must be split alike'),
         ({'layer0.attention': ((1, 2, 1),)}, r'layer0\.attention: .*needs all of a sequence'),
         ({'layer0.qkv': ((1, 1, 1), (1, 4))}, r'layer0\.qkv: .*only 3 slices are whole'),
     ],
