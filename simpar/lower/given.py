@@ -47,7 +47,7 @@ def _each(
     free = set(strategies)
     found = []
     for node in nodes:
-        matching = [pattern for pattern in strategies if _matches(node.name, pattern)]
+        matching = [pattern for pattern in strategies if matches(node.name, pattern)]
         if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
             free -= set(matching)
             node = _given(node, key, partial(give, node.operator, strategies[matching[0]]))  # noqa: PLW2901
@@ -71,7 +71,8 @@ def _tie(nodes: list[Node]) -> None:
             nodes[first] = replace(nodes[first], operator=told(nodes[first].operator, ((n, k), rows[:-1])))
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern is a name or matches it."""
     return name == pattern or fnmatchcase(name, pattern)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.lower.given import has_strategies
+from simpar.lower.given import SHOWN, has_strategies, matches
+from simpar.model import Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
@@ -15,7 +16,19 @@ from simpar.workload import Workload
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     yield from _loss_fits(workload)
+    yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
+
+
+def _named(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+    """Patterns of the plan's strategies and layouts that match no operator which takes one."""
+    names = [node.name for node in workload.model.nodes if isinstance(node.operator, Sharded)]
+    shown = ', '.join(names[:SHOWN]) + (', …' if len(names) > SHOWN else '')
+    for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
+        for pattern in (one for one in given if not any(matches(name, one) for name in names)):
+            yield Complaint(
+                ('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}'
+            )
 
 
 def _loss_fits(workload: Workload) -> Iterator[Complaint]:
