@@ -29,8 +29,10 @@ Devices = Annotated[int, Field(ge=1, le=2**20)]
 class Matmul:
     """How the rate of matrix products falls with their size, where no table says it.
 
-    Arguments: ``share`` of the matrix peak that large products reach; ``half_area``, m × n at which they reach half of
-    that; ``half_depth``, k at which they do.
+    Arguments:
+        share: of the matrix peak that large products reach.
+        half_area: m × n at which they reach half of that.
+        half_depth: k at which they do.
     """
 
     share: ShareFigure
@@ -149,9 +151,11 @@ class Library:
 class SlowDown:
     """Speeds, of 1, beside one another.
 
-    Arguments: ``matrix``, of matrix products and attention while a collective runs on their device; ``memory``, of all
-    other kernels; ``collective``, of a collective while one of its devices computes; ``waiting``: whether a collective
-    that waits for its peers slows kernels too.
+    Arguments:
+        matrix: speed of matrix products and attention while a collective runs on their device.
+        memory: speed of all other kernels meanwhile.
+        collective: speed of a collective while one of its devices computes.
+        waiting: whether a collective that waits for its peers slows kernels too.
     """
 
     matrix: ShareFigure
@@ -184,8 +188,10 @@ class Tables:
 class Profile:
     """A kind of cluster written down.
 
-    Arguments: ``devices`` in a node; ``links`` from the innermost level outwards; ``net``, the shaped network that the
-    tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
+    Arguments:
+        devices: how many are in a node.
+        links: levels of the network, from the innermost outwards.
+        net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
     """
 
     format: Literal[1]

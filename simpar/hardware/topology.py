@@ -14,8 +14,11 @@ from simpar.hardware.profile import Link, Profile
 class Shape:
     """How a group lies on the levels of links, innermost first.
 
-    Arguments: ``members``, at each level, of a group that communicates there; ``domains`` of each level that the group
-    touches; ``ranks`` in the group; ``nodes`` that it touches.
+    Arguments:
+        members: at each level, how many communicate in one group there.
+        domains: at each level, how many the group touches.
+        ranks: how many are in the group.
+        nodes: how many it touches.
     """
 
     members: tuple[int, ...]
@@ -83,8 +86,10 @@ class Topology:
 class Cluster:
     """A profile's node, so many times.
 
-    Arguments: ``devices`` in each node; ``slow``, rank → its speed, where it is not 1; ``links``, name of a link → what
-    its bandwidth is multiplied with, where it is not as in the profile.
+    Arguments:
+        devices: how many are in each node.
+        slow: rank → its speed, where it is not 1.
+        links: name of a link → what its bandwidth is multiplied with, where it is not as in the profile.
     """
 
     profile: Profile

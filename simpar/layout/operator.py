@@ -151,8 +151,8 @@ class Operator:
                 return scattered
         valid = [local.shard_counts, *self._scattered_counts(local)]
         raise Infeasible(
-            f'{self.name}: out_strategy {wanted} is neither the output as it is split, nor that with the axis of its sum '
-            f'on one dim; write {" or ".join(map(str, valid))}'
+            f'{self.name}: out_strategy {wanted} is neither the output as it is split, nor that with the axis of its '
+            f'sum on one dim; write {" or ".join(map(str, valid))}'
         )
 
     def _scattered_counts(self, local: TensorLayout) -> list[tuple[int, ...]]:
@@ -171,8 +171,11 @@ class Operator:
 class Sharded:
     """An operator sharded by a strategy.
 
-    Arguments: ``matrix``, the device matrix without the replicated axis; ``inputs``, their layouts; ``local``, the
-    layout of what a rank computes, partial sums included; ``output``, that of the result.
+    Arguments:
+        matrix: the device matrix without the replicated axis.
+        inputs: their layouts.
+        local: the layout of what a rank computes, partial sums included.
+        output: that of the result.
     """
 
     operator: Operator

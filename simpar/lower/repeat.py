@@ -117,7 +117,12 @@ class Repeats:
     ) -> Sequence[tuple[str, Value]]:
         """Record a layer, or make it of an equal one; its values by the names of nodes.
 
-        Arguments: ``read``, what it reads of other layers; ``operators``; ``run`` records it; ``real``: must be run.
+        Arguments:
+            number: of the layer.
+            read: values of other layers that it reads.
+            operators: of the layer, in order.
+            run: records the layer and returns its values.
+            real: whether it must be recorded, whatever is known.
         """
         key = (tuple(_alike(one, number) for one in operators), tuple(_known(value, number) for value in read))
         if key in self.forward and not real:

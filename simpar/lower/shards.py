@@ -25,8 +25,10 @@ from simpar.program.tensor import BYTES
 class _Wanted:
     """A parameter that the plan wants sharded.
 
-    Arguments: ``groups``, as the tape's ``sharding`` gives them; ``size``, ranks of a shard group; ``dim`` that divides
-    by it, None: none does.
+    Arguments:
+        groups: as the tape's ``sharding`` gives them.
+        size: ranks of a shard group.
+        dim: the dim that ``size`` divides; None: it divides none.
     """
 
     tensor: Tensor

@@ -1,7 +1,7 @@
 """The tape: registers tensors in layouts, and emits op classes with local sizes, forward and then backward.
 
-Gradients lie in one of two ways. ``late`` (MindSpore): where a value is replicated, its gradient is a pending sum, so
-that every backward op is the transpose of its forward, and sums happen at the backward of the forward's all-reduce.
+Gradients lie in one of two ways. ``late`` (MindSpore): where a value is replicated, its gradient is a pending sum.
+Then every backward op is the transpose of its forward, and sums happen at the backward of the forward's all-reduce.
 ``early`` (Megatron): where a value is replicated, its gradient is, too; what an operator gives as a pending sum is
 summed where the gradient is popped. In both, the gradient of a value with a pending sum is replicated.
 """

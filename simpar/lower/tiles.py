@@ -57,9 +57,13 @@ class _Tiling:
 def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles: int) -> list[OpClass]:
     """The ops of a stage with products and their collectives in tiles.
 
-    Arguments: ``ops`` in order, forward first; ``elsewhere``, what other stages of the rank read; ``tiles`` of each
-    pair. Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where
-    tiles lie in blocks, kernels that compute and communicate in one.
+    Arguments:
+        ops: in order, forward first.
+        elsewhere: what other stages of the rank read.
+        tiles: how many each pair is split into.
+
+    Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where tiles lie
+    in blocks, kernels that compute and communicate in one.
     """
     if tiles == 1:
         return list(ops)
