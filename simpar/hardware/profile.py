@@ -70,6 +70,7 @@ class Device:
     """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get."""
 
     name: Text
+    # By data type, as peaks do not follow from the width alone (tf32).
     matrix: Mapping[Dtype, FlopsFigure]
     vector: Mapping[Dtype, FlopsFigure]
     memory: Memory
@@ -115,12 +116,14 @@ class Link:
     bandwidth: RateFigure
     share: ShareFigure
     latency: TimeFigure
+    # Libraries change their algorithm with the size of the group, so that bounds are part of the link.
     algorithm: Annotated[Mapping[int, Algorithm], Field(min_length=1)]
     sharing: Literal['shared', 'fatpipe'] = 'shared'
 
     @property
     def rate(self) -> float:
         """Bytes a second that transfers reach on one channel in one direction."""
+        # Nominal and reached are kept apart, as they have different sources and grades.
         return self.bandwidth.value * self.share.value
 
     def algorithm_for(self, members: int) -> Algorithm:
@@ -171,6 +174,7 @@ class TableFile:
     file: Text
     source: Text
     grade: Grade
+    # Tables of products and attention must have one; what is bound by memory or links goes by its bytes.
     dtype: Dtype | None = None
 
 
@@ -194,12 +198,14 @@ class Profile:
         net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
     """
 
+    # A later form of profiles would have another number, and be refused by this reader with a clear word.
     format: Literal[1]
     name: Text
     description: Text
     devices: Devices
     device: Device
     host: Host
+    # Topology and costs count on one level at least.
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
     library: Library
     slow_down: SlowDown

@@ -46,6 +46,7 @@ class Topology:
     def domain(self, level: int, rank: int) -> int:
         """The domain of a rank at a level: ranks of one domain reach each other without leaving the level."""
         size = self.sizes[level]
+        # Size 0 joins all: a single domain.
         return rank // size if size else 0
 
     def shape(self, ranks: Sequence[int]) -> Shape:
@@ -115,6 +116,7 @@ class Cluster:
     @property
     def as_measured(self) -> Topology:
         """Its topology with the links that its tables were measured on."""
+        # Measured curves are scaled from these links to the changed ones.
         return replace(self, links={}).topology
 
 
@@ -123,5 +125,6 @@ def _changed(link: Link, factor: float) -> Link:
     if factor == 1:
         return link
     nominal = link.bandwidth
+    # Cut to what a source may be long; the grade tells that nobody has measured it.
     source = f'{nominal.source}; times {factor:g}, as the schedule asks'[:1000]
     return replace(link, bandwidth=RateFigure(value=nominal.value * factor, source=source, grade='estimate'))

@@ -83,6 +83,7 @@ def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Chec
     foresee; all are priced.
     """
     numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
+    # Without clipping and scaling no update waits for others, and nothing is emitted.
     if not numbers:
         return Check()
     # A sum of squares of 16-bit gradients would be lost in 16 bits.

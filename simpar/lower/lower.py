@@ -67,6 +67,7 @@ def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
         return _fitting(order_of_rows(plan.rows), plan)
+    # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
@@ -119,6 +120,7 @@ class _Assembly:
             # Members of a flat buffer have no memory of their own.
             if tensor.name not in self.tape.replaced:
                 builder.add_tensor(tensor)
+        # Pipeline ranks issue ops of the same name that are equal; the table has each once.
         added: set[str] = set()
         for op in (op for found in finished for op in found.ops()):
             if op.name not in added:

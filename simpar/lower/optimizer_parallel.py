@@ -69,6 +69,7 @@ class Conflict(NamedTuple):
 
 def choice_of(plan: Plan) -> Choice:
     """What the keys of a plan come to."""
+    # A preset says both; what a plan writes beside it can only agree: see ``conflicts``.
     parts, gather = _preset(plan) or (plan.shard, plan.gather)
     # MindSpore's default goes with its levels; ZeRO shards everything.
     threshold = THRESHOLD if plan.hsdp != 'off' else 0.0

@@ -46,6 +46,7 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
     Megatron-LM and DeepSpeed align besides, for the sake of kernels and links (docs/optimizer_parallel.md).
     """
     size = tape.partitions[groups[0]].size
+    # One padding behind all of them: parameters may lie across the borders of ranks.
     length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // size) * size
     flat = f'{bucket}.flat.{groups[0]}'
     names = (flat if weights else f'{flat}.piece', f'd:{flat}')

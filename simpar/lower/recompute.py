@@ -172,6 +172,7 @@ def _wanted(
         place = makers.get(names.pop())
         # What has been made again stays until its last reader, so no clone is made twice.
         if place is not None and place not in wanted and place not in done:
+            # A region runs again as one, even what nobody reads: Megatron calls the layer's forward once more.
             wanted.update(together[place])
             names += [name for one in together[place] for name in forward[one].reads]
     return wanted

@@ -125,6 +125,7 @@ class Repeats:
             real: whether it must be recorded, whatever is known.
         """
         key = (tuple(_alike(one, number) for one in operators), tuple(_known(value, number) for value in read))
+        # Equal keys make equal ops up to numbers: a key holds all that recording a layer looks at.
         if key in self.forward and not real:
             made = self._put(self.forward[key][1], number)
             self.tape.on_backward(lambda: self._back(number, key, None))
@@ -147,6 +148,7 @@ class Repeats:
                               for name, parts in sorted(coming.items())))  # fmt: skip
         if rules is None:
             if key not in self.backward:
+                # The tape is half written by then, so the whole recording is begun again.
                 raise NotRepeated
             for name in coming:
                 del self.tape.contributions[name]

@@ -29,6 +29,7 @@ def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, ba
     number = {run: at for at, run in enumerate(runs)}
     parts = max((len(block.micro_batches) for block in order.blocks), default=0)
     padded = [(*block.micro_batches, *(_NO_PART,) * (parts - len(block.micro_batches))) for block in order.blocks]
+    # First without pairs, as finding these needs the slots' numbers.
     slots = Slots(
         tuple(_template(run, index, streams) for run in runs),
         np.array([number[block.run] for block in order.blocks], dtype=np.int64),

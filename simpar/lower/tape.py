@@ -74,6 +74,7 @@ class Tape:
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
         self._shard_group = shard_group
+        # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
         self.layouts: dict[str, TensorLayout] = {}
         self.pending: dict[str, tuple[Axis, ...]] = {}
@@ -106,6 +107,7 @@ class Tape:
             return alias
         if size_of(axes) < self.world:
             return axes_name(self.world, axes)
+        # All ranks in another order are another partition: positions in its group differ.
         if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
             return '+'.join(map(str, axes))
         return STAGE if self.degrees or self.mesh.pipeline > 1 else axes_name(self.world, axes)
@@ -259,6 +261,7 @@ class Tape:
 
     def backpropagate(self) -> None:
         """Emit the backward ops, the last operator first, each in the stage of its forward."""
+        # Last in, first out: the backward of an operator needs the gradients that its readers give.
         while self.rules:
             self.stage, rule = self.rules.pop()
             rule()
