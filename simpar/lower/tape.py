@@ -80,7 +80,7 @@ class Tape:
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
         self.rules: list[Rule] = []
-        # How many values each gradient was given to: see ``cross``.
+        # How many values each gradient was given to: see ``next_stage``.
         self.handed_on: Counter[str] = Counter()
 
     # partitions

@@ -13,7 +13,7 @@ from simpar.program import OpClass
 from simpar.program.op import Phase
 
 
-def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
+def send_to_next_stage(tape: Tape, values: Sequence[Value]) -> list[Value]:
     """Go on in the next stage: every rank sends its shards of the values there, and gets their gradients back.
 
     Where both stages are on one rank, nothing is sent.
