@@ -131,8 +131,11 @@ def cluster(
 ) -> Cluster:
     """So many nodes of a profile.
 
-    Arguments: ``devices`` in a node, the profile's unless given; ``slow``, rank → speed of its device, where not 1;
-    ``links``, name of a link → what its bandwidth is multiplied with.
+    Arguments:
+        devices: how many are in a node, the profile's unless given.
+        slow: rank → speed of its device, where not 1.
+        links: name of a link → what its bandwidth is multiplied with.
+
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
     in the cluster, or a link not in the profile.
     """

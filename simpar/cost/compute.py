@@ -140,7 +140,7 @@ class DeviceCompute:
 # Built once for each table, whatever is priced and how often; rows are compared by their content.
 @functools.lru_cache(maxsize=8)
 def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
-    """Seconds by m, n, k where the rows are a whole grid; the points measured; the best FLOP/s among them."""
+    """Seconds by m, n, k where the rows are a full grid; the points measured; the best FLOP/s among them."""
     fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
     return Grid(_MATMUL, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
 

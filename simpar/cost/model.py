@@ -28,8 +28,12 @@ class ComputeCost:
 class CollectiveCost:
     """Isolated cost of a collective in one group.
 
-    Arguments: ``alpha`` and ``transfer``, seconds; ``best``, seconds at the bandwidth of the largest messages without
-    latency, at most their sum; ``links``, pairs (channel, demand) as of ``Communication``; ``why`` and ``grade``.
+    Arguments:
+        alpha, transfer: seconds.
+        best: seconds at the bandwidth of the largest messages without latency, at most their sum.
+        links: pairs (channel, demand) as of ``Communication``.
+        why: how they came about.
+        grade: of the numbers used.
     """
 
     alpha: float

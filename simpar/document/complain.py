@@ -79,8 +79,11 @@ def problems_of(
 ) -> list[Problem]:
     """One problem for each key that pydantic complains of, except where the text itself was refused.
 
-    Arguments: ``errors`` as of ``ValidationError.errors()``; ``tree``, what the user wrote; ``schema``, the JSON Schema
-    of what was expected; ``terms`` of the field that are told before names that are near.
+    Arguments:
+        errors: pydantic's, as ``ValidationError.errors()`` lists them.
+        tree: what the user wrote.
+        schema: the JSON Schema of what was expected.
+        terms: words of the field; they are told before names that are near.
     """
     problems: dict[Key, Problem] = {}
     # A megabyte of nonsense has more errors than anyone reads, and each takes a look into the schema.

@@ -48,8 +48,10 @@ class Unreadable(Exception):
 class Node:
     """A value as it stands in the text.
 
-    Arguments: ``value``: a scalar, a list of nodes, or a dict of (line of key, node); ``fault``, why it cannot be used;
-    ``key_faults``, (line, fault) of keys that were left out of a mapping.
+    Arguments:
+        value: a scalar, a list of nodes, or a dict of (line of key, node).
+        fault: why it cannot be used.
+        key_faults: (line, fault) of keys that were left out of a mapping.
     """
 
     line: int

@@ -40,9 +40,13 @@ def load(
 ) -> T:
     """Read a YAML file into a dataclass.
 
-    Arguments: ``kind``, a frozen dataclass with keyword fields, constraints as pydantic's ``Field`` in ``Annotated``;
-    unknown keys are refused everywhere; ``overrides``, ``a.b=value`` as of `--set`, over the file; ``prepare`` rewrites
-    the plain tree after them, e.g. a short form in full; ``check`` yields what is wrong between fields.
+    Arguments:
+        kind: a frozen dataclass with keyword fields, constraints as pydantic's ``Field`` in ``Annotated``; unknown keys
+            are refused everywhere.
+        overrides: ``a.b=value`` as of `--set`; they go over the file.
+        prepare: rewrites the plain tree after the overrides, e.g. a short form in full.
+        check: yields what is wrong between fields.
+
     Raises ``error`` with every problem, in the order of the file.
     """
     tree = override(read(path, error=error), overrides, error=error)

@@ -20,8 +20,10 @@ MOST_RANGES: Final = 4
 class Drawing:
     """What every stream of a run that has stopped waits for.
 
-    Arguments: ``met``, the meetings in which streams wait for others; ``end``, by op of all steps, negative where that
-    has not happened; ``steps``, how many were to be run.
+    Arguments:
+        met: the meetings in which streams wait for others.
+        end: seconds at which each op of all steps ended; negative where it has not.
+        steps: how many steps were to be run.
     """
 
     def __init__(

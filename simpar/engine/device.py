@@ -33,8 +33,10 @@ class Device:
 class Stream:
     """An in-order queue of a device: its head is op ``ops[cursor]`` of step ``step``.
 
-    Arguments: ``ops``, their numbers in a step; ``every``, how many ops of all devices a step has; ``base``: the number
-    of the head among the ops of all steps is ``base`` + its own.
+    Arguments:
+        ops: numbers of the stream's ops in a step.
+        every: how many ops of all devices a step has.
+        base: what is added to the head's number to count it among the ops of all steps.
     """
 
     __slots__ = ('base', 'cursor', 'device', 'every', 'ops', 'step')
@@ -64,8 +66,10 @@ class Stream:
 class Running:
     """An op in progress: it had ``remaining`` isolated seconds at ``since`` and goes on at ``speed`` ever since.
 
-    Arguments: ``streams``, those that it heads; ``top``, the ceiling when its speed was last solved; ``completion``,
-    the event that ends it unless its speed changes.
+    Arguments:
+        streams: the streams that it heads.
+        top: the ceiling when its speed was last solved.
+        completion: the event that ends it unless its speed changes.
     """
 
     __slots__ = ('completion', 'remaining', 'since', 'speed', 'streams', 'top')
@@ -99,8 +103,11 @@ class Compute(Running):
 class Rendezvous(Running):
     """A collective, or a send with its receive, from the first arrival on.
 
-    Arguments: ``streams`` and ``devices``: those that have arrived; ``op``, the one that has the costs; ``links``, what
-    it asks of each link while it transfers; ``beside``, its highest speed while one of its devices computes.
+    Arguments:
+        streams, devices: the ones that have arrived.
+        op: number of the op that has the costs.
+        links: what it asks of each link while it transfers.
+        beside: its highest speed while one of its devices computes.
     """
 
     __slots__ = ('beside', 'devices', 'links', 'op')

@@ -73,7 +73,7 @@ class Links(Generic[F]):
 def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
     """Max-min fair speeds under Σ speed · demand ≤ 1 on each link and speed ≤ top for each flow.
 
-    Arguments: ``flows``, one or more whole components. All speeds rise together until a link saturates or a flow meets
+    Arguments: ``flows``, one or more full components. All speeds rise together until a link saturates or a flow meets
     its top; those flows are fixed, the others rise on (progressive filling; Bertsekas and Gallager, Data Networks,
     section 6.5.2). Does not model what a protocol needs to get there: speeds change at once.
     """

@@ -103,7 +103,10 @@ def _joined(parts: list[Csr], first: Ints) -> Csr:
 class _Channel(NamedTuple):
     """Where ops of a representative meet others by their order.
 
-    Arguments: ``name``, equal for those that meet; ``expected``, how many meet; ``leads``: this op has the costs.
+    Arguments:
+        name: equal for those that meet.
+        expected: how many meet.
+        leads: this op has the costs.
     """
 
     name: tuple[object, ...]

@@ -1,8 +1,9 @@
 """Representatives: which ranks behave alike, so that one is simulated in the place of all, exactly.
 
-Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone, and split until
-those of one colour also have neighbours of the same colours. The engine's arithmetic does not depend on order, so
-ranks of one colour then have the same spans to the bit, and links of one colour carry the same load.
+Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone. Colours split until
+equal colours also have neighbours of equal colours. The engine's arithmetic does not depend on order. So ranks of one
+colour then have the same spans to the bit, and links of one colour carry the same load. The lowest rank of a colour is
+its representative, and it is the one that is simulated.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class Groups:
 class Exchange:
     """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
 
-    Arguments: ``kind``, equal for exchanges that the same op classes ask for; ``cost``, equal for those of a kind that
-    last as long; ``links``, pairs (link, demand).
+    Arguments:
+        kind: equal for exchanges that the same op classes ask for.
+        cost: equal for those of a kind that last as long.
+        links: pairs (link, demand).
     """
 
     kind: int
@@ -166,7 +169,10 @@ def _check_roles(program: Program, ranks: Colours) -> None:
 class _Told(NamedTuple):
     """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
 
-    Arguments: ``pattern``, op class index → number in ``patterns``; ``speeds`` of the ranks; ``links``, how many.
+    Arguments:
+        pattern: op class index → number in ``patterns``.
+        speeds: of the ranks, 1 for a nominal device.
+        links: how many links there are.
     """
 
     pattern: tuple[tuple[int, int], ...]

@@ -11,6 +11,7 @@ from pydantic import Field
 from simpar.document import Bytes, Flops, Rate, Seconds
 
 Grade = Literal['measured', 'vendor', 'literature', 'estimate']
+# A source must not be empty: a number of unknown origin is what profiles are against.
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 GRADES: Final[tuple[Grade, ...]] = ('measured', 'vendor', 'literature', 'estimate')
 """How a number is known, best first."""
@@ -57,6 +58,7 @@ class TimeFigure(Figure):
 class ShareFigure(Figure):
     """A part of a whole, more than 0 and at most 1."""
 
+    # 0 is refused: seconds are divided by shares.
     value: Annotated[float, Field(gt=0, le=1)]
 
 

@@ -29,8 +29,10 @@ Devices = Annotated[int, Field(ge=1, le=2**20)]
 class Matmul:
     """How the rate of matrix products falls with their size, where no table says it.
 
-    Arguments: ``share`` of the matrix peak that large products reach; ``half_area``, m × n at which they reach half of
-    that; ``half_depth``, k at which they do.
+    Arguments:
+        share: of the matrix peak that large products reach.
+        half_area: m × n at which they reach half of that.
+        half_depth: k at which they do.
     """
 
     share: ShareFigure
@@ -68,6 +70,7 @@ class Device:
     """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get."""
 
     name: Text
+    # By data type, as peaks do not follow from the width alone (tf32).
     matrix: Mapping[Dtype, FlopsFigure]
     vector: Mapping[Dtype, FlopsFigure]
     memory: Memory
@@ -113,12 +116,14 @@ class Link:
     bandwidth: RateFigure
     share: ShareFigure
     latency: TimeFigure
+    # Libraries change their algorithm with the size of the group, so that bounds are part of the link.
     algorithm: Annotated[Mapping[int, Algorithm], Field(min_length=1)]
     sharing: Literal['shared', 'fatpipe'] = 'shared'
 
     @property
     def rate(self) -> float:
         """Bytes a second that transfers reach on one channel in one direction."""
+        # Nominal and reached are kept apart, as they have different sources and grades.
         return self.bandwidth.value * self.share.value
 
     def algorithm_for(self, members: int) -> Algorithm:
@@ -149,9 +154,11 @@ class Library:
 class SlowDown:
     """Speeds, of 1, beside one another.
 
-    Arguments: ``matrix``, of matrix products and attention while a collective runs on their device; ``memory``, of all
-    other kernels; ``collective``, of a collective while one of its devices computes; ``waiting``: whether a collective
-    that waits for its peers slows kernels too.
+    Arguments:
+        matrix: speed of matrix products and attention while a collective runs on their device.
+        memory: speed of all other kernels meanwhile.
+        collective: speed of a collective while one of its devices computes.
+        waiting: whether a collective that waits for its peers slows kernels too.
     """
 
     matrix: ShareFigure
@@ -167,6 +174,7 @@ class TableFile:
     file: Text
     source: Text
     grade: Grade
+    # Tables of products and attention must have one; what is bound by memory or links goes by its bytes.
     dtype: Dtype | None = None
 
 
@@ -184,16 +192,20 @@ class Tables:
 class Profile:
     """A kind of cluster written down.
 
-    Arguments: ``devices`` in a node; ``links`` from the innermost level outwards; ``net``, the shaped network that the
-    tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
+    Arguments:
+        devices: how many are in a node.
+        links: levels of the network, from the innermost outwards.
+        net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
     """
 
+    # A later form of profiles would have another number, and be refused by this reader with a clear word.
     format: Literal[1]
     name: Text
     description: Text
     devices: Devices
     device: Device
     host: Host
+    # Topology and costs count on one level at least.
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
     library: Library
     slow_down: SlowDown

@@ -14,8 +14,11 @@ from simpar.hardware.profile import Link, Profile
 class Shape:
     """How a group lies on the levels of links, innermost first.
 
-    Arguments: ``members``, at each level, of a group that communicates there; ``domains`` of each level that the group
-    touches; ``ranks`` in the group; ``nodes`` that it touches.
+    Arguments:
+        members: at each level, how many communicate in one group there.
+        domains: at each level, how many the group touches.
+        ranks: how many are in the group.
+        nodes: how many it touches.
     """
 
     members: tuple[int, ...]
@@ -43,6 +46,7 @@ class Topology:
     def domain(self, level: int, rank: int) -> int:
         """The domain of a rank at a level: ranks of one domain reach each other without leaving the level."""
         size = self.sizes[level]
+        # Size 0 joins all: a single domain.
         return rank // size if size else 0
 
     def shape(self, ranks: Sequence[int]) -> Shape:
@@ -83,8 +87,10 @@ class Topology:
 class Cluster:
     """A profile's node, so many times.
 
-    Arguments: ``devices`` in each node; ``slow``, rank → its speed, where it is not 1; ``links``, name of a link → what
-    its bandwidth is multiplied with, where it is not as in the profile.
+    Arguments:
+        devices: how many are in each node.
+        slow: rank → its speed, where it is not 1.
+        links: name of a link → what its bandwidth is multiplied with, where it is not as in the profile.
     """
 
     profile: Profile
@@ -110,6 +116,7 @@ class Cluster:
     @property
     def as_measured(self) -> Topology:
         """Its topology with the links that its tables were measured on."""
+        # Measured curves are scaled from these links to the changed ones.
         return replace(self, links={}).topology
 
 
@@ -118,5 +125,6 @@ def _changed(link: Link, factor: float) -> Link:
     if factor == 1:
         return link
     nominal = link.bandwidth
+    # Cut to what a source may be long; the grade tells that nobody has measured it.
     source = f'{nominal.source}; times {factor:g}, as the schedule asks'[:1000]
     return replace(link, bandwidth=RateFigure(value=nominal.value * factor, source=source, grade='estimate'))

@@ -6,7 +6,7 @@ an axis that still shards another part takes it from there, by an all-to-all or 
 axes that are to shard nothing are gathered; where all parts wait for each other, the first is gathered.
 
 Version 2.10 goes over a sequence without all-to-all once more: gathers stand first, that of the last part first, then
-slices. A gather along a part behind parts of one element becomes one along the outermost dim, and of these such as
+slices. Where only parts of one element stand before it, a gather becomes one along the outermost dim. Of these such as
 follow one another over axes that count on become one; a gather of the first part itself stays alone. Its source has
 this in ``TensorTransform::ReorderAndMergeRedistributionOp``.
 """

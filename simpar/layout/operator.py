@@ -171,8 +171,11 @@ class Operator:
 class Sharded:
     """An operator sharded by a strategy.
 
-    Arguments: ``matrix``, the device matrix without the replicated axis; ``inputs``, their layouts; ``local``, the
-    layout of what a rank computes, partial sums included; ``output``, that of the result.
+    Arguments:
+        matrix: the device matrix without the replicated axis.
+        inputs: their layouts.
+        local: the layout of what a rank computes, partial sums included.
+        output: that of the result.
     """
 
     operator: Operator

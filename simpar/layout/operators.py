@@ -99,12 +99,12 @@ def softmax(name: str, x: Shape, dim: int = -1) -> Operator:
 
 
 def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay unsharded."""
+    """LayerNorm of x with weight and bias over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=2)
 
 
 def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay unsharded."""
+    """RMSNorm of x with a weight over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=1)
 
 

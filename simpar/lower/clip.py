@@ -38,9 +38,12 @@ class _Gradient(NamedTuple):
 class Check:
     """The look at all gradients once their sums are done; nothing without ``numbers``.
 
-    Arguments: ``numbers``, what it writes and updates read; ``gradients``, by name; ``look``, what every rank does
-    with its own, which are still to be filled in; ``reduction`` over all ranks, where there are several; ``staged``:
-    ranks differ by their stages.
+    Arguments:
+        numbers: tensors that the check writes and updates read.
+        gradients: what a rank has of each, by name.
+        look: the op that every rank does; the gradients that it reads are filled in for each rank.
+        reduction: the message over all ranks, where there are several.
+        staged: whether ranks differ by their stages.
     """
 
     numbers: tuple[str, ...] = ()
@@ -80,6 +83,7 @@ def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Chec
     foresee; all are priced.
     """
     numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
+    # Without clipping and scaling no update waits for others, and nothing is emitted.
     if not numbers:
         return Check()
     # A sum of squares of 16-bit gradients would be lost in 16 bits.

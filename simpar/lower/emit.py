@@ -76,8 +76,10 @@ class Site:
 class _Emission:
     """One operator being emitted.
 
-    Arguments: ``roles`` of what it reads; ``values`` by role; ``again``, by role, what the backward reads in the place
-    of what was gathered in the forward.
+    Arguments:
+        roles: of what it reads.
+        values: what has been made so far, by role.
+        again: by role, what the backward reads in the place of what was gathered in the forward.
     """
 
     site: Site

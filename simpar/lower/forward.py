@@ -14,12 +14,12 @@ from math import gcd
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
-from simpar.lower.cross import cross
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
 from simpar.lower.loss import add_loss
 from simpar.lower.move import Mover
+from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.repeat import Repeats, place_kinds, recorded_for_real
 from simpar.lower.tape import Tape
@@ -132,7 +132,7 @@ class Forward:
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
             self.tape.saved |= self._read_before({values[name].name for name in crossing})
-            arrived = cross(self.tape, [values[name] for name in crossing])
+            arrived = send_to_next_stage(self.tape, [values[name] for name in crossing])
             values.update(zip(crossing, arrived, strict=True))
 
     def _read_before(self, names: set[str]) -> set[str]:

@@ -1,7 +1,7 @@
 """Frees: an activation ends with the last op of its copy that reads it, so that memory is known and reuse is checked.
 
 A free must wait for all readers. Where a collective and a computation read the same tensor, the free moves on to the
-computation that waits for that collective anyway, so that frees never add a need.
+computation that waits for that collective anyway. So frees never add a need.
 """
 
 from __future__ import annotations

@@ -32,8 +32,11 @@ def fuse(
 ) -> dict[str, list[str]]:
     """Buckets by name, in the order of their first parameters.
 
-    Arguments: ``parameters`` in the order in which they are used; ``size``, bytes of each; ``ids``, by layer, for
-    ``fusion: ids``; ``scope``, what names begin with, unless they are those of a layer or a parameter.
+    Arguments:
+        parameters: in the order in which they are used.
+        size: bytes of each.
+        ids: by layer, for ``fusion: ids``.
+        scope: what names begin with, unless they are those of a layer or a parameter.
     """
     keys = _keys(parameters, size, plan, ids)
     buckets: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
 """Gathers of sharded weights: when each is issued, and when what it gathered is freed.
 
-On use, a bucket of weights is gathered before its first reader and freed behind its last one, once a step, or once for
-every forward and once for every backward of a micro-batch. One gather serves all copies. An op of no work, ``reshard``
-(torch's word), frees, as the last reader is one of several copies.
+On use, a bucket of weights is gathered before its first reader and freed behind its last one. That is done once a step,
+or once for every forward and once for every backward of a micro-batch. One gather serves all copies. An op of no work,
+``reshard`` (torch's word), frees, as the last reader is one of several copies.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class Gathers:
         return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
 
     def _issued(self, uses: Sequence[_Use], index: int) -> int:
-        """Before which op a gather is issued: its first reader, or as many gathers earlier as are prefetched.
+        """Before which op a gather is issued: its first reader, or earlier by as many gathers as are prefetched.
 
-        Then the weights that are used before those are free again, unless their use has not ended by then.
+        Then it stands behind the last reader of the weights before those, whose memory is free by then. Where these are
+        still in use at its own first reader, it stands before the first reader of the earliest prefetched weights.
         """
         ahead = self._plan.prefetch
         if not ahead:
@@ -102,8 +103,10 @@ class Gathers:
         return free if free <= uses[index].first else uses[index - ahead].first
 
     def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
-        """Gathered together: what is first used in the same stage and sharded over the same groups, as far as the plan
-        fuses it."""
+        """Parameters that are gathered together, by bucket.
+
+        They are first used in the same stage, sharded over the same groups, and fused by the plan.
+        """
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
         for op in order.ops():

@@ -1,8 +1,8 @@
 """The issue order of a pipeline rank: runs of ops, each issued for many micro-batches.
 
 What an action does is the same for every micro-batch, so it is one run, and the order is a list of blocks (run, its
-micro-batches). What is added between the ops of a run makes another one, which all blocks share that it is added to
-alike.
+micro-batches). Ops that are added inside of a run make another run. All blocks that get
+the same ops at the same places share it.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
         return _fitting(order_of_rows(plan.rows), plan)
+    # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
@@ -104,7 +105,7 @@ class _Assembly:
 
     @property
     def _late(self) -> bool:
-        """Whether receives wait for the computation before them; a fused exchange begins with its sends."""
+        """Whether receives wait for the computation before them; a batched send/recv begins with its sends."""
         return self.plan.receive == 'late' or self.plan.exchange == 'fused'
 
     def program(self, order: Order) -> Program:
@@ -119,6 +120,7 @@ class _Assembly:
             # Members of a flat buffer have no memory of their own.
             if tensor.name not in self.tape.replaced:
                 builder.add_tensor(tensor)
+        # Pipeline ranks issue ops of the same name that are equal; the table has each once.
         added: set[str] = set()
         for op in (op for found in finished for op in found.ops()):
             if op.name not in added:
@@ -129,15 +131,18 @@ class _Assembly:
             # Role names stand in traces and tables.
             name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
             streams = Streams(self.mesh, self.plan, place)
-            slots = slots_of(found, builder.index, streams, fused=self.plan.exchange == 'fused')
+            slots = slots_of(found, builder.index, streams, batched=self.plan.exchange == 'fused')
             builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
         # A note for every layer would say the same many times.
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
 
     def _finish(self, found: Issued, place: int) -> Issued:
-        """Weights gathered where they are used; sums of gradients behind the last that adds to them; what is held twice
-        exchanged; updates at the end."""
+        """Add to a pipeline rank's ops what its parameters need.
+
+        Weights are gathered where they are used. Gradients are summed behind the last op that adds to them. A gradient
+        that two pipeline ranks hold is exchanged. Updates end the step.
+        """
         held = self.shards.held(name for op in found.ops() for name in op.accumulates)
         order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])

@@ -85,6 +85,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
     Arguments: ``placement``, stage → pipeline rank. Raises ``Infeasible`` where degrees and ranks, batch and slices, or
     data ranks and shard groups do not divide.
     """
+    # What is left of the ranks; where it does not divide, the product below is told, with all its factors.
     data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
     degrees = {PIPELINE: plan.pipeline, DATA: data, TENSOR: plan.tensor}
     if prod(degrees.values()) != world:

@@ -51,6 +51,7 @@ class Mover:
         if value.layout == target:
             return value
         # One redistribution for all that want the same; the compiler has one for each: see ``share``.
+        # By stage, too: a rank of one stage does not have what another made.
         key = (value.name, target, self.tape.stage)
         if not self.as_compiler and key in self.moved:
             return self.moved[key]
@@ -69,6 +70,7 @@ class Mover:
 
     def summed(self, y: Value, output: TensorLayout, name: str) -> Value:
         """An operator's own sum, whatever the way of redistributions: scattered where its output is to be."""
+        # The compiler's sequences begin from full values: the operator's own sum is no redistribution to it.
         return replace(self, method='cheapest').move(y, output, name) if y.layout.partial else y
 
     def gathered_again(self, value: Value) -> Value:

@@ -44,8 +44,10 @@ THRESHOLD: Final = 64 * 1024
 class Choice:
     """What a plan shards, with its presets worked out.
 
-    Arguments: ``threshold`` in bytes; ``sharded``: gradients are reduce-scattered every micro-batch; ``form`` of a
-    shard, in the messages that do not divide by a dim, or ``everywhere``.
+    Arguments:
+        threshold: in bytes.
+        sharded: gradients are reduce-scattered every micro-batch.
+        form: of shards in messages that do not divide by a dim, or ``everywhere``.
     """
 
     parts: frozenset[Part] = frozenset()
@@ -67,6 +69,7 @@ class Conflict(NamedTuple):
 
 def choice_of(plan: Plan) -> Choice:
     """What the keys of a plan come to."""
+    # A preset says both; what a plan writes beside it can only agree: see ``conflicts``.
     parts, gather = _preset(plan) or (plan.shard, plan.gather)
     # MindSpore's default goes with its levels; ZeRO shards everything.
     threshold = THRESHOLD if plan.hsdp != 'off' else 0.0
@@ -111,10 +114,13 @@ def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:
 class Shard:
     """One parameter that is sharded, or the parameters of a flat message.
 
-    Arguments: ``weight`` and ``gradient``, the shards that the update works on; ``fulls``, the gradients that W adds
-    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, split last, over
-    ``partition``, the shard groups; ``replica``, over whose ranks shards are replicated; ``bucket``, the name of a flat
-    message, and ``flat``, of its buffer.
+    Arguments:
+        weight, gradient: the shards that the update works on.
+        fulls: the full gradients that W adds to, one for each of ``parameters``.
+        gathered: the full weights that operators read, one for each of ``parameters``.
+        dim: the dim that is split last, over ``partition``, the shard groups.
+        replica: the partition over whose ranks shards are replicated; empty: none.
+        bucket, flat: names of a flat message and of its buffer; empty: it is none.
     """
 
     parameters: tuple[str, ...]

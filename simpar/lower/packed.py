@@ -24,9 +24,11 @@ MEMBERS = 'members'
 def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: int, *, weights: bool) -> Shard:
     """One parameter, sharded by rows.
 
-    Arguments: ``groups``, shard groups and replicas; ``outputs``, how many leading dims are its rows: a weight that has
-    several dims of outputs, as queries, keys and values by heads, has rows of all of them; ``weights``: the weight
-    itself is sharded, not its update alone.
+    Arguments:
+        groups: shard groups and replicas.
+        outputs: how many leading dims are its rows: a weight that has several dims of outputs, as queries, keys and
+            values by heads, has rows of all of them.
+        weights: the weight itself is sharded, not its update alone.
     """
     size = tape.partitions[groups[0]].size
     local = local_shape(tape, tensor)
@@ -44,6 +46,7 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
     Megatron-LM and DeepSpeed align besides, for the sake of kernels and links (docs/optimizer_parallel.md).
     """
     size = tape.partitions[groups[0]].size
+    # One padding behind all of them: parameters may lie across the borders of ranks.
     length = -(-sum(local_elements(tape, tensor) for tensor in tensors) // size) * size
     flat = f'{bucket}.flat.{groups[0]}'
     names = (flat if weights else f'{flat}.piece', f'd:{flat}')

@@ -3,8 +3,8 @@
 A clone stands right before the first backward op that reads what it makes, together with those that make what it reads
 itself. A layer, or the core of its attention, is run again as a whole, as Megatron-LM does, though its last product
 is needed by none; of operators that are named, only those that the backward needs, as in MindSpore. Clones write the
-same tensors again, which so live twice. What was kept and comes out of a clone besides has a name of its own, and ends
-with the clone.
+same tensors again, so that these live twice. A clone may also make again what was kept: that result has a name of its
+own and is freed at once.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ def _wanted(
         place = makers.get(names.pop())
         # What has been made again stays until its last reader, so no clone is made twice.
         if place is not None and place not in wanted and place not in done:
+            # A region runs again as one, even what nobody reads: Megatron calls the layer's forward once more.
             wanted.update(together[place])
             names += [name for one in together[place] for name in forward[one].reads]
     return wanted

@@ -117,9 +117,15 @@ class Repeats:
     ) -> Sequence[tuple[str, Value]]:
         """Record a layer, or make it of an equal one; its values by the names of nodes.
 
-        Arguments: ``read``, what it reads of other layers; ``operators``; ``run`` records it; ``real``: must be run.
+        Arguments:
+            number: of the layer.
+            read: values of other layers that it reads.
+            operators: of the layer, in order.
+            run: records the layer and returns its values.
+            real: whether it must be recorded, whatever is known.
         """
         key = (tuple(_alike(one, number) for one in operators), tuple(_known(value, number) for value in read))
+        # Equal keys make equal ops up to numbers: a key holds all that recording a layer looks at.
         if key in self.forward and not real:
             made = self._put(self.forward[key][1], number)
             self.tape.on_backward(lambda: self._back(number, key, None))
@@ -142,6 +148,7 @@ class Repeats:
                               for name, parts in sorted(coming.items())))  # fmt: skip
         if rules is None:
             if key not in self.backward:
+                # The tape is half written by then, so the whole recording is begun again.
                 raise NotRepeated
             for name in coming:
                 del self.tape.contributions[name]

@@ -30,8 +30,11 @@ TRANSFERS = {'SEND_F': ('send', 'F'), 'RECV_F': ('recv', 'F'), 'SEND_B': ('send'
 class StageOps:
     """The ops of one stage for one copy of a micro-batch, by what an action of the pipeline does.
 
-    Arguments: ``parts``: F, B, I, W → ops in order; ``transfers``: (send or recv, phase) → op; ``gathered``, weights
-    that several copies share and that are soon freed again; ``fill``: W fills.
+    Arguments:
+        parts: F, B, I, W → ops in order.
+        transfers: (send or recv, phase) → op.
+        gathered: weights that several copies share and that are soon freed again.
+        fill: whether W fills the time of sums.
     """
 
     parts: dict[str, tuple[OpClass, ...]]

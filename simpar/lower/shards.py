@@ -25,8 +25,10 @@ from simpar.program.tensor import BYTES
 class _Wanted:
     """A parameter that the plan wants sharded.
 
-    Arguments: ``groups``, as the tape's ``sharding`` gives them; ``size``, ranks of a shard group; ``dim`` that divides
-    by it, None: none does.
+    Arguments:
+        groups: as the tape's ``sharding`` gives them.
+        size: ranks of a shard group.
+        dim: the dim that ``size`` divides; None: it divides none.
     """
 
     tensor: Tensor
@@ -45,6 +47,7 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int]) -> Shards:
     if not choice.parts:
         return Shards(choice=choice)
     wanted = {one.tensor.name: one for one in _all_wanted(tape, choice)}
+    # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
     if choice.form != 'dim':
@@ -112,6 +115,7 @@ def _messages(
         alone = name if len(stages[name]) > 1 else ''
         # One message has one group of ranks and is ready in one stage.
         apart.setdefault((min(stages[name]), one.groups[0], alone), []).append(name)
+    # Fusion by size counts gradients, which may be wider than weights.
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
     for (stage, _, alone), names in apart.items():

@@ -16,23 +16,27 @@ Flags = NDArray[np.bool_]
 _NO_PART = -1
 
 
-def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, fused: bool) -> Slots:
+def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, batched: bool) -> Slots:
     """The slots of an issue order.
 
-    Arguments: ``index`` of an op class by its name; ``streams``, which are numbered as they are met; ``fused``:
-    computation waits for all that is sent and received behind the computation before it.
+    Arguments:
+        index: number of an op class by its name.
+        streams: they are numbered as they are met.
+        batched: a batched send/recv (``exchange: fused``): computation waits for all that is sent and received behind
+            the computation before it.
     """
     runs = order.runs
     number = {run: at for at, run in enumerate(runs)}
     parts = max((len(block.micro_batches) for block in order.blocks), default=0)
     padded = [(*block.micro_batches, *(_NO_PART,) * (parts - len(block.micro_batches))) for block in order.blocks]
+    # First without pairs, as finding these needs the slots' numbers.
     slots = Slots(
         tuple(_template(run, index, streams) for run in runs),
         np.array([number[block.run] for block in order.blocks], dtype=np.int64),
         np.array(padded, dtype=np.int64).reshape(-1, parts),
         np.zeros((0, 2), dtype=np.int64),
     )
-    return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, fused=fused))
+    return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, batched=batched))
 
 
 def _template(run: Run, index: Callable[[str], int], streams: Streams) -> Template:
@@ -40,11 +44,11 @@ def _template(run: Run, index: Callable[[str], int], streams: Streams) -> Templa
     return Template(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
 
-def _after(slots: Slots, runs: tuple[Run, ...], *, fused: bool) -> Ints:
+def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
     """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
     late = [np.array([issue.late for issue in run.issues], dtype=bool) for run in runs]
     transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
-    if not fused and not any(column.any() for column in late):
+    if not batched and not any(column.any() for column in late):
         return slots.after
     computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
     waits = np.flatnonzero(slots.spread(late))
@@ -54,7 +58,7 @@ def _after(slots: Slots, runs: tuple[Run, ...], *, fused: bool) -> Ints:
     # The last computation before each late op; −1 where none is.
     at = np.searchsorted(computed, waits) - 1
     pairs = np.column_stack((waits, computed[at]))[at >= 0]
-    if fused:
+    if batched:
         sent = np.flatnonzero(slots.spread(transfers))
         into = np.searchsorted(computed, sent)
         meets = into < len(computed)

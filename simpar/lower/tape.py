@@ -1,7 +1,7 @@
 """The tape: registers tensors in layouts, and emits op classes with local sizes, forward and then backward.
 
-Gradients lie in one of two ways. ``late`` (MindSpore): where a value is replicated, its gradient is a pending sum, so
-that every backward op is the transpose of its forward, and sums happen at the backward of the forward's all-reduce.
+Gradients lie in one of two ways. ``late`` (MindSpore): where a value is replicated, its gradient is a pending sum.
+Then every backward op is the transpose of its forward, and sums happen at the backward of the forward's all-reduce.
 ``early`` (Megatron): where a value is replicated, its gradient is, too; what an operator gives as a pending sum is
 summed where the gradient is popped. In both, the gradient of a value with a pending sum is replicated.
 """
@@ -74,12 +74,13 @@ class Tape:
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
         self._shard_group = shard_group
+        # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
         self.layouts: dict[str, TensorLayout] = {}
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
         self.rules: list[Rule] = []
-        # How many values each gradient was given to: see ``cross``.
+        # How many values each gradient was given to: see ``next_stage``.
         self.handed_on: Counter[str] = Counter()
 
     # partitions
@@ -106,6 +107,7 @@ class Tape:
             return alias
         if size_of(axes) < self.world:
             return axes_name(self.world, axes)
+        # All ranks in another order are another partition: positions in its group differ.
         if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
             return '+'.join(map(str, axes))
         return STAGE if self.degrees or self.mesh.pipeline > 1 else axes_name(self.world, axes)
@@ -263,6 +265,7 @@ class Tape:
 
     def backpropagate(self) -> None:
         """Emit the backward ops, the last operator first, each in the stage of its forward."""
+        # Last in, first out: the backward of an operator needs the gradients that its readers give.
         while self.rules:
             self.stage, rule = self.rules.pop()
             rule()

@@ -48,6 +48,7 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
             adders.setdefault(name, []).append(op)
     for gradient, ops in adders.items():
         places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
+        # On one pipeline rank both stages add to one gradient, and nothing has to travel.
         if len(set(places)) == 2:
             (shard,) = shards.held([gradient])
             ends = [
@@ -61,6 +62,7 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
 def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[OpClass, ...]:
     tensor = tape.tensors[gradient]
     other = f'{gradient}.other{index}'
+    # An activation, so that it is freed by the addition; batch_dim None, as it is one for the whole step.
     tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None, members=())
     size = float(local_elements(tape, tensor) * BYTES[tensor.dtype])
     send = OpClass(

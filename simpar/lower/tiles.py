@@ -57,10 +57,15 @@ class _Tiling:
 def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles: int) -> list[OpClass]:
     """The ops of a stage with products and their collectives in tiles.
 
-    Arguments: ``ops`` in order, forward first; ``elsewhere``, what other stages of the rank read; ``tiles`` of each
-    pair. Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where
-    tiles lie in blocks, kernels that compute and communicate in one.
+    Arguments:
+        ops: in order, forward first.
+        elsewhere: what other stages of the rank read.
+        tiles: how many each pair is split into.
+
+    Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where tiles lie
+    in blocks, kernels that compute and communicate in one.
     """
+    # The very ops: a plan without tiles must be the same program as before there were tiles.
     if tiles == 1:
         return list(ops)
     found: dict[int, list[OpClass]] = {}
@@ -115,6 +120,7 @@ def _pairs(ops: Sequence[OpClass], elsewhere: Collection[str]) -> Iterator[_Pair
 
 def _travels(op: OpClass, operators: Collection[str], elsewhere: Collection[str]) -> bool:
     """Whether an op is one of these collectives, of one activation that no other stage reads."""
+    # A message of several values, or one that another stage reads, has more users than the pair.
     alone = len(op.reads) == 1 and not any(name in elsewhere for name in (*op.reads, *op.writes))
     return op.kind == 'collective' and op.operator in operators and op.phase in _PHASES and alone
 

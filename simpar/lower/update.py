@@ -88,6 +88,7 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
     if workload.loss_scale != 1:
         attributes['loss_scale'] = workload.loss_scale
         numbers.append(OVERFLOW)
+        # Adam's bias correction needs the number of updates; without a loss scale that is the number of steps.
         states += (_count(tape, layer),) if isinstance(optimizer, Adam | AdamW) else ()
     elements = sum(local_elements(tape, shard.weight) for shard in shards)
     # Bytes an element: the gradient is read, states are read and written.

@@ -14,7 +14,10 @@ from simpar.program import Tensor
 class Owned(NamedTuple):
     """What a rank's update works on of one parameter, or of the parameters of a flat message.
 
-    Arguments: ``fulls``, the gradients that W adds to; ``flat``, the name of a flat message; ``layer`` to update it in.
+    Arguments:
+        fulls: the full gradients that W adds to.
+        flat: name of the flat message; empty: it is none.
+        layer: the layer that it is updated with.
     """
 
     weight: Tensor
@@ -28,9 +31,13 @@ class Owned(NamedTuple):
 class UpdateShard:
     """One parameter's shard, or that of a flat message.
 
-    Arguments: ``parameter``, its name; ``weight``, what the update reads and writes; ``gradient``, what it reads and
-    frees; ``fulls``, the gradients that W adds to; ``stage``, whose backward adds to the gradient (the first, for a
-    weight that two use); ``layer`` that it is updated with.
+    Arguments:
+        parameter: its name.
+        weight: what the update reads and writes.
+        gradient: what it reads and frees.
+        fulls: the gradients that W adds to.
+        stage: whose backward adds to the gradient (the first, for a weight that two use).
+        layer: the layer that it is updated with.
     """
 
     parameter: str

@@ -1,4 +1,4 @@
-"""Pipelines: the orders in which pipeline ranks do their actions, by name, from a file, or found from times."""
+"""Pipeline schedules: the order in which each rank does its actions, by name, from a file, or found from times."""
 
 from simpar.pipeline.action import Action, overlap, parse_action
 from simpar.pipeline.automatic import AUTOMATIC, automatic_order

@@ -1,4 +1,4 @@
-"""Whether an order does all that a step needs, once, in an order that can be done; and how much it keeps alive."""
+"""Whether a schedule does all that a step needs, once, in an order that can be done; and how much it keeps alive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""MindSpore 2.10's orders, as its compiler writes them into a stage's graph.
+"""MindSpore 2.10's pipeline schedules, as its compiler writes them into a stage's graph.
 
-Equal to the recorded stage orders of MindSpore 2.10.0 (tests/golden/mindspore). Micro-batches that no multiple of the
-ranks is follow its sources (pipeline_scheduler.cc, seqpipe_scheduler.cc), since no record has them.
+Equal to the recorded stage orders of MindSpore 2.10.0 (tests/golden/mindspore). Numbers of micro-batches that are no
+multiple of the ranks follow its sources (pipeline_scheduler.cc, seqpipe_scheduler.cc), since no record has them.
 """
 
 from __future__ import annotations

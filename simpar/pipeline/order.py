@@ -1,4 +1,4 @@
-"""Order: what every pipeline rank does, action after action."""
+"""Order: a pipeline schedule, what every pipeline rank does, action after action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All orders by name."""
+"""All pipeline schedules by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order as lines of text, one a pipeline rank: how a plan holds it, e.g. ``0F0 0F1 0B0 0B1``."""
+"""A schedule as lines of text, one a pipeline rank: how a plan holds it, e.g. ``0F0 0F1 0B0 0B1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders as CSV, as torch.distributed.pipelining writes them: a row for each rank, an action or nothing in a cell."""
+"""Pipeline schedules as CSV, as torch.distributed.pipelining writes them: a row a rank, an action or nothing a cell."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Between blocks: pairs of slots of different blocks, or of two steps, that must keep their order.
 
 Blocks of equal templates differ by index arithmetic alone, so pairs are looked for once for all micro-batches to which
-the same is done. Nearly all of them are implied at once: the earlier slot is ahead of one of a stream in its own block
-that the later one is behind in its own, and the stream is in order.
+the same is done. Order on a stream implies nearly all of them: the earlier slot is ahead of some slot of the stream in
+its block, the later slot is behind some slot of the same stream in its own block, and a stream runs in order.
 """
 
 from __future__ import annotations
@@ -147,8 +147,10 @@ class Between:
     def _tell(self, mine: Flags, templates: Ints, parts: Ints, blocks: Ints) -> Pairs:
         """The pairs of a story for all its micro-batches.
 
-        Arguments: ``mine``, which touches of templates to look at; ``templates`` and ``parts``, shape [length], the
-        blocks that do something to a micro-batch, in order; ``blocks``, shape [micro-batches, length].
+        Arguments:
+            mine: which touches of templates to look at.
+            templates, parts: shape [length], the blocks that do something to a micro-batch, in order.
+            blocks: shape [micro-batches, length].
         """
         begins = np.searchsorted(self._template, templates)
         count = np.searchsorted(self._template, templates, side='right') - begins

@@ -1,8 +1,8 @@
 """Which slots are known to have finished when a slot starts, and which needs others imply.
 
 Streams are in order. So what a slot knows is one number for each stream: the latest slot there that must have finished
-(a vector clock). A path of needs can visit each stream in one go, as moves along a stream are free: clocks are found in
-fewer rounds over all slots at once than there are streams; each round follows every need once.
+(a vector clock). Moves along a stream are free, so a path of needs can visit each stream in one go. Clocks are
+therefore found in fewer rounds than there are streams. Each round follows every need once, for all slots together.
 """
 
 from __future__ import annotations

@@ -29,8 +29,10 @@ def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
 class Touches:
     """What op classes do to tensors, in CSR form: op class i has the touches from ``start[i]`` to ``start[i + 1]``.
 
-    Arguments: ``tensor``, its number; ``changes``, 1 where it is written, accumulated to or freed, behind all reads;
-    ``per_rank``, by tensor: whether a rank has one of it, for all micro-batches and copies.
+    Arguments:
+        tensor: number of the touched tensor.
+        changes: 1 where the tensor is written, accumulated to or freed, behind all reads.
+        per_rank: by tensor: whether a rank has one of it, for all micro-batches and copies.
     """
 
     start: Ints

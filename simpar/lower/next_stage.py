@@ -13,7 +13,7 @@ from simpar.program import OpClass
 from simpar.program.op import Phase
 
 
-def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
+def send_to_next_stage(tape: Tape, values: Sequence[Value]) -> list[Value]:
     """Go on in the next stage: every rank sends its shards of the values there, and gets their gradients back.
 
     Where both stages are on one rank, nothing is sent.
@@ -44,9 +44,9 @@ def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
 
 
 def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
-    """The values in the next stage of the same rank, in which alone all that it reads is read: each frees its own.
+    """Hand the values to the next stage of the same rank.
 
-    So what this stage's backward reads too is copied.
+    A stage frees what it alone reads. So a value that this stage's backward reads too is copied.
     """
     # What this stage's backward reads must not end with the later stage's last reader.
     kept = [_copied(tape, value) if value.name in tape.saved else value for value in values]
@@ -59,7 +59,8 @@ def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
 def _returned(tape: Tape, value: Value, gradient: Value) -> None:
     """Hand the gradient to the earlier stage of the same rank.
 
-    It was summed in the later stage, which ends what it sums: of what two stages read neither would.
+    The parts were summed in the later stage, so that this stage frees them. A tensor that two stages read would be
+    freed by neither.
     """
     tape.accumulate(value, _own(tape, gradient))
 
@@ -67,7 +68,7 @@ def _returned(tape: Tape, value: Value, gradient: Value) -> None:
 def _own(tape: Tape, gradient: Value) -> Value:
     """The gradient, or a copy of one that an operator hands on to several values as it is, as a sum does.
 
-    The stage's other operators read it, too, and in a split backward behind the send: so neither could end it.
+    The stage's other operators read it, too, in a split backward even behind the send. So no op could free it.
     """
     if tape.handed_on[gradient.name] < 2:
         return gradient
