@@ -24,8 +24,10 @@ Key = TypeVar('Key')
 class Execution(Result):
     """A run on real ranks: its trace, and what it gave.
 
-    Arguments: ``losses`` where compute was real; ``parameters`` and ``gradients`` where they were asked for; ``notes``:
-    what a reader of the times must know, in words.
+    Arguments:
+        losses: one a step; empty where compute was emulated.
+        parameters, gradients: full tensors by name; empty unless asked for.
+        notes: what a reader of the times must know, in words.
     """
 
     trace: Trace

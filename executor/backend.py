@@ -35,9 +35,12 @@ HEAD_START: Final = 0.01
 class Pool:
     """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
 
-    Arguments: ``net``, see ``parse_net``; ``timeout``: a run in which nothing finishes for so many seconds has failed;
-    ``port`` of rank 0's store, 0 for any free one (one that is taken is replaced by a free one, and ``notes`` say so);
-    ``pinned``: every rank to one core. After a failure the pool is closed and no process is left.
+    Arguments:
+        net: the network that joins the ranks, see ``parse_net``.
+        timeout: seconds without progress after which a run has failed.
+        port: the port of rank 0's store, 0 for any free one. A taken port is replaced, and ``notes`` say so.
+        pinned: whether every rank keeps to one core.
+    After a failure the pool is closed and no process is left.
     Raises ``RunFailed`` where ranks cannot be started or the network cannot be built.
     """
 
@@ -111,9 +114,11 @@ class Pool:
     ) -> Execution:
         """Run a program for some steps, back to back.
 
-        Arguments: ``costs`` for ``compute='emulated'``; ``dtype`` (fp64, fp32, ...) takes the place of every floating
-        dtype of the program; ``keep``: give parameters and the last step's gradients back, whole; ``favour``: schedule
-        communication before computation on the same core.
+        Arguments:
+            costs: seconds of every op, for ``compute='emulated'``.
+            dtype: fp64, fp32, ...; it takes the place of every floating dtype of the program.
+            keep: whether the full parameters and the last step's gradients come back.
+            favour: whether communication is scheduled before computation on the same core.
         Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
         """
         request = Request(

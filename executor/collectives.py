@@ -59,8 +59,9 @@ class _Meeting:
 class Channel:
     """Messages among the ranks of one group, for one stream.
 
-    Arguments: ``members``, ranks by position; ``upward`` and ``downward``, the process groups of messages to higher and
-    to lower positions.
+    Arguments:
+        members: ranks by position.
+        upward, downward: the process groups of messages to higher and to lower positions.
     """
 
     def __init__(

@@ -23,7 +23,9 @@ Shape = tuple[int, ...]
 class Buffer:
     """One buffer of an op.
 
-    Arguments: ``shapes`` of a rank's members; ``length``, with padding; None: a tensor that is not packed.
+    Arguments:
+        shapes: the shapes of a rank's members.
+        length: elements with padding; None for a tensor that is not packed.
     """
 
     shapes: tuple[Shape, ...] = ()

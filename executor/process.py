@@ -34,8 +34,12 @@ LOOPBACK: Final = '127.0.0.1'
 class Setup:
     """What a rank must know before anything else.
 
-    Arguments: ``environment`` and ``directory`` of the parent; ``folder`` of this pool, for what outlives a rank;
-    ``port`` of rank 0's store, 0 for any; ``threads`` that a kernel uses; ``pinned``: to one core.
+    Arguments:
+        environment, directory: those of the parent.
+        folder: the pool's folder, for what outlives a rank.
+        port: the port of rank 0's store, 0 for any.
+        threads: how many threads a kernel uses.
+        pinned: whether the rank keeps to one core.
     """
 
     rank: int

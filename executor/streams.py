@@ -46,8 +46,10 @@ class _Stream:
 class Streams:
     """One run of a rank's role.
 
-    Arguments: ``machine`` runs the ops; ``status`` is told what every stream does; ``favour``: communication goes first
-    where both want one core.
+    Arguments:
+        machine: what runs the ops.
+        status: learns what every stream does.
+        favour: whether communication goes first where both want one core.
     """
 
     def __init__(

@@ -39,8 +39,11 @@ def torch_dtype(dtype: str, override: torch.dtype | None = None) -> torch.dtype:
 def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
     """A full tensor.
 
-    Arguments: ``initial``: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers
-    below COUNT); ``key``: what is drawn, e.g. name, step, micro-batch. Raises ``ProgramError`` for another ``initial``.
+    Arguments:
+        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers below
+            COUNT).
+        key: what is drawn, e.g. name, step, micro-batch.
+    Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
     # A generator for each draw: its result must not depend on what was drawn before.

@@ -96,8 +96,10 @@ class Status:
 class Head:
     """One stream's head, in the program's terms.
 
-    Arguments: ``active``: it runs, or could; ``action`` and ``last``, what it is at and what it finished last, empty
-    where there is none; ``peers``, the ranks that it communicates with in ``partition``.
+    Arguments:
+        active: it runs, or could.
+        action, last: what it is at and what it finished last, empty where there is none.
+        peers: the ranks that it communicates with in ``partition``.
     """
 
     rank: int

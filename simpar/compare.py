@@ -45,7 +45,10 @@ class Pair:
 class OpError:
     """One op on the rank where it errs most.
 
-    Arguments: ``pause``, after the op before on its stream; ``wait``, for its peers; ``run``, the op itself.
+    Arguments:
+        pause: seconds after the op before on its stream.
+        wait: seconds that the op waits for its peers.
+        run: the op itself.
     """
 
     op: str

@@ -30,8 +30,9 @@ _MOST_PIPELINE_RANKS = 8
 def render(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
     """The answer on one screen.
 
-    Arguments: ``colour``, unless given only if standard output is a terminal and NO_COLOR is not set; ``width`` in
-    columns.
+    Arguments:
+        colour: unless given only if standard output is a terminal and NO_COLOR is not set.
+        width: columns of the screen.
     """
     baseline = prediction.baseline
     answer = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)

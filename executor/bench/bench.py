@@ -46,8 +46,10 @@ def bench(
 ) -> dict[str, Any]:
     """Measure this machine with so many ranks; the record as a JSON object.
 
-    Arguments: ``net_name``, as the user wrote it; ``programs`` whose exact ops are measured too; ``favour``:
-    communication is scheduled before computation, see ``Request``.
+    Arguments:
+        net_name: the network as the user wrote it.
+        programs: programs whose exact ops are measured too.
+        favour: whether communication is scheduled before computation, see ``Request``.
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:

@@ -26,9 +26,12 @@ Key = Mapping[str, int | str]
 class Item:
     """One line of a table.
 
-    Arguments: ``table``, matmul, attention, operator or collective; ``key``, its columns without the times; ``ops``,
-    run one after the other, of which the last is measured; ``tensors`` that they touch; ``weight`` in the mean of all
-    items that have this key.
+    Arguments:
+        table: matmul, attention, operator or collective.
+        key: its columns without the times.
+        ops: op classes that run one after the other; the last is measured.
+        tensors: all tensors that the ops touch.
+        weight: the item's weight in the mean of all items that have this key.
     """
 
     table: str

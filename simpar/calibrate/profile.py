@@ -32,7 +32,9 @@ PREFIXES: Final = {
 class Calibration:
     """What a record says of a machine.
 
-    Arguments: ``numbers`` by their dotted key in the profile; ``tables`` by their kind.
+    Arguments:
+        numbers: the numbers by their dotted key in the profile.
+        tables: the tables by their kind.
     """
 
     record: Record

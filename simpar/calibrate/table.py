@@ -33,8 +33,11 @@ Key = tuple[str | int, ...]
 class Line:
     """One line of a table.
 
-    Arguments: ``seconds``, what is used; ``n``, ``median``, ``p10``, ``iqr``, ``cv`` of the repeats behind it, the
-    widest spread where several rows are behind it; ``phases``, seconds of each; ``flags``, what is wrong, in words.
+    Arguments:
+        seconds: what is used.
+        n, median, p10, iqr, cv: of the repeats behind it, the widest spread where several rows are behind it.
+        phases: seconds of each.
+        flags: what is wrong, in words.
     """
 
     key: Key
@@ -57,7 +60,9 @@ class Line:
 class Table:
     """One kind of measurements.
 
-    Arguments: ``kind``, a key of ``COLUMNS``; ``lines`` by their key.
+    Arguments:
+        kind: a key of ``COLUMNS``.
+        lines: the lines in the order of their keys.
     """
 
     kind: str

@@ -23,7 +23,9 @@ from simpar.trace import Trace
 def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> CriticalPath:
     """The critical path of a step of a trace.
 
-    Arguments: ``costs``, what the trace was simulated with, to tell how far ops were stretched; ``step``, an index.
+    Arguments:
+        costs: what the trace was simulated with, to tell how far ops were stretched.
+        step: an index.
     Ties are broken by the lowest representative rank and, among what an op waited for, by the latest issued.
     """
     index = range(trace.steps)[step]

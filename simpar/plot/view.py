@@ -45,7 +45,10 @@ class Bar(NamedTuple):
 class View:
     """One program's steady step on one rank.
 
-    Arguments: ``step`` in seconds; ``streams``, one for each row; ``copies`` of the program.
+    Arguments:
+        step: seconds of the step.
+        streams: one for each row.
+        copies: how many copies the program has.
     """
 
     name: str
@@ -116,7 +119,9 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
 def share(intervals: Intervals, times: Times, window: float) -> Times:
     """What share of the time around each moment disjoint intervals cover.
 
-    Arguments: ``times``, rising, shape [n]; ``window``, seconds around a moment, less where it would leave ``times``.
+    Arguments:
+        times: rising, shape [n].
+        window: seconds around a moment, less where it would leave ``times``.
     """
     if not len(intervals):
         return np.zeros(len(times))

@@ -74,8 +74,10 @@ class Sweep:
 def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
     """Read the sweep of a schedule file.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, which take the
-    place of the file's. Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
+    Arguments:
+        overrides: ``a.b=value`` as of `--set`.
+        sweeps: ``a.b=1,2,4`` as of `--sweep`, which take the place of the file's.
+    Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
     """
     rows = load_rows(path, overrides, sweeps)
     _check_clusters(rows)
