@@ -154,7 +154,7 @@ class InProcess:
             self._start(walker)
 
     def _advance(self, walker: _Walker) -> int:
-        """Go on with one stream; how many ops there were to start."""
+        """Advance one stream as far as it goes; return how many ops it has started."""
         moved = 0
         while walker.step < self._steps and self._ready(walker):
             moved += 1

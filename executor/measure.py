@@ -57,7 +57,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What was measured of one case.
+    """The measurements of one case.
 
     Arguments:
         step: one sample a round: the median of its steady steps.

@@ -78,7 +78,7 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
-    """Where a rank's shard lies in the full tensor (of all copies)."""
+    """Return where a rank's shard lies in the full tensor (of all copies)."""
     first, length = [0] * len(tensor.shape), list(tensor.shape)
     for split in tensor.cuts:
         partition = program.partitions[split.partition]
@@ -138,7 +138,7 @@ def inputs(
 def assemble(
     program: Program, tensor: Tensor, shards: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
 ) -> torch.Tensor:
-    """The full tensor from the shards of all ranks, or of those that hold it; of one copy, where copies split it.
+    """Join the shards of all ranks that hold a tensor; where copies split it, the tensor is one copy's.
 
     Raises ``NumericsWrong`` where ranks that hold the same shard differ by more than rounding.
     """
@@ -217,7 +217,7 @@ def joined(shards: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence
 
 
 def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
-    """Summed by position, so that the result does not depend on who came first."""
+    """Reduce by position, so that the result does not depend on who came first."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total = torch.maximum(total, tensor) if reduce == 'max' else total.add_(tensor)

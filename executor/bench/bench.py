@@ -20,11 +20,11 @@ from simpar.errors import Problem, ScheduleError
 from simpar.program import Program
 
 CONTENDED = 0.2
-"""Where others took the processor in more of the trials than this, the record says so."""
+"""Share of trials in which others took the processor; above it, the record says so."""
 
 
 class Reporter(Protocol):
-    """Is told how far a bench has come."""
+    """Learns how far a bench has come."""
 
     def part(self, name: str, turns: int) -> None:
         """A part of so many turns begins."""

@@ -160,7 +160,7 @@ def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) ->
     Arguments:
         alone: op class → CPU seconds.
         shaped: whether the network sets the pace of messages.
-    A core without others on the machine runs either kernels or messages. So a kernel takes its own CPU time and that
+    Where nobody else uses the machine, a core runs kernels or messages. So a kernel takes its own CPU time and that
     which messages take meanwhile: on a shaped network, their part of the clock; on one that is not, where messages go
     the faster the more of the core they get, their part of the process's CPU time. Both are one where nobody else is
     on the machine, and change little where somebody is, other than the clock.

@@ -123,7 +123,7 @@ def tables_of(record: Record) -> dict[str, Table]:
 
 
 def counted(row: Row) -> Figures:
-    """What counts: of a kernel its CPU time, which hardly grows when others want the processor too."""
+    """Choose the time that counts: a kernel's CPU time hardly grows when others want the processor too."""
     return row.wall if isinstance(row, CollectiveRow) else row.cpu
 
 
@@ -165,7 +165,7 @@ def _mean(weighted: Iterable[tuple[int, float]]) -> float:
 
 
 def _rising(kind: str, lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The lines, those flagged that are quicker than a line of less work."""
+    """Flag the lines that are quicker than a line of less work."""
     fallen: dict[Key, Key] = {}
     for axis in SIZES[kind]:
         for smaller, larger in _neighbours(lines, axis):

@@ -9,7 +9,7 @@ from simpar.units import format_size
 
 
 def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1) -> None:
-    """Hold the fullest rank against the memory of its device.
+    """Compare the fullest rank with the memory of its device.
 
     Arguments:
         size: bytes of a device.
