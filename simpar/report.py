@@ -106,7 +106,7 @@ def grades_line(prediction: Prediction) -> str:
     """How well the numbers behind the answer are known."""
     # Below this a share would be shown as 0.0 %.
     shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share >= 0.0005]
-    return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
+    return f'Grades of the numbers (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
 
 def _figures(prediction: Prediction) -> Table:

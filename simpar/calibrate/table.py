@@ -14,11 +14,11 @@ from simpar.hardware import Grade
 from simpar.profiles import COLUMNS
 
 MOST_SPREAD: Final = 0.1
-"""A coefficient of variation above which a number is not known well."""
+"""A coefficient of variation above which a number is uncertain."""
 FALLING: Final = 0.1
 """A larger operator may seem quicker than a smaller one by this share, of noise."""
 MOST_FLAGGED: Final = 0.1
-"""A table is measured if lines that are not known well hold at most this share of its seconds."""
+"""A table is measured if uncertain lines hold at most this share of its seconds."""
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {
     'matmul': (0, 1, 2),
     'attention': (2, 3),
@@ -70,7 +70,7 @@ class Table:
 
     @property
     def flagged(self) -> tuple[Line, ...]:
-        """Lines that are not known well."""
+        """Lines that are uncertain."""
         return tuple(line for line in self.lines if line.flags)
 
     @property

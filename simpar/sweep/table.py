@@ -214,7 +214,7 @@ def _notes(answer: SweepAnswer) -> Iterator[str]:
         yield f'Note: {key} is without effect here: rows that differ in it alone have the same figures.'
     without = {result.why_no_gain for result in answer.results if result.why_no_gain}
     for reason in sorted(without)[:3]:
-        yield f'Note: no gain (?) where the baseline cannot be: {reason}'
+        yield f'Note: no gain (?) where the baseline is infeasible: {reason}'
     if answer.changed_links:
         yield 'Note: links are not as in the profile (cluster.links); what rests on their bandwidth is an estimate.'
 
