@@ -115,7 +115,7 @@ def members_of(
     Raises ``NumericsWrong`` where there is anything but zeros in the padding.
     """
     one = buffer(program, tensor)
-    partition = program.partitions[tensor.cuts[-1].partition]
+    partition = program.partitions[tensor.splits[-1].partition]
     found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
     for group in partition.groups_GP.tolist():
         # Groups of which no rank holds the tensor (another stage) are left out.

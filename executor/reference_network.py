@@ -29,6 +29,7 @@ from simpar.model import (
     RmsNorm,
     Silu,
     Softmax,
+    SquaredRelu,
     Transpose,
     layer_names,
     network_shapes,
@@ -119,6 +120,7 @@ _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Relu: lambda _, __, x: functional.relu(x),
     Gelu: lambda _, __, x: functional.gelu(x),
     Silu: lambda _, __, x: functional.silu(x),
+    SquaredRelu: lambda _, __, x: functional.relu(x) ** 2,
     Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
 """By kind, a layer's result of its own parameters and what it reads."""

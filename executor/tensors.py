@@ -80,7 +80,7 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
     """Return where a rank's shard lies in the full tensor (of all copies)."""
     first, length = [0] * len(tensor.shape), list(tensor.shape)
-    for split in tensor.cuts:
+    for split in tensor.splits:
         partition = program.partitions[split.partition]
         if length[split.dim] % partition.size:
             raise ProgramError(

@@ -134,7 +134,7 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
             dim
             or len(local) != 1
             or local[0] * size < elements
-            or [split.partition for split in share.cuts] != [op.partition]
+            or [split.partition for split in share.splits] != [op.partition]
         ):
             yield f'{op.name}: {name} of {tuple(local)} over {size} ranks does not hold {elements} elements'
         if {program.tensor[full].dtype for full in mine} != {share.dtype}:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simpar.document import Bytes
+from simpar.model.keys import Layouts, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Plan:
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
             as MindSpore's compiler of a version does; ``predicted``: one of these, with or without all-to-all, chosen
             by resolving; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
+        strategies, layouts: of single operators of any model, by patterns of their names, before what the model says
+            itself; degrees, or the batch, split the others.
         search: who gives strategies to a network's layers that have none: ``none``, nobody (they are cut by batch);
             MindSpore's ``sharding-propagation`` from the layers that have one, or ``double-recursive`` search, as
             ``compat``, its version, does; ``exact``, least ``objective``: bytes that a rank sends, or predicted step.
@@ -155,6 +158,26 @@ class Plan:
         ),
     ] = 'cheapest'
     all_to_all: Annotated[bool, Field(description='redistribution may use all-to-all')] = False
+    strategies: Annotated[
+        dict[
+            Annotated[str, Field(min_length=1, max_length=256)],
+            Annotated[Strategy, Field(min_length=1, max_length=4)],
+        ],
+        Field(
+            max_length=2**14,
+            examples=[{'layer*.fc1': [[2, 1, 1], [1, 4]]}],
+            description='of operators of any model, by patterns of their names, the first that matches: slices of each '
+            "of its inputs, and of a product's result, where its sum is scattered",
+        ),
+    ] = field(default_factory=dict)
+    layouts: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=256)], Annotated[Layouts, Field(min_length=1)]],
+        Field(
+            max_length=2**14,
+            examples=[{'layer*.fc1': [['dp', 'none', 'none'], ['none', 'mp']]}],
+            description='the same by names of axes of device_matrix, joined by +, or none',
+        ),
+    ] = field(default_factory=dict)
     search: Annotated[
         Literal['none', 'sharding-propagation', 'double-recursive', 'exact'],
         Field(description="finds strategies for layers that have none: as MindSpore's searches do, or the best"),

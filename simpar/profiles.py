@@ -37,6 +37,7 @@ Row = tuple[Any, ...]
 def profile_folder() -> Path:
     """Where the profiles that come with simpar are: in the package, or beside it in a checkout."""
     here = Path(__file__).parent
+    # A wheel has the folder inside the package, a checkout beside it.
     return next((found for found in (here / 'hw_profiles', here.parent / 'hw_profiles') if found.is_dir()), here)
 
 
@@ -51,6 +52,7 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
     path = Path(name)
+    # A known name goes before a file that happens to be called so.
     if str(name) in profile_names():
         return profile_folder() / str(name) / FILE
     if path.is_dir() and (path / FILE).is_file():
@@ -58,6 +60,7 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     if path.is_file() or path.suffix in {'.yaml', '.yml'}:
         return path
     names = profile_names()
+    # A low bound, as users write h100 for h100-sxm-8.
     close = difflib.get_close_matches(str(name), names, 1, cutoff=0.4)
     guess = f'did you mean {close[0]}? ' if close else ''
     instead = f'{guess}profiles: {", ".join(names)}; or the path of a {FILE}'
@@ -101,6 +104,7 @@ def _complaints(profile: Profile) -> Iterator[Complaint]:
 
 def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
     for level, link in enumerate(links):
+        # 0 stands for all devices.
         if 0 < link.devices < 2:
             yield Complaint(('links', level, 'devices'), 'a link of one device', 'write 2 or more, or 0 for all')
         for members in link.algorithm:
@@ -111,6 +115,7 @@ def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
         if level == 0:
             continue
         inner = links[level - 1].devices
+        # Topology divides ranks by these sizes, so that domains must nest.
         if inner == 0 or (link.devices and (link.devices <= inner or link.devices % inner)):
             what = f'does not hold whole groups of the {inner or "all"} devices of {links[level - 1].name!r}'
             yield Complaint(('links', level, 'devices'), what, 'list links from the innermost outwards')
@@ -148,6 +153,7 @@ def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
     profile, reach = made.profile, made.topology.sizes[-1]
     if made.nodes < 1 or made.devices < 1:
         yield f'{made.nodes} nodes of {made.devices} devices', 'write 1 or more of each'
+    # A first link that joins all devices knows no bound of a node.
     elif made.devices > profile.devices and profile.links[0].devices:
         yield f'{made.devices} devices in a node of {profile.devices}', f'write devices: {profile.devices} or fewer'
     elif reach and made.world > reach:
@@ -208,6 +214,7 @@ def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
     """
     path = Path(table.file)
     try:
+        # Part of the cache's key: a table that is written again is read again.
         stamp = path.stat().st_mtime_ns
     except OSError as failure:
         raise ProfileError(Problem(table.file, f'cannot be read: {failure.strerror}')) from None
@@ -225,6 +232,7 @@ def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
     problems: list[Problem] = []
     rows = tuple(_rows(name, kind, lines, problems))
     if problems or not rows:
+        # One screen of them.
         raise ProfileError(problems[:20] or Problem(f'{name}:1', 'no rows', f'columns: {",".join(COLUMNS[kind])}'))
     return rows
 
@@ -237,6 +245,7 @@ def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: li
     if missing:
         problems.append(Problem(f'{name}:{first}', f'no column {", ".join(missing)}', f'columns: {",".join(columns)}'))
         return
+    # By name: a table may have more columns, in any order.
     places = [header.index(column) for column in columns]
     for number, words in lines[1:]:
         row = _row(kind, places, words)

@@ -28,6 +28,7 @@ from simpar.model import (
     RmsNorm,
     Silu,
     Softmax,
+    SquaredRelu,
     Transpose,
     layer_names,
     network_shapes,
@@ -90,7 +91,7 @@ class Draft:
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
         flat = [Flatten] * (len(self.shape(x)) == 2)
         norms = [LayerNorm, RmsNorm] * (self.shape(x)[-1] > 2)
-        kind = self.draw.choice([Relu, Gelu, Silu, Softmax, Mul, *flat, *norms])
+        kind = self.draw.choice([Relu, SquaredRelu, Gelu, Silu, Softmax, Mul, *flat, *norms])
         return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
 
     def norm(self, x):
@@ -139,7 +140,7 @@ def convolved(draft, x):
     kernel = draft.draw.choice([size for size in (1, 2, 3) if size <= min(sides) + 2 * padding])
     window = {'kernel': kernel, 'stride': stride, 'padding': padding, 'bias': draft.draw.random() < 0.6}
     y = draft.add(Conv2d(inputs=channels, outputs=draft.draw.choice([4, 6]), **window), x)
-    y = draft.add(draft.draw.choice([Relu(), Silu()]), y) if draft.draw.random() < 0.5 else y
+    y = draft.add(draft.draw.choice([Relu(), SquaredRelu(), Silu()]), y) if draft.draw.random() < 0.5 else y
     return draft.add(Flatten() if draft.draw.random() < 0.5 else Reduce(dims=(2, 3)), y)
 
 

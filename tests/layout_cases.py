@@ -35,11 +35,11 @@ def pairs(draw, pending=True):
     target = draw(layouts(world, dims))
     shape = tuple(
         lcm(one, other) * draw(st.sampled_from((1, 1, 2, 3)))
-        for one, other in zip(source.cuts, target.cuts, strict=True)
+        for one, other in zip(source.shard_counts, target.shard_counts, strict=True)
     )
     while prod(shape) * world > 2**19:
         largest = max(range(dims), key=shape.__getitem__)
-        smaller = lcm(source.cuts[largest], target.cuts[largest])
+        smaller = lcm(source.shard_counts[largest], target.shard_counts[largest])
         if shape[largest] == smaller:
             break
         shape = (*shape[:largest], smaller, *shape[largest + 1 :])

@@ -103,7 +103,7 @@ def features(case, program):
     yield from forms
     yield 'asked for' if plan.shard_form else 'by zero'
     yield f'{"+".join(sorted(choice.parts))} {choice.gather}'
-    yield f'{max(program.partitions[tensor.cuts[-1].partition].size for tensor in packed(program))} ranks in a group'
+    yield f'{max(program.partitions[tensor.splits[-1].partition].size for tensor in packed(program))} ranks in a group'
     for name, has in {
         'strategies': laid,
         'tensor': plan.tensor > 1,
@@ -122,7 +122,7 @@ def features(case, program):
         'reduced every micro-batch': choice.sharded and plan.micro_batches > 1,
         'reduced once': not choice.sharded and plan.micro_batches > 1,
         'recompute': plan.recompute not in ('none', ()),
-        'beside dim': any(tensor.name.endswith('.whole') and program.tensor[tensor.name.removesuffix('.whole')].cuts
+        'beside dim': any(tensor.name.endswith('.whole') and program.tensor[tensor.name.removesuffix(".whole")].splits
                           for tensor in program.tensors
                           if tensor.name.removesuffix('.whole') in program.tensor
                           and not program.tensor[tensor.name.removesuffix('.whole')].members),

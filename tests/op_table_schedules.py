@@ -297,7 +297,7 @@ def block(draw):
     copies, micro_batches, rows = draw.choice([1, 1, 2]), draw.choice([1, 2]), 4 * 4 * data
     workload = Workload(model=model, batch=rows * copies * micro_batches, loss='mse')
     if tensor > 1:
-        found = degree_strategies(model, rows, data, tensor)
+        found = degree_strategies(model.graph(rows), data, tensor)
         layers = tuple(replace(one, strategy=found[one.name]) if one.name in found else one for one in model.layers)
         workload = replace(workload, model=replace(model, layers=layers), loss_strategy=((data, 1),) * 2)
     plan = Plan(

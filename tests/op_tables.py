@@ -35,6 +35,8 @@ from simpar.program import OpClass, Program, Role, Tensor
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RECORDED = HERE / 'recorded' / 'op_tables' / 'tables.json.xz'
+MAP = RECORDED.with_name('map.json')
+"""The published map: new names, and every difference with its reason."""
 VERSION = 1
 CHUNK = 64
 """Slots whose needs share one hash."""
@@ -48,6 +50,8 @@ TENSOR = ('kind', 'shape', 'dtype', 'cuts', 'partial', 'batch_dim', 'initial', '
 NAMED = {'reads': 'tensors', 'writes': 'tensors', 'accumulates': 'tensors', 'frees': 'tensors', 'like': 'tensors',
          'partition': 'partitions', 'partial': 'partitions', 'cuts': 'partitions', 'attributes': ''}  # fmt: skip
 """Fields that hold names, and of what; of attributes, of anything."""
+FIELDS = {'cuts': 'splits'}
+"""Fields that have had another name since the tables were recorded."""
 
 Table = dict[str, Any]
 
@@ -69,7 +73,12 @@ def table(program: Program) -> Table:
 
 def _row(of: OpClass | Tensor, keys: tuple[str, ...]) -> Table:
     known = _defaults(type(of))
-    return {key: _plain(getattr(of, key)) for key in keys if getattr(of, key) != known.get(key, MISSING)}
+    named = {key: FIELDS.get(key, key) for key in keys}
+    return {
+        key: _plain(getattr(of, field))
+        for key, field in named.items()
+        if getattr(of, field) != known.get(field, MISSING)
+    }
 
 
 @lru_cache
@@ -359,7 +368,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.op_tables', description='Record and compare op tables.')
     parser.add_argument('verb', choices=('record', 'compare'))
     parser.add_argument('file', type=Path, nargs='?', default=RECORDED, metavar='FILE')
-    parser.add_argument('--map', type=Path, metavar='JSON', help='new names, and differences that have a reason')
+    told = 'new names, and differences that have a reason'
+    parser.add_argument('--map', type=Path, default=MAP, metavar='JSON', help=told)
     parser.add_argument('--only', default='', metavar='TEXT', help='schedules with this in their name')
     parser.add_argument('--shown', type=int, default=SHOWN, metavar='N', help='differences shown of a schedule')
     options = parser.parse_args(arguments)

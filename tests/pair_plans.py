@@ -13,7 +13,7 @@ HIDDEN, HEADS, TOKENS, FFN, VOCAB, SIDE = 24, 12, 12, 48, 24, 4
 FORM_KEY = 'shard_form'
 """Key of a plan for how parameters are sharded whose dims do not divide; ``dim`` is as without it."""
 STRATEGIES_KEY, LAYOUTS_KEY = 'strategies', 'layouts'
-"""Keys of a library's model for strategies and layouts of its operators, by name."""
+"""Keys of a plan for strategies and layouts of operators of any model, by name."""
 ORDERS = {
     'none': (1, 1, 2),
     '1f1b': (2, 2, 3),
@@ -158,13 +158,13 @@ def GPT(row, plan, samples, stages, draw):
         plan['fusion_ids'] = [draw.choice([0, 1, 2]) for _ in range(stages + 3 + (not model['tied']))]
     operators = {'layer0.fc1': (HIDDEN, ffn)}
     if row['strategies'] != 'one':
-        sizes = {'qkv': (HIDDEN, 3 * HIDDEN), 'proj': (HIDDEN, HIDDEN), 'fc1': (HIDDEN, ffn), 'fc2': (ffn, HIDDEN)}
+        sizes = {'qkv': (HIDDEN, HEADS), 'proj': (HEADS, HIDDEN), 'fc1': (HIDDEN, ffn), 'fc2': (ffn, HIDDEN)}
         operators = {f'layer{layer}.{name}': size for layer in range(stages) for name, size in sizes.items()}
     if row['strategies'] != 'none':
         splits, inputs = Splits(row, draw), (('b', 's', 'k'), ('k', 'n'))
         for name, (k, n) in operators.items():
             ((kind, given),) = splits.of(inputs, {'b': samples, 's': TOKENS, 'k': k, 'n': n}).items()
-            model.setdefault(LAYOUTS_KEY if kind == 'layout' else STRATEGIES_KEY, {})[name] = given
+            plan.setdefault(LAYOUTS_KEY if kind == 'layout' else STRATEGIES_KEY, {})[name] = given
     return {'transformer': model, 'rows': samples}
 
 

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.reference import _attention, _inputs, _optimizer, _parameters
+from executor.reference import OF_MODELS, _optimizer
+from executor.reference_gpt import _attention
 from executor.tensors import batch_of, draw
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Relu, RmsNorm, layer_names, network_shapes
 from simpar.workload import Transformer
@@ -119,7 +120,7 @@ def drawn(workload, seed):
     """The modules with the weights that every machine draws."""
     layers = layers_of(workload)
     model = torch.nn.ModuleDict(layers).to(torch.float64)
-    declared = {name: (shape, initial) for name, shape, initial in _parameters(workload)}
+    declared = {name: (shape, initial) for name, shape, initial in OF_MODELS[type(workload.model)].parameters(workload)}
     for name, parameter in model.named_parameters():
         shape, initial = declared.pop(ours(name))
         parameter.data = draw(initial, shape, torch.float64, seed, ours(name)).reshape(parameter.shape)
@@ -234,7 +235,7 @@ def train(job, rank, world):
     workload, seed, count = job['workload'], job['seed'], job['micro_batches']
     engine = {'fsdp2': Two, 'fsdp1': One}[job['engine']](drawn(workload, seed), job['twice'])
     optimizer = _optimizer(workload, dict(engine.module.named_parameters()))
-    inputs, targets = _inputs(workload)
+    inputs, targets = OF_MODELS[type(workload.model)].inputs(workload)
     for step in range(job['steps']):
         x, target = (
             batch_of(name, initial, shape, torch.int64 if integer else torch.float64, seed, step).chunk(world)[rank]

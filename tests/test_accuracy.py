@@ -19,6 +19,7 @@ from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Program, Role
+from simpar.program.csr import Csr
 from simpar.workload import Adam, Transformer, Workload
 
 RECORDED = Path(__file__).parent / 'recorded' / 'accuracy'
@@ -136,11 +137,10 @@ def forward_only(program: Program) -> Program:
     kept = [slot for slot, index in enumerate(role.op_class.tolist()) if program.op_classes[index].phase == 'F']
     place = {slot: number for number, slot in enumerate(kept)}
     needs = [[place[need] for need in role.needs()[slot] if need in place] for slot in kept]
-    more = [(slot, need) for slot, found in enumerate(needs) for need in found[1:]]
     columns = (role.op_class[kept], role.micro_batch[kept], role.copy[kept], role.stream[kept])
-    first = np.array([found[0] if found else -1 for found in needs], dtype=np.int32)
-    no_carry = np.zeros((0, 2), dtype=np.int32)
-    alone = Role(role.name, role.streams, *columns, first, np.array(more, dtype=np.int32).reshape(-1, 2), no_carry)
+    pairs = np.array([(slot, need) for slot, own in enumerate(needs) for need in own], dtype=np.int32).reshape(-1, 2)
+    none = np.zeros(0, dtype=np.int32)
+    alone = Role(role.name, role.streams, *columns, Csr.of(*pairs.T, len(kept)), Csr.of(none, none, len(kept)))
     return program.replace(roles=(alone,))
 
 

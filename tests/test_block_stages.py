@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
@@ -49,10 +48,12 @@ def test_two_blocks_train_in_two_stages(data, tensor, copies):
     assert len(check(program, workload, plan, steps=2).deviations) == 2 * (1 + 2 * parameters)
 
 
-def test_a_stage_that_begins_inside_of_a_block_would_read_two_values():
-    workload = blocks(2, megatron(2, 2) | {'layer1_q': {'pipeline_stage': 1}})
-    with pytest.raises(Infeasible, match='let a stage begin where one value alone is read on'):
-        lower(workload, Plan(pipeline=2, micro_batches=2), 8)
+def test_a_stage_that_begins_inside_of_a_block_gets_both_values_that_it_reads():
+    workload, plan = blocks(2, megatron(2, 2) | {'layer1_q': {'pipeline_stage': 1}}), Plan(pipeline=2, micro_batches=2)
+    program = lower(workload, plan, 8)
+    sends = [op for op in program.op_classes if op.kind == 'send']
+    assert [(op.phase, len(op.reads)) for op in sends] == [('F', 2), ('I', 2)]
+    check(program, workload, plan)
 
 
 @pytest.mark.parametrize(('data', 'tensor'), [(1, 4), (2, 2)])

@@ -10,8 +10,8 @@ from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import reference, simulate
 from simpar.engine.graph import graph_of
-from simpar.engine.lanes import fold
 from simpar.engine.node_costs import node_costs
+from simpar.engine.representatives import fold
 from simpar.errors import Deadlock
 from simpar.lower import lower
 from simpar.plan import Plan

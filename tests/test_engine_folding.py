@@ -9,7 +9,7 @@ from worked import worked_costs, worked_program
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.engine.lanes import fold
+from simpar.engine.representatives import fold
 from simpar.program import OpClass, Program, grid
 
 

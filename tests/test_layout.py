@@ -13,9 +13,9 @@ from simpar.layout.axis import group_of, merged, rank_groups, size_of
 
 def test_a_layout_by_names_cuts_dims_by_one_alias_or_several():
     layout = Layout((2, 2, 2), ('dp', 'sp', 'mp'))
-    assert layout('dp', 'mp').cuts == (2, 2)
+    assert layout('dp', 'mp').shard_counts == (2, 2)
     both = layout(('dp', 'mp'), 'None', None)
-    assert both.cuts == (4, 1, 1)
+    assert both.shard_counts == (4, 1, 1)
     assert [both.index(rank)[0] for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert [layout(('mp', 'dp')).index(rank)[0] for rank in range(8)] == [0, 2, 0, 2, 1, 3, 1, 3]
     assert layout('dp', partial=('sp', 'mp')).partial == (Axis(4, 1),)
@@ -23,16 +23,16 @@ def test_a_layout_by_names_cuts_dims_by_one_alias_or_several():
 
 def test_what_is_left_of_the_ranks_repeats_on_the_right():
     layout = mapped(8, (2, 2), [[0], [1]])
-    assert layout.repeated == (Axis(2, 1),)
+    assert layout.replicated_axes == (Axis(2, 1),)
     assert [layout.index(rank) for rank in range(8)] == [(0, 0)] * 2 + [(0, 1)] * 2 + [(1, 0)] * 2 + [(1, 1)] * 2
-    assert group_of(5, layout.repeated) == (4, 5)
+    assert group_of(5, layout.replicated_axes) == (4, 5)
 
 
 def test_layouts_are_equal_by_what_ranks_have_and_not_by_how_often_they_cut():
     assert mapped(8, (2, 4), [[0, 1], []]) == mapped(8, (8,), [[0], []])
     assert mapped(8, (2, 1, 4), [[0], [2]]) == mapped(8, (2, 4), [[0], [1]])
     inner, outer = mapped(8, (2, 2, 2), [[1], []]), mapped(8, (2, 2, 2), [[0], []])
-    assert inner.cuts == outer.cuts
+    assert inner.shard_counts == outer.shard_counts
     assert inner != outer
 
 
@@ -41,11 +41,11 @@ def test_layouts_are_equal_by_what_ranks_have_and_not_by_how_often_they_cut():
 def test_slices_tile_the_tensor_once_for_each_repetition(data):
     world, dims = data.draw(st.sampled_from(WORLDS)), data.draw(st.integers(1, 3))
     layout = data.draw(layouts(world, dims))
-    shape = tuple(2 * cut for cut in layout.cuts)
+    shape = tuple(2 * cut for cut in layout.shard_counts)
     covered = np.zeros(shape, dtype=int)
     for rank in range(world):
         covered[layout.slices(shape, rank)] += 1
-    assert (covered == size_of(layout.repeated)).all()
+    assert (covered == size_of(layout.replicated_axes)).all()
 
 
 @settings(max_examples=200, deadline=None)
@@ -53,7 +53,7 @@ def test_slices_tile_the_tensor_once_for_each_repetition(data):
 def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
     world = data.draw(st.sampled_from(WORLDS))
     one, other = data.draw(layouts(world, 2)), data.draw(layouts(world, 2))
-    same = one.cuts == other.cuts and all(one.index(rank) == other.index(rank) for rank in range(world))
+    same = one.shard_counts == other.shard_counts and all(one.index(rank) == other.index(rank) for rank in range(world))
     assert same == (one == other)
 
 
@@ -62,12 +62,12 @@ def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
 def test_groups_hold_every_rank_once_and_differ_along_their_axes_alone(data):
     world = data.draw(st.sampled_from(WORLDS))
     layout = data.draw(layouts(world, 1))
-    groups = rank_groups(world, layout.cutting)
+    groups = rank_groups(world, layout.sharding_axes)
     assert sorted(groups.ravel().tolist()) == list(range(world))
     for group in groups.tolist():
-        assert tuple(group) == group_of(group[0], layout.cutting) == group_of(group[-1], layout.cutting)
+        assert tuple(group) == group_of(group[0], layout.sharding_axes) == group_of(group[-1], layout.sharding_axes)
         assert [layout.index(rank)[0] for rank in group] == list(range(len(group)))
-        assert len({rank - sum(a.position(rank) * a.stride for a in layout.cutting) for rank in group}) == 1
+        assert len({rank - sum(a.position(rank) * a.stride for a in layout.sharding_axes) for rank in group}) == 1
 
 
 def test_axes_that_count_on_become_one():

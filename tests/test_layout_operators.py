@@ -88,7 +88,7 @@ def holds(operator, sharded, whole, local, inputs):
     found = execute(forward, [part.detach().numpy().reshape(sharded.local.slice_shape(y.shape)) for part in parts])
     for rank, piece in enumerate(found):
         np.testing.assert_allclose(piece, y.detach().numpy()[sharded.output.slices(y.shape, rank)], atol=1e-12)
-    gradient_layout = sharded.output.with_partial(sharded.output.repeated)
+    gradient_layout = sharded.output.with_partial(sharded.output.replicated_axes)
     back = execute(sharded.backward, cut(dy.numpy(), gradient_layout))
     gradients = [
         torch.autograd.grad(part, [slices[place] for place in floats], torch.tensor(piece).reshape(part.shape))
@@ -96,8 +96,8 @@ def holds(operator, sharded, whole, local, inputs):
     ]
     for index, place in enumerate(floats):
         layout = sharded.inputs[place]
-        assert sharded.mirror(place) == layout.uncut
-        mirror = redistribute(operator.shapes[place], layout.with_partial(layout.uncut), layout)
+        assert sharded.mirror(place) == layout.unsharded_axes
+        mirror = redistribute(operator.shapes[place], layout.with_partial(layout.unsharded_axes), layout)
         summed = execute(mirror, [gradient[index].numpy() for gradient in gradients])
         for rank, piece in enumerate(summed):
             expected = wanted[index].numpy()[layout.slices(operator.shapes[place], rank)]
@@ -135,7 +135,7 @@ def test_a_matmul_scatters_its_sum_where_out_strategy_says_so(seed):
             if b > 1 and 16 % out[0] == 0 == 16 % out[1]:
                 sharded = operator.sharded(strategy, world, out)
                 assert [step.kind for step in sharded.forward.steps] == ['reduce_scatter']
-                assert sharded.output.cuts == out
+                assert sharded.output.shard_counts == out
                 holds(operator, sharded, torch.matmul, lambda rank, *x: torch.matmul(*x), random_inputs(operator))
                 scattered += 1
     assert scattered
@@ -201,21 +201,21 @@ def test_a_reshape_of_slices_is_the_slice_of_the_reshape(x, shape, seed):
 
 
 def test_a_flatten_keeps_the_batch():
-    assert operators.flatten('op', (8, 1, 28, 28)).sharded(((4, 1, 1, 1),), 8).output.cuts == (4, 1)
+    assert operators.flatten('op', (8, 1, 28, 28)).sharded(((4, 1, 1, 1),), 8).output.shard_counts == (4, 1)
 
 
 @pytest.mark.parametrize(
     ('operator', 'strategy', 'message'),
     [
-        (RULES['matmul'][0], ((2, 4), (2, 1)), 'op: .* dim 0 of input 1 is cut into 2, but dim 1 of input 0 must be'),
-        (RULES['matmul'][0], ((8, 1), (1, 1)), 'op: .* dim 0 of input 0 of length 12 cannot be cut into 8'),
+        (RULES['matmul'][0], ((2, 4), (2, 1)), 'op: .* dim 0 of input 1 is split into 2, but dim 1 of input 0 must be'),
+        (RULES['matmul'][0], ((8, 1), (1, 1)), 'op: .* dim 0 of input 0 of length 12 cannot be split into 8'),
         (RULES['matmul'][0], ((4, 4), (4, 1)), 'op: .* takes 16 ranks, which do not divide 8'),
         (RULES['matmul'][0], ((4, 1),), 'op: .* entries for .2. dims, but the inputs have 2, 2'),
-        (RULES['matmul'][0], ((0, 1), (1, 1)), 'op: .* dim 0 of input 0 is cut into 0'),
-        (RULES['softmax'][0], ((1, 2),), 'op: .* dim 1 of input 0 is cut into 2, but is normalised over'),
+        (RULES['matmul'][0], ((0, 1), (1, 1)), 'op: .* dim 0 of input 0 is split into 0'),
+        (RULES['softmax'][0], ((1, 2),), 'op: .* dim 1 of input 0 is split into 2, but is normalised over'),
         (RULES['layer_norm'][0], ((1, 1, 2), (2,), (2,)), 'op: .* dim 2 of input 0 .* must stay whole'),
         (RULES['multiply_broadcast'][0], ((2, 2, 1), (2, 1)), 'op: .* dim 1 of input 0 .* must stay whole'),
-        (RULES['conv2d'][0], ((2, 1, 1, 1), (3, 1, 1, 1)), 'op: .* dim 0 of input 1 .* is cut by batch'),
+        (RULES['conv2d'][0], ((2, 1, 1, 1), (3, 1, 1, 1)), 'op: .* dim 0 of input 1 .* is sharded by batch'),
         (operators.reshape('op', (48, 4), (8, 6, 4)), ((16, 1),), 'op: .* dim 0 of input 0 .* only 8 slices are whole'),
         (operators.reshape('op', (8, 6, 4), (48, 4)), ((2, 2, 1),), 'op: .* dim 1 of input 0 .* lies inside of a dim'),
     ],

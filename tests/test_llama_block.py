@@ -54,7 +54,7 @@ def block(layers=1):
 
 
 def with_degrees(workload, data, tensor):
-    found = degree_strategies(workload.model, workload.batch, data, tensor)
+    found = degree_strategies(workload.model.graph(workload.batch), data, tensor)
     layers = (replace(one, strategy=found[one.name]) if one.name in found else one for one in workload.model.layers)
     model = replace(workload.model, layers=tuple(layers))
     return replace(workload, model=model, loss_strategy=((data, 1),) * 2)

@@ -23,7 +23,7 @@ from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.schedule import load_schedule
-from simpar.workload import Workload
+from simpar.workload import Transformer, Workload
 
 ROWS, CLASSES, RANKS = 32, 8, 8
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'loss_operators.yaml'
@@ -306,10 +306,6 @@ HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8,
             r'loss_strategies\.summe: summe is no operator of the loss.*; write one of max, shifted',
         ),
         ('loss_operators: mindspore-2.10\n  loss_strategies: {sum: []}', r'loss_strategies\.sum: too short'),
-        (
-            'loss_operators: mindspore-2.10\nplan: {tensor: 2}',
-            r'tensor: is a degree, but operators of the loss are cut.*; write 1, or loss_operators: one',
-        ),
         ('loss_operators: mindspore', r'loss_operators: unknown value \(got "mindspore"\)'),
     ],
 )
@@ -320,10 +316,11 @@ def test_what_does_not_fit_is_told_at_its_line(tmp_path, keys, told):
         load_schedule(path)
 
 
-def test_a_transformer_has_its_loss_as_one(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 8\n'
-    text = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n' + model + '  loss_operators: mindspore-2.10\n'
-    path.write_text(text, encoding='utf-8')
-    with pytest.raises(ScheduleError, match="a transformer's loss is one operator"):
-        load_schedule(path)
+def test_a_transformer_has_its_loss_in_operators_too():
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+
+    model = Transformer(layers=1, hidden=8, heads=2, vocab=16, sequence=4, weight_deviation=0.3)
+    workload = Workload(model=model, batch=8, loss_operators='mindspore-2.10')
+    for plan in (Plan(data=4), Plan(tensor=2, data=2, copies=2), Plan(pipeline=2, micro_batches=2, stages=(1, 0))):
+        check(lower(workload, plan, 4), workload, plan)

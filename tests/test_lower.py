@@ -140,7 +140,7 @@ def test_a_sequence_that_does_not_divide_stays_whole():
 def test_degrees_that_do_not_fit_are_infeasible():
     with pytest.raises(Infeasible, match=re.escape('data 2 × tensor 3 = 6 ranks, but the cluster has 8')):
         lower(GPT, Plan(data=2, tensor=3), 8)
-    with pytest.raises(Infeasible, match='a batch of 16 cannot be cut into data 8 × copies 4'):
+    with pytest.raises(Infeasible, match='a batch of 16 cannot be split into data 8 × copies 4'):
         lower(GPT, Plan(copies=4), 8)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Deadlock, NumericsWrong, ProgramError
-from simpar.program import Cut, OpClass, Partition, ProgramBuilder, Tensor, grid
+from simpar.program import OpClass, Partition, ProgramBuilder, Split, Tensor, grid
 from simpar.trace import RankTimes, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -65,18 +65,18 @@ TP = grid(2, {'tp': 2})['tp']
 def two_layers():
     """y = (x·aᵀ)·bᵀ, a cut by column, b by row, over 2 ranks and 2 copies; dW of a copy fills the other's wait."""
 
-    def activation(name, *shape, cuts=()):
-        return Tensor(name, 'activation', shape, 'fp32', cuts=cuts, batch_dim=0)
+    def activation(name, *shape, splits=()):
+        return Tensor(name, 'activation', shape, 'fp32', splits=splits, batch_dim=0)
 
-    a_cut, b_cut, h_cut = (Cut(0, 'tp'),), (Cut(1, 'tp'),), (Cut(1, 'tp'),)
+    a_cut, b_cut, h_cut = (Split(0, 'tp'),), (Split(1, 'tp'),), (Split(1, 'tp'),)
     tensors = [
         Tensor('x', 'input', (8, 3), 'fp32', batch_dim=0, initial='normal:1'),
         Tensor('target', 'input', (8, 5), 'fp32', batch_dim=0, initial='normal:1'),
-        Tensor('a', 'parameter', (4, 3), 'fp32', cuts=a_cut, initial='normal:0.5'),
-        Tensor('b', 'parameter', (5, 4), 'fp32', cuts=b_cut, initial='normal:0.5'),
-        Tensor('d:a', 'gradient', (4, 3), 'fp32', cuts=a_cut, like='a'),
-        Tensor('d:b', 'gradient', (5, 4), 'fp32', cuts=b_cut, like='b'),
-        activation('h', 8, 4, cuts=h_cut), activation('d:h', 8, 4, cuts=h_cut),
+        Tensor('a', 'parameter', (4, 3), 'fp32', splits=a_cut, initial='normal:0.5'),
+        Tensor('b', 'parameter', (5, 4), 'fp32', splits=b_cut, initial='normal:0.5'),
+        Tensor('d:a', 'gradient', (4, 3), 'fp32', splits=a_cut, like='a'),
+        Tensor('d:b', 'gradient', (5, 4), 'fp32', splits=b_cut, like='b'),
+        activation('h', 8, 4, splits=h_cut), activation('d:h', 8, 4, splits=h_cut),
         activation('part', 8, 5), activation('y', 8, 5), activation('d:y', 8, 5), activation('loss', 2),
     ]  # fmt: skip
     ops = [
@@ -238,7 +238,7 @@ def test_a_send_meets_its_receive():
         compute('no loss', 'mse', 'F', ['a', 'a'], ['loss'], scale=0.0),
     ]
     tensors = [*vectors(*'ab'), Tensor('target', 'input', (2,), 'fp32', initial='zeros'),
-               Tensor('loss', 'activation', (2,), 'fp32', cuts=(Cut(0, 'tp'),))]  # fmt: skip
+               Tensor('loss', 'activation', (2,), 'fp32', splits=(Split(0, 'tp'),))]  # fmt: skip
     roles = {
         'first': ([0], [('x.F', 'compute', 0), ('to', 'tp', 0), ('no loss', 'compute', 0)]),
         'second': ([1], [('from', 'tp', 0), ('loss', 'compute', 0)]),
@@ -258,12 +258,12 @@ def cut_tensors(draw_one):
     degrees = draw_one(st.sampled_from([(2, 2), (3, 2), (2, 3, 2), (4,)]))
     axes = dict(zip('abc', degrees, strict=False))
     dims = draw_one(st.integers(1, 3))
-    cuts = tuple(Cut(draw_one(st.integers(0, dims - 1)), axis) for axis in axes if draw_one(st.booleans()))
+    cuts = tuple(Split(draw_one(st.integers(0, dims - 1)), axis) for axis in axes if draw_one(st.booleans()))
     sizes = [draw_one(st.integers(1, 2)) for _ in range(dims)]
     for cut in cuts:
         sizes[cut.dim] *= axes[cut.partition]
     world = int(np.prod(degrees))
-    tensor = Tensor('w', 'parameter', tuple(sizes), 'fp32', cuts=cuts, initial='normal:1')
+    tensor = Tensor('w', 'parameter', tuple(sizes), 'fp32', splits=cuts, initial='normal:1')
     return built(world, [tensor], [], {'all': (range(world), [])}, partitions=grid(world, axes).values()), tensor
 
 
@@ -279,7 +279,7 @@ def test_pieces_of_all_ranks_make_the_tensor_that_was_drawn(case):
 
 def test_copies_take_their_part_of_what_a_rank_has_of_the_batch():
     axes = grid(4, {'data': 2, 'tp': 2}).values()
-    tensor = Tensor('x', 'input', (12, 3), 'fp32', cuts=(Cut(0, 'data'),), batch_dim=0, initial='normal:1')
+    tensor = Tensor('x', 'input', (12, 3), 'fp32', splits=(Split(0, 'data'),), batch_dim=0, initial='normal:1')
     program = built(4, [tensor], [], {'all': (range(4), [])}, copies=3, partitions=axes)
     whole = batch_of('x', 'normal:1', (12, 3), torch.float32, SEED, 7)
     for rank, of_data in enumerate((0, 0, 1, 1)):
@@ -311,7 +311,7 @@ def test_weights_are_in_memory_of_their_own():
 
 
 def test_replicas_that_differ_are_named():
-    tensor = Tensor('gain', 'parameter', (4,), 'fp64', cuts=(Cut(0, 'data'),))
+    tensor = Tensor('gain', 'parameter', (4,), 'fp64', splits=(Split(0, 'data'),))
     axes = grid(4, {'data': 2, 'tp': 2}).values()
     program = built(4, [tensor], [], {'all': (range(4), [])}, partitions=axes)
     pieces = [torch.tensor([1.0, 2.0], dtype=torch.float64) for _ in range(4)]
@@ -342,7 +342,7 @@ def test_a_reduce_scatter_and_an_all_gather_make_an_all_reduce(ranks, length, di
 def test_what_does_not_divide_is_refused():
     with pytest.raises(ProgramError, match=r'dim 0 of \(3,\) cannot be scattered over 2 ranks'):
         reduce_scatter([torch.zeros(3)] * 2, 0)
-    tensor = Tensor('w', 'parameter', (3,), 'fp32', cuts=(Cut(0, 'tp'),), initial='zeros')
+    tensor = Tensor('w', 'parameter', (3,), 'fp32', splits=(Split(0, 'tp'),), initial='zeros')
     with pytest.raises(ProgramError, match=r'w: dim 0 of \(3,\) is not divisible over 2 ranks of tp'):
         initial(built(2, [tensor], [], {'all': ([0, 1], [])}, partitions=[TP]), tensor, 0, SEED)
 

@@ -230,7 +230,7 @@ def test_what_does_not_divide_by_a_dim_stays_full_with_a_note():
     assert program.notes == (
         'dense1.weight stays whole on every data rank: 6 rows are not divisible by a shard group of 4',
     )
-    assert not program.tensor['dense1.weight'].cuts
+    assert not program.tensor['dense1.weight'].splits
     assert 'dense1.gradients.data.all_reduce.W' in slots(program)
 
 
@@ -245,7 +245,7 @@ def test_a_weight_of_heads_is_cut_along_a_dim_that_divides():
     """2 groups of heads over 4 ranks: its inputs are cut; the message says so for each of its tensors."""
     model = Transformer(layers=1, hidden=16, heads=2, vocab=32, sequence=8)
     program = lower(Workload(model=model, batch=8), Plan(data=4, zero=3, unsharded=('*.bias', '*norm*')), 4)
-    assert [(cut.dim, cut.partition) for cut in program.tensor['layer0.qkv.weight'].cuts] == [(2, 'data')]
+    assert [(cut.dim, cut.partition) for cut in program.tensor['layer0.qkv.weight'].splits] == [(2, 'data')]
     gather = next(op for op in program.op_classes if op.name == 'layer0.weights.data.all_gather.F')
     assert gather.reads[0] == 'layer0.qkv.weight'
     assert str(gather.attributes['dim']).split() == ['2', '0', '0', '0']
@@ -254,7 +254,7 @@ def test_a_weight_of_heads_is_cut_along_a_dim_that_divides():
 def test_small_and_named_parameters_stay_whole():
     def cut(**choices):
         program = lower(chain(), Plan(data=2, **choices), 2)
-        return {tensor.name for tensor in program.tensors if tensor.kind == 'parameter' and tensor.cuts}
+        return {tensor.name for tensor in program.tensors if tensor.kind == 'parameter' and tensor.splits}
 
     everything = {f'dense{layer}.weight' for layer in range(LAYERS)}
     assert cut(zero=3) == cut(zero=3, shard_threshold=P * B) == everything
@@ -276,12 +276,12 @@ def test_presets_are_keys(key, table):
 @pytest.mark.parametrize(
     ('text', 'where', 'what'),
     [
-        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 cuts otherwise than hsdp level1'),
-        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 cuts state, gradients'),
+        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 shards otherwise than hsdp level1'),
+        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 shards state, gradients'),
         ('hsdp: level1, gather: on-use-twice', 'plan.gather', 'hsdp level1 gathers on-use'),
-        ('shard: [weights]', 'plan.shard', 'weights cut, but no state'),
+        ('shard: [weights]', 'plan.shard', 'weights sharded, but no state'),
         ('shard: [state], gather: on-use', 'plan.gather', 'weights stay whole, which cannot be gathered on-use'),
-        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are cut'),
+        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are sharded'),
         ('data: 8, zero: 3, shard_group: 3', 'plan.shard_group', '3 does not divide data 8'),
         ('fusion_ids: [1]', 'plan.fusion_ids', 'ids are not asked for'),
         ('fusion: ids, fusion_ids: [1, 2, 3]', 'plan.fusion_ids', 'lists 3 ids, but 2 layers have parameters'),

@@ -12,7 +12,7 @@ from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.program import Csr, Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program import Csr, OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 from simpar.workload import Workload
 
 WORKLOAD = Workload(
@@ -74,8 +74,8 @@ def behind(named, op):
 def written(slots) -> Program:
     """A weight that is cut over two ranks, gathered, used and updated, in some order."""
     build = ProgramBuilder(2, [Partition('data', np.array([[0, 1]], dtype=np.int32))])
-    cut = (Cut(0, 'data'),)
-    build.add_tensor(Tensor('w', 'parameter', (4,), 'fp32', cuts=cut, initial='ones'))
+    cut = (Split(0, 'data'),)
+    build.add_tensor(Tensor('w', 'parameter', (4,), 'fp32', splits=cut, initial='ones'))
     build.add_tensor(Tensor('w.gathered', 'gathered', (4,), 'fp32', like='w'))
     build.add_tensor(Tensor('y', 'activation', (4,), 'fp32'))
     gather = {'operator': 'all_gather', 'partition': 'data', 'attributes': {'dim': 0}}

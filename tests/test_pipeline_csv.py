@@ -142,7 +142,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
         (('zb-v', 2, 4, 3), 'pipeline order zb-v: 3 chunks on a rank; write 2'),
         (
             ('1f1b', 2, 4, 1, 2),
-            'pipeline order 1f1b: does not cut the sequence; orders that do: mindspore-2.10/seq',
+            'pipeline order 1f1b: does not split the sequence; orders that do: mindspore-2.10/seq',
         ),
         (
             ('interleaved-1f1b', 4, 11, 2),

@@ -11,7 +11,7 @@ from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.program import Cut, OpClass, ProgramBuilder, Tensor, grid
+from simpar.program import OpClass, ProgramBuilder, Split, Tensor, grid
 from simpar.program.text import format_program, parse_program
 from simpar.workload import Transformer, Workload
 
@@ -143,8 +143,8 @@ def test_a_program_whose_needs_point_forwards_is_refused():
 
 def test_local_shapes_follow_cuts_and_copies():
     builder = ProgramBuilder(8, grid(8, {'data': 2, 'tensor': 4}).values())
-    cuts = (Cut(0, 'data'), Cut(2, 'tensor'))
-    tensor = builder.add_tensor(Tensor('y', 'activation', (16, 8, 32), 'fp16', cuts=cuts, batch_dim=0))
+    cuts = (Split(0, 'data'), Split(2, 'tensor'))
+    tensor = builder.add_tensor(Tensor('y', 'activation', (16, 8, 32), 'fp16', splits=cuts, batch_dim=0))
     program = builder.build(copies=2)
     assert program.local_shape(tensor) == (4, 8, 8)
     assert program.local_bytes(tensor) == 4 * 8 * 8 * 2

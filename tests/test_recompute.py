@@ -218,9 +218,9 @@ def test_a_stage_that_is_none_is_refused():
         lowered(Plan(data=1, pipeline=2, recompute='full', recompute_stages=(0, 2)))
 
 
-def test_a_network_has_no_layers_to_recompute():
-    with pytest.raises(Infeasible, match='a network has no layers for full'):
-        of_network(Plan(data=1, recompute='full'))
+def test_a_network_without_attention_has_none_to_recompute():
+    with pytest.raises(Infeasible, match='selective runs attention again, and the model has none'):
+        of_network(Plan(data=1, recompute='selective'))
 
 
 FILE = """
@@ -263,7 +263,7 @@ def test_marks_are_read_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ('model', 'plan', 'what'),
     [
-        (NET, 'recompute: full', 'plan.recompute: full is for the layers of a transformer, not for a network'),
+        (NET, 'recompute: selective', 'plan.recompute: selective runs attention again, and the model has none'),
         (GPT, 'recompute: all', 'plan.recompute: '),
         (GPT, 'recompute: full, recompute_stages: [1]', 'lists 1, but there is one stage, 0, without a pipeline'),
     ],

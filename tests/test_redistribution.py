@@ -85,7 +85,7 @@ def test_the_backward_takes_a_gradient_of_shares_to_shares(pair):
     assume(prod(shape) * source.world <= SMALL // 8)
     gradient = np.arange(1, prod(shape) + 1).reshape(shape)
     backward = redistribute(*pair).backward()
-    assert backward.source == target.with_partial(target.repeated)
+    assert backward.source == target.with_partial(target.replicated_axes)
     found = execute(backward, cut(gradient, backward.source))
     summed = redistribute(shape, backward.target, replicated(source.world, len(shape)))
     for whole in execute(summed, found):
@@ -137,7 +137,7 @@ def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_s
     """Copies alone see a tensor in other parts: two of them are one where they see the same ones."""
     shape, source, target = data.draw(pairs(pending=False))
     other = data.draw(layouts(source.world, len(shape)))
-    assume(all(length % cut == 0 for length, cut in zip(shape, other.cuts, strict=True)))
+    assume(all(length % cut == 0 for length, cut in zip(shape, other.shard_counts, strict=True)))
     tape = Tape(Mesh(data=source.world, tensor=1, copies=1), 'fp32')
     mover, value = Mover(tape, 'mindspore-2.10', all_to_all=True), tape.register(Value('value', shape, source))
     for wanted in (target, other):
@@ -150,7 +150,7 @@ def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_s
 
 def test_what_cannot_be_is_refused():
     layout = Layout((2, 4), ('dp', 'mp'))
-    with pytest.raises(Infeasible, match=r'dim 0 of \(9, 8\) cannot be cut into 2'):
+    with pytest.raises(Infeasible, match=r'dim 0 of \(9, 8\) cannot be split into 2'):
         redistribute((9, 8), layout('dp', None), layout(None, None))
     with pytest.raises(Infeasible, match='cannot become a pending sum'):
         redistribute((8, 8), layout('dp', None), layout('dp', None, partial='mp'))

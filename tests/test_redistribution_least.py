@@ -21,7 +21,10 @@ def binary(draw, pending=True):
     """A shape and two layouts on a power of two of ranks, at most 64."""
     world, dims = draw(st.sampled_from((4, 8, 16, 32, 64))), draw(st.integers(1, 4))
     source, target = draw(layouts(world, dims, pending and draw(st.booleans()))), draw(layouts(world, dims))
-    shape = tuple(lcm(*ends) * draw(st.sampled_from((1, 2, 3))) for ends in zip(source.cuts, target.cuts, strict=True))
+    shape = tuple(
+        lcm(*ends) * draw(st.sampled_from((1, 2, 3)))
+        for ends in zip(source.shard_counts, target.shard_counts, strict=True)
+    )
     return shape, source, target
 
 
@@ -65,7 +68,7 @@ def test_without_all_to_all_it_receives_the_least_that_whole_axes_can(pair):
 def test_the_least_sequence_brings_every_rank_its_slice(pair):
     shape, source, target = pair
     if prod(shape) * source.world > SMALL:
-        shape = tuple(map(lcm, source.cuts, target.cuts))
+        shape = tuple(map(lcm, source.shard_counts, target.shard_counts))
     tensor = np.arange(1, prod(shape) + 1).reshape(shape)
     found = execute(redistribute(shape, source, target), cut(tensor, source))
     for rank, mine in enumerate(found):

@@ -70,7 +70,7 @@ def test_degrees_are_megatrons_layout(degrees):
     names = dict(zip(block.graph().names[1:], layer_names(network), strict=False))
     written = {names[name]: choice for name, choice in megatron(block.graph(), *degrees).items()}
     layers = dict(zip(layer_names(network), network.layers, strict=True))
-    ours = degree_strategies(network, 64, *degrees)
+    ours = degree_strategies(network.graph(64), *degrees)
     for name, choice in written.items():
         strategy = choice.strategy[:1] if isinstance(layers[name], Mul) else choice.strategy
         assert ours[name] == strategy, name
@@ -86,7 +86,7 @@ def test_degrees_of_an_embedding_cut_its_vocabulary_and_a_norm_reads_whole_featu
         RmsNorm(name='rms'),
         Dense(inputs=32, outputs=8, name='head'),
     )
-    found = degree_strategies(Network(layers=layers, input=(4,)), 8, 2, 4)
+    found = degree_strategies(Network(layers=layers, input=(4,)).graph(8), 2, 4)
     assert found == {
         'table': ((4, 1), (2, 1)),
         'up': ((2, 1), (1, 4)),
@@ -163,7 +163,7 @@ def test_a_graph_is_propagated_as_its_operators_are():
 
 def test_a_given_strategy_of_a_graph_that_cannot_be_is_told_as_the_user_wrote_it():
     workload = with_strategies(BLOCK, {'layer0_values': ((1, 8, 1, 1),) * 2})
-    with pytest.raises(Infeasible, match=r'layer0_values: strategy .*of length 4 cannot be cut into 8'):
+    with pytest.raises(Infeasible, match=r'layer0_values: strategy .*of length 4 cannot be split into 8'):
         find_strategies(workload, Plan(search='exact'), EIGHT)
 
 
@@ -177,7 +177,7 @@ def test_exact_is_no_worse_than_the_compilers_choice_and_degrees(plan, place):
     ]
     for data, tensor in ((8, 1), (4, 2), (2, 4)):
         if sequences % data == 0:
-            others.append(with_strategies(BLOCK, degree_strategies(BLOCK.model, BLOCK.batch, data, tensor)))
+            others.append(with_strategies(BLOCK, degree_strategies(BLOCK.model.graph(BLOCK.batch), data, tensor)))
     found = find_strategies(BLOCK, replace(plan, search='exact', objective=('bytes', 'time')[place]), EIGHT)
     best = measured(found.workload, plan)[place]
     assert len(others) >= 3

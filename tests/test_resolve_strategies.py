@@ -330,7 +330,7 @@ def test_the_bound_is_what_moves_where_the_sum_sees_all(model, all_to_all):
 
 def test_what_fits_into_memory_comes_first():
     def proposal(name, sent, step, too_much):
-        return Proposal(name=name, workload=chain(8, 8), sent=sent, step=step, too_much=too_much)
+        return Proposal(name=name, workload=chain(8, 8), plan=Plan(), sent=sent, step=step, too_much=too_much)
 
     three = [proposal('big', 1.0, 1.0, 5.0), proposal('slow', 2.0, 9.0, 0.0), proposal('chatty', 3.0, 2.0, 0.0)]
     assert [one.name for one in sorted(three, key=least_first('bytes'))] == ['slow', 'chatty', 'big']
@@ -363,7 +363,6 @@ def test_a_search_is_a_key_like_others(capsys):
     ('settings', 'message'),
     [
         (['workload.network.0.dense.strategy=[]'], r'plan\.search: sharding-propagation starts at layers that you cut'),
-        (['plan.tensor=2'], r'plan\.tensor: is a degree, but sharding-propagation cuts every layer'),
         (['plan.compat=2.10'], r'plan\.compat: unknown value .*write one of 2\.0, 2\.10'),
     ],
 )
@@ -372,15 +371,18 @@ def test_what_does_not_fit_is_told_with_its_line(settings, message):
         load_schedule(PROPAGATION, settings)
 
 
-def test_a_transformer_is_not_searched():
-    with pytest.raises(ScheduleError, match=r'plan\.search: cuts the layers of a network; a transformer takes degrees'):
-        load_schedule(EXAMPLES / 'transformer_h100.yaml', ['plan.search=exact'])
+def test_a_transformer_is_searched():
+    schedule = load_schedule(EXAMPLES / 'transformer_h100.yaml', ['plan.search=exact'])
+    assert schedule.plan.search == 'exact'
 
 
 @pytest.mark.parametrize('search', ['double-recursive', 'exact'])
-def test_ranks_that_are_no_power_of_two_are_refused(search):
-    with pytest.raises(Infeasible, match='6 devices are not a power of two'):
-        find_strategies(chain(12, 12, 12, batch=12), Plan(search=search), cluster(H100, devices=6))
+def test_the_odd_factor_of_the_ranks_must_divide_the_samples(search):
+    found = find_strategies(chain(12, 12, 12, batch=12), Plan(search=search), cluster(H100, devices=6))
+    assert all(rows % 3 == 0 for (rows, _), *_ in (layer.strategy for layer in found.workload.model.dense))
+    if search == 'double-recursive':
+        with pytest.raises(Infeasible, match='6 devices are no power of two, and their odd factor 3 does not divide'):
+            find_strategies(chain(12, 12, 12, batch=8), Plan(search=search), cluster(H100, devices=6))
 
 
 def test_a_given_strategy_that_cannot_be_is_told_as_the_user_wrote_it():

@@ -15,7 +15,6 @@ from simpar.plan import Plan
 from simpar.schedule import ClusterReference
 from simpar.schedule.checks import check
 from simpar.schedule.contents import Contents
-from simpar.schedule.pipelines import crossings
 from simpar.workload import Workload
 
 
@@ -45,23 +44,14 @@ def staged(seed: int) -> tuple[Workload, Plan]:
     return workload, Plan(pipeline=stages, stages=counts, micro_batches=2)
 
 
-def lowered(workload: Workload, plan: Plan) -> bool:
-    try:
-        lower(workload, plan, 2 * plan.pipeline)
-    except Infeasible as wrong:
-        return 'of the pipeline would read' not in str(wrong)
-    return True
-
-
-@pytest.mark.parametrize('seed', range(120))
-def test_stages_that_pass_on_two_values_are_refused_where_lowering_refuses_them(seed):
-    workload, plan = staged(seed)
-    assert lowered(workload, plan) == (not list(crossings(workload.model, plan, plan.pipeline)))
-
-
-def test_stages_of_both_kinds_are_among_them():
-    fits = [lowered(*staged(seed)) for seed in range(120)]
-    assert 10 < sum(fits) < 110
+def test_stages_begin_at_any_layer_whatever_later_ones_read():
+    several = 0
+    for seed in range(120):
+        workload, plan = staged(seed)
+        assert ('plan', 'stages') not in complaints(workload, plan), seed
+        program = lower(workload, plan, 2 * plan.pipeline)
+        several += any(len(op.reads) > 1 for op in program.op_classes if op.kind == 'send')
+    assert 10 < several < 110
 
 
 def spoiled(seed: int) -> Workload:

@@ -125,7 +125,7 @@ def test_a_preset_packs_the_messages_that_need_it_and_no_others():
     layers = (Dense(inputs=8, outputs=12), Relu(), Dense(inputs=12, outputs=7))
     workload = Workload(model=Network(layers=layers), batch=12, loss='mse')
     program = lower(workload, Plan(zero=1), 4)
-    assert program.tensor['d:dense0.weight'].cuts
+    assert program.tensor['d:dense0.weight'].splits
     assert program.tensor['d:dense1.flat.data'].members == ('d:dense1.weight.whole', 'd:dense1.bias.whole')
     assert not program.notes
 

@@ -66,13 +66,13 @@ MODULES = {
     ),
     'gpt': replace(
         workload(Transformer(layers=2, hidden=10, heads=5, vocab=13, sequence=7, ffn=17, weight_deviation=0.3)),
-        loss='cross_entropy',
+        loss='cross-entropy',
     ),
     'gpt, grouped queries': replace(
         workload(
             Transformer(layers=1, hidden=16, heads=4, kv_heads=2, vocab=11, sequence=5, ffn=19, weight_deviation=0.3)
         ),
-        loss='cross_entropy',
+        loss='cross-entropy',
     ),
 }
 STAGES = {

@@ -9,7 +9,7 @@ from simpar.case import load_case
 from simpar.commands.check import to_dict
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -163,20 +163,20 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
 @pytest.mark.parametrize(
     ('workload', 'plan', 'message'),
     [
-        (network(dense(((2, 4), (2, 1)))), Plan(), 'dense0: strategy .* dim 0 of input 1 .* must be cut alike'),
+        (network(dense(((2, 4), (2, 1)))), Plan(), 'dense0: strategy .* dim 0 of input 1 .* must be split alike'),
         (network(dense(((2, 4), (4, 1)), name='mm', inputs=30)), Plan(), 'mm: .* dim 1 of input 0 of length 30'),
         (network(dense(((2, 4), (4, 1)), (1, 8))), Plan(), 'dense0: out_strategy'),
         (network(Relu(strategy=((3, 1),)), dense(())), Plan(), 'relu0: strategy'),
         (with_flatten(IMAGES, strategy=((2, 1, 4, 1),)), Plan(),
-         r'flatten0: .* dim 2 of input 0 is cut into 4, but lies inside of a dim .* write e\.g\. \(\(2, 1, 1, 1\)'),
+         r'flatten0: .* dim 2 of input 0 is split into 4, but lies inside of a dim .* write e\.g\. \(\(2, 1, 1, 1\)'),
         (network(Flatten(strategy=((2, 1, 1, 1),)), dense(())), Plan(), r'flatten0: .* dims, but the inputs have 2'),
-        (TUTORIAL, Plan(tensor=4), r'plan\.tensor: goes with degrees'),
+        (TUTORIAL, Plan(tensor=3), r'plan\.tensor: 3 does not divide the 8 ranks of a stage'),
         (TUTORIAL, Plan(pipeline=2), 'matmul: strategy .* takes 8 ranks, which do not divide 4'),
         (TUTORIAL, Plan(pipeline=3), '8 ranks cannot be cut into 3 equal stages'),
         (network(dense(((8, 1), (1, 1)))), Plan(zero=1, shard_group=3),
          '3 does not divide the 8 ranks with the same slice of dense0.weight'),
         (TUTORIAL, Plan(copies=3), '16 cannot be cut into micro_batches 1 × copies 3'),
-        (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be cut into 2 slices of 16 copies'),
+        (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be split into 2 slices of 16 copies'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(workload, plan, message):
@@ -190,13 +190,13 @@ def test_data_says_nothing_beside_strategies(data):
 
 
 def test_fewer_data_ranks_than_ranks_do_not_go_with_strategies():
-    with pytest.raises(Infeasible, match=r'plan\.data: goes with degrees'):
+    with pytest.raises(Infeasible, match=r'plan\.data: data 2 × tensor 1 are not the 8 ranks of a stage'):
         lower(TUTORIAL, Plan(data=2), 8)
 
 
 def test_a_network_without_any_strategy_has_none():
-    assert has_strategies(TUTORIAL)
-    assert not has_strategies(network(dense(()), Relu()))
+    assert has_strategies(TUTORIAL, Plan())
+    assert not has_strategies(network(dense(()), Relu()), Plan())
 
 
 SCHEDULE = """\
@@ -230,7 +230,7 @@ def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
     [
         (12, '{}', '6: workload.batch: 12 samples do not divide by data 8'),
         (12, '{dataset: full-batch, copies: 5}', '6: workload.batch: 12 samples do not divide by copies 5'),
-        (16, '{tensor: 2}', '8: plan.tensor: is a degree, but layers of the network have strategies'),
+        (16, '{sequence_parallel: true}', '8: plan.sequence_parallel: there is nothing to cut over with tensor 1'),
     ],
 )
 def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_path, batch, plan, message):
@@ -239,13 +239,16 @@ def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_
     assert message in str(caught.value)
 
 
-def test_a_transformer_takes_no_strategy_of_its_loss(tmp_path):
+def test_a_transformer_takes_a_strategy_of_its_loss(tmp_path):
     text = SCHEDULE.format(batch=16, plan='{}').partition('  network')[0]
     model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 16\n'
     path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{text}{model}  loss_strategy: [[2, 2, 1], [2, 2]]\n', encoding='utf-8')
+    program = load_case(path).program
+    assert program.tensor['loss'].shape == (4,)
     path.write_text(f'{text}{model}  loss_strategy: [[2, 1], [2]]\n', encoding='utf-8')
-    with pytest.raises(ScheduleError, match=r'loss_strategy: a transformer takes degrees'):
-        load_case(path)
+    with pytest.raises(Infeasible, match=r'loss: strategy .* the inputs have 3, 2'):
+        load_case(path).predict()
 
 
 def test_a_loss_is_cut_by_batch_unless_told_otherwise():
@@ -254,7 +257,7 @@ def test_a_loss_is_cut_by_batch_unless_told_otherwise():
         for strategy in ((), ((2, 4), (2, 4)), ((2, 1), (2, 1)))
     ]
     assert cuts == [(8,), (8,), (2,)]
-    with pytest.raises(Infeasible, match='loss: 16 samples cannot be cut into 8 slices of 4 copies'):
+    with pytest.raises(Infeasible, match='loss: 16 samples cannot be split into 8 slices of 4 copies'):
         lower(replace(TUTORIAL, loss_strategy=((8, 1), (8, 1))), Plan(dataset='full-batch', copies=4), 8)
 
 
@@ -262,7 +265,7 @@ def test_an_activation_cut_into_as_many_slices_as_its_input_lies_as_it_does():
     """MatMul ((1, 2), (2, 4)) leaves columns on neighbours; (1, 4) by itself would be on every second rank."""
     layers = (dense(((1, 2), (2, 4)), outputs=32), Relu(strategy=((1, 4),)))
     program = lower(network(*layers), Plan(dataset='full-batch', redistribution='mindspore-2.10'), 8)
-    assert program.tensor['relu0'].cuts == program.tensor['dense0'].cuts
+    assert program.tensor['relu0'].splits == program.tensor['dense0'].splits
 
 
 def test_groups_of_a_stage_are_the_same_in_every_stage():

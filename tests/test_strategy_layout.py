@@ -54,9 +54,9 @@ def test_groups_carry_the_names_of_their_axes():
 def test_the_outermost_of_several_axes_on_a_dim_counts_most():
     program = lower(two_products({'layout': (('mp+dp', 'none'), ('none', 'sp'))}, {}), Plan(device_matrix=MATRIX), 8)
     held = program.tensor['up']
-    assert [program.partitions[cut.partition].size for cut in held.cuts if cut.dim == 0] == [2, 2]
+    assert [program.partitions[cut.partition].size for cut in held.splits if cut.dim == 0] == [2, 2]
     places = [
-        [program.partitions[cut.partition].place(rank)[1] for cut in held.cuts if cut.dim == 0] for rank in range(8)
+        [program.partitions[cut.partition].place(rank)[1] for cut in held.splits if cut.dim == 0] for rank in range(8)
     ]
     # Ranks are dp · 4 + sp · 2 + mp; rows are counted by mp first, then by dp.
     assert places == [[rank % 2, rank // 4] for rank in range(8)]
@@ -76,8 +76,8 @@ def test_it_trains_as_the_whole_model_does(scattered, copies):
 @pytest.mark.parametrize(
     ('layout', 'told'),
     [
-        ((('dp', 'mp'), ('sp', 'none')), 'dim 0 of input 1 is cut by other axes than the dim that it is one with'),
-        ((('dp', 'mp'), ('mp', 'dp')), 'an axis cuts two dims that are not one'),
+        ((('dp', 'mp'), ('sp', 'none')), 'dim 0 of input 1 is sharded by other axes than the dim that it is one with'),
+        ((('dp', 'mp'), ('mp', 'dp')), 'an axis shards two dims that are not one'),
         ((('dp', 'tp'), ('tp', 'none')), "no axis is called 'tp'; there are dp, sp, mp"),
         ((('dp',), ('none', 'none')), 'has entries for'),
     ],

@@ -80,7 +80,7 @@ def out_of_order(recorded):
         if isinstance(layer, Relu):
             tensor = recorded.program.tensor[layer.name]
             named = operators.elementwise(layer.name, tensor.shape).sharded(layer.strategy, recorded.world).output
-            held = [cut.partition for cut in tensor.cuts]
+            held = [cut.partition for cut in tensor.splits]
             yield held != [axes_name(recorded.world, dim) for dim in named.dims if dim]
 
 

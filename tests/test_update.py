@@ -63,7 +63,7 @@ def test_states_are_cut_as_their_weights():
     program = lower(replace(GPT, optimizer=Momentum(master_weights=True)), PIPELINE, 8)
     for state in (tensor for tensor in program.tensors if tensor.kind == 'state'):
         weight = program.tensor[state.like]
-        assert (state.shape, state.cuts, state.dtype) == (weight.shape, weight.cuts, 'fp32')
+        assert (state.shape, state.splits, state.dtype) == (weight.shape, weight.splits, 'fp32')
         assert state.initial == (weight.initial if state.name.startswith('master:') else 'zeros')
 
 

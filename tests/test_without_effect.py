@@ -88,6 +88,7 @@ def test_where_a_key_can_have_no_effect_no_value_has_any():
 GPT = 'transformer: {layers: 4, hidden: 64, heads: 8, vocab: 64, sequence: 32}'
 CHAIN = 'network: [{dense: {in: 64, out: 64}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
 CUT = 'network: [{dense: {in: 64, out: 64, strategy: [[2, 1], [1, 4]]}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
+GRAPH = CHAIN.replace('relu', 'gelu')
 SITUATIONS = [
     # model, plan, keys that are told, words
     (GPT, 'dataset: full-batch', 'plan.dataset', 'every rank reads the same samples'),
@@ -108,6 +109,7 @@ SITUATIONS = [
     (GPT, '{zero: 1, shard_threshold: 1 B}', 'plan.shard_threshold', 'the same parameters are sharded'),
     (GPT, '{gather: on-use, shard_group: 4, accumulate: sharded, prefetch: 3}',
      'plan.gather plan.shard_group plan.accumulate plan.prefetch', 'nothing is sharded'),
+    (GPT, 'shard_form: flat', 'plan.shard_form', 'nothing is sharded'),
     (GPT, '{zero: 2, prefetch: 3}', 'plan.prefetch', 'no weight is gathered'),
     (GPT, '{zero: 3, prefetch: 3, overlap: [enable_grad_comm_opt]}', 'plan.prefetch', 'does not list'),
     (GPT, 'copies_loss: sum', 'plan.copies_loss', 'one copy'),
@@ -132,6 +134,8 @@ SITUATIONS = [
      'workload.network.0.dense.pipeline_stage', 'one stage'),
     (CUT.replace('{relu: {}}, {dense: {in: 64, out: 64}}', '{dense: {in: 64, out: 64, strategy: [[2, 4], [4, 1]]}}'),
      'search: exact', 'plan.search', 'without it'),
+    (GRAPH, 'strategies: {dense*: [[8, 1], [1, 1]]}', 'plan.strategies', 'split so without them'),
+    (GRAPH, '{device_matrix: {dp: 8}, layouts: {dense*: [[dp, none], [none, none]]}}', 'plan.layouts', 'split so'),
 ]  # fmt: skip
 
 

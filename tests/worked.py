@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.costs import Communication, Costs
-from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 
 STREAM_OF_KIND = {'compute': 'compute', 'collective': 'tp'}
 
@@ -108,13 +108,13 @@ def worked_program(rows: int = 4, width: int = 8) -> Program:
 
 def _add_tensors(build: ProgramBuilder, rows: int, width: int) -> None:
     def activation(name: str, *, cut: bool = False, partial: bool = False) -> Tensor:
-        cuts, sums = (Cut(1, 'tp'),) * cut, ('tp',) * partial
-        return Tensor(name, 'activation', (rows, width), 'fp32', cuts=cuts, partial=sums, batch_dim=0)
+        cuts, sums = (Split(1, 'tp'),) * cut, ('tp',) * partial
+        return Tensor(name, 'activation', (rows, width), 'fp32', splits=cuts, partial=sums, batch_dim=0)
 
     build.add_tensor(Tensor('x', 'input', (rows, width), 'fp32', batch_dim=0))
     build.add_tensor(Tensor('loss', 'activation', (), 'fp32'))
     for block in 'AB':
-        shape, cuts = (width, width), (Cut(0, 'tp'),)
+        shape, cuts = (width, width), (Split(0, 'tp'),)
         build.add_tensor(Tensor(f'weight{block}', 'parameter', shape, 'fp32', cuts, initial='normal:0.02'))
         build.add_tensor(Tensor(f'dweight{block}', 'gradient', shape, 'fp32', cuts, like=f'weight{block}'))
         build.add_tensor(activation(f'partial_y{block}', partial=True))

@@ -145,7 +145,7 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
     for share in shares:
         # Members of a packed share stand one behind the other; an unpacked share stands for one tensor.
         mine = [rest.pop(0) for _ in range(len(share.members) or 1)]
-        full = replace(share, name=f'{share.name}.full', cuts=(), members=(), initial='')
+        full = replace(share, name=f'{share.name}.full', splits=(), members=(), initial='')
         buffers.append(full if share.members else program.tensor[mine[0]])
     names = tuple(full.name for full in buffers)
     added = tuple(full for full in buffers if full.name not in program.tensor)

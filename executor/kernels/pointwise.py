@@ -41,6 +41,17 @@ def relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [torch.ops.aten.threshold_backward(*tensors, 0)]
 
 
+def squared_relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [torch.relu(tensors[0]).square()]
+
+
+def squared_relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    dy, x = tensors
+    return [2 * torch.relu(x) * dy]
+
+
 def bias_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, bias → y."""
     x, bias = tensors
@@ -113,6 +124,8 @@ KERNELS = {
     ('silu', 'I'): silu_dx,
     ('relu', 'F'): relu_forward,
     ('relu', 'I'): relu_dx,
+    ('squared_relu', 'F'): squared_relu_forward,
+    ('squared_relu', 'I'): squared_relu_dx,
     ('bias', 'F'): bias_forward,
     ('bias', 'W'): dbias,
     ('residual', 'F'): residual_forward,

@@ -13,7 +13,7 @@ import numpy as np
 
 from executor.assemble import Execution
 from simpar.cost.model import CollectiveCost
-from simpar.program import Cut, OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 
 LOW = 0.1
 REPEATS = 3
@@ -62,8 +62,8 @@ def program_of(kind: Kind, sizes: Sequence[int], world: int) -> Program:
     for size in sizes:
         for repeat in range(REPEATS):
             for part in ('in', 'out'):
-                splits = (Cut(0, 'group'),) if (operator, part) in ONE_SHARD else ()
-                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', cuts=splits))
+                splits = (Split(0, 'group'),) if (operator, part) in ONE_SHARD else ()
+                builder.add_tensor(Tensor(f'{part}.{size}.{repeat}', 'state', (size // 4,), 'fp32', splits=splits))
             for end in ends:
                 builder.add_op_class(_op(end, size, repeat))
     for position, end in enumerate(ends):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simpar.lower.loss_sum import TOTAL
-from simpar.lower.pieces import layer_of
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tiles import JOIN
+from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.program import OpClass, Program
 from simpar.resolve.settle import recomputes

@@ -21,7 +21,7 @@ from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies
-from simpar.resolve.proposal import least_first
+from simpar.resolve.proposal import Proposal, least_first
 from simpar.schedule import Schedule
 from simpar.schedule.without_effect import WithoutEffect
 from simpar.workload import Workload
@@ -113,19 +113,23 @@ class _Ablation:
             # Where it is predicted, all-to-all is chosen with it.
             plan = replace(plan, all_to_all=self.schedule.plan.all_to_all)
         searched = self.schedule.plan.search
+        given = replace(plan, strategies=self.schedule.plan.strategies)
         if 'plan.search' in rules:
-            return left_out(self.schedule.workload, plan, keys)
+            return left_out(self.schedule.workload, given, keys)
         if searched in _CHEAP_SEARCHES:
-            workload, plan = left_out(self.schedule.workload, replace(plan, search=searched), keys)
+            workload, plan = left_out(self.schedule.workload, replace(given, search=searched), keys)
             found = find_strategies(workload, plan, self.cluster)
             return found.workload, found.plan
-        workload = self._by_bytes() if 'plan.objective' in rules else self.found.workload
+        workload = self.found.workload
+        if 'plan.objective' in rules:
+            best = self._by_bytes()
+            workload, plan = best.workload, replace(plan, strategies=best.plan.strategies)
         return left_out(workload, plan, keys)
 
-    def _by_bytes(self) -> Workload:
+    def _by_bytes(self) -> Proposal:
         """What an exact search would take if it counted bytes, of what one by time has tried."""
         known = [one for one in self.found.proposals if not all(map(_only_by_time, (one.name, *one.also)))]
-        return min(known, key=least_first('bytes')).workload
+        return min(known, key=least_first('bytes'))
 
 
 def _only_by_time(name: str) -> bool:

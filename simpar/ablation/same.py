@@ -8,7 +8,8 @@ import numpy as np
 
 from simpar.program import OpClass, Program, Role
 
-_COLUMNS = ('op_class', 'micro_batch', 'copy', 'stream', 'need', 'more', 'carry')
+_COLUMNS = ('op_class', 'micro_batch', 'copy', 'stream')
+_LISTS = ('need', 'carry')
 
 
 def same(one: Program, other: Program) -> bool:
@@ -24,14 +25,18 @@ def same(one: Program, other: Program) -> bool:
 
 def _same_role(one: Role, other: Role) -> bool:
     named = (one.name, one.streams) == (other.name, other.streams)
-    return named and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _COLUMNS)
+    columns = [(getattr(one, name), getattr(other, name)) for name in _COLUMNS]
+    for name in _LISTS:
+        mine, others = getattr(one, name), getattr(other, name)
+        columns += [(mine.start, others.start), (mine.item, others.item)]
+    return named and all(np.array_equal(*pair) for pair in columns)
 
 
 def _touched(program: Program) -> tuple[object, ...]:
     """The tensors that ops touch, and the groups that they or their tensors are in."""
     names = dict.fromkeys(chain.from_iterable(map(_names, program.op_classes)))
     tensors = [program.tensor[name] for name in names]
-    groups = {cut.partition for tensor in tensors for cut in tensor.cuts}
+    groups = {cut.partition for tensor in tensors for cut in tensor.splits}
     groups |= {partition for tensor in tensors for partition in tensor.partial}
     groups |= {op.partition for op in program.op_classes if op.partition}
     return tensors, {name: program.partitions[name].groups_GP.tolist() for name in groups}

@@ -168,14 +168,14 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
-    from simpar.lower.record import has_strategies
+    from simpar.lower.given import has_strategies
     from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
-    with_strategies = has_strategies(case.workload)
+    with_strategies = has_strategies(case.workload, case.plan)
     asked = {
         'strategies of operators': with_strategies,
-        f'data {plan.data}': plan.data > 1 and not with_strategies,
+        f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,

@@ -13,7 +13,7 @@ from simpar.case import Case
 from simpar.commands.listing import Listing
 from simpar.lower import lower
 from simpar.lower.cross_entropy import KINDS
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.model import OPERATORS, Dense, Flatten, Weighted
 from simpar.model.library.cross_entropy import CROSS_ENTROPY
 from simpar.model.operators import OP_CLASSES
@@ -44,7 +44,7 @@ SHOWN_PROPOSALS: Final = 6
 
 def strategies_to_dict(case: Case) -> dict[str, Any] | None:
     """Operators and their strategies, of a network that has any; None for others."""
-    if not has_strategies(case.workload):
+    if not has_strategies(case.workload, case.plan):
         return None
     listing = Listing(_without_chunks(case), flattens(case.workload))
     # A layout by axes counts as given, too, and wins over what a search says.

@@ -14,7 +14,7 @@ from typing import Final
 from simpar.case import Case
 from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
 from simpar.commands.listing import Listing, is_own
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.model.operators import OP_CLASSES
 from simpar.program import OpClass
 
@@ -76,7 +76,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.listing = Listing(self.case.program, flattens(self.case.workload))
-        self.strategies = has_strategies(self.case.workload)
+        self.strategies = has_strategies(self.case.workload, self.case.plan)
 
     def lines(self) -> Iterator[str]:
         program = self.case.program

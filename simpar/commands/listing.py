@@ -107,7 +107,7 @@ class Listing:
     def shard_counts(self, tensor: Tensor) -> list[int]:
         """Into how many shards each dim is split over the ranks; copies do not count."""
         found = [1] * len(tensor.shape)
-        for split in tensor.cuts:
+        for split in tensor.splits:
             found[split.dim] *= self.program.partitions[split.partition].size
         return found
 

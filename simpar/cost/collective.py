@@ -45,6 +45,7 @@ class ClusterCollectives:
         self._shapes: dict[tuple[int, ...], Shape] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
+        # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
         self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
@@ -52,6 +53,7 @@ class ClusterCollectives:
         members = tuple(ranks)
         pair = op.kind != 'collective'
         key = ('send' if pair else op.operator, op.bytes, op.dtype)
+        # Ops of one message in one group are asked for once: a thousand layers have the same few messages.
         found = self._costs.get((key, members))
         if found is None:
             # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
@@ -101,7 +103,9 @@ class ClusterCollectives:
         alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
         if alike:
             return self._near(op, shape, alike, formula)
+        # Rounded up: the fullest node counts for all.
         inner = -(-shape.ranks // shape.nodes)
+        # A flat ring inside a node moves the same bytes over the same links, whatever is outside; phases do not.
         if shape.nodes > 1 and inner > 1 and self.library.across == 'flat' and curves:
             return self._outwards(op, shape.ranks, inner, formula)
         return None
@@ -112,14 +116,17 @@ class ClusterCollectives:
         below = [group for group in sizes if group[0] < shape.ranks]
         above = [group for group in sizes if group[0] > shape.ranks]
         if not below or not above:
+            # The nearest size: the largest below, or the smallest above.
             return self._scaled(op, shape, (below or above)[-1 if below else 0], curves, formula)
         small, large = (self._read(curves[group], op, self._laid(group), '') for group in (below[-1], above[0]))
         part = math.log(shape.ranks / below[-1][0]) / math.log(above[0][0] / below[-1][0])
         alpha, seconds, best = (
+            # Linear in the logarithm: between measured sizes time is taken as a power of the size.
             low ** (1 - part) * high**part
             for low, high in ((small.alpha, large.alpha), (small.seconds, large.seconds), (small.best, large.best))
         )
         text = f'{op.operator} of {shape.ranks} between measured {below[-1][0]} and {above[0][0]}'
+        # Each was interpolated by itself, so α might come out above the total.
         return _Measured(min(alpha, seconds), seconds, best, text, ('estimate',))
 
     def _scaled(
@@ -147,6 +154,7 @@ class ClusterCollectives:
         if not self.cluster.links:
             return read
         now, then = (terms(op, shape, links, self.library).transfer for links in (self.topology, self._measured_on))
+        # The same to the bit: a link was changed that this group does not use.
         if now == then:
             return read
         ratio = now / then
@@ -162,6 +170,7 @@ class ClusterCollectives:
         ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
         alpha = exact.alpha + max(formula.alpha - alone.alpha, 0.0)
         network = max(load for level, load in enumerate(formula.loads) if level != inside)
+        # Links inside and between nodes work at once: the slower sets the pace.
         transfer = max((exact.seconds - exact.alpha) * ratio, network)
         text = f'measured {op.operator} of {inner} in a node, formula between nodes'
         best = max(exact.best * ratio, network)
@@ -183,6 +192,7 @@ def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
 
 def _alike(one: Group, other: Group) -> bool:
     """Both in one node, or both over several with as many ranks in each."""
+    # A group inside a node uses other links than any that leaves it.
     if one[1] == 1 or other[1] == 1:
         return one[1] == other[1]
     return one[0] * other[1] == other[0] * one[1]

@@ -72,6 +72,7 @@ class DeviceCompute:
         table = self.profile.tables.matmul
         rows = read_table(table, 'matmul') if table else ()
         grid, points, fastest = _matmul_grid(rows)
+        # Published tables often hold the shapes of some models, not a grid.
         return grid or Scatter(rows, self._model(table)), points, fastest
 
     def _model(self, table: TableFile | None) -> Callable[..., float]:
@@ -86,6 +87,7 @@ class DeviceCompute:
     def _attention(self, op: OpClass) -> ComputeCost:
         """The forward by table or share of the peak; the backward takes ``backward`` times as long."""
         backward = self.device.attention.backward
+        # Tables have forwards only; a flash backward does 5 products to the forward's 2, and some more work.
         factor = 1.0 if op.phase == 'F' else backward.value
         flops = factor * _forward_flops(op)
         table = self.profile.tables.attention
@@ -110,6 +112,7 @@ class DeviceCompute:
         curve = self._operator_curves.get((op.operator, op.phase)) if op.bytes else None
         if table is None or curve is None:
             rates = {str(dtype): figure for dtype, figure in self.device.vector.items()}
+            # What has no rate of its own, as integers and masks, is taken at that of fp32.
             vector = self._rate(op.dtype if op.dtype in rates else 'fp32', op.name, rates)
             return _priced(roofline.streaming(self.device, vector, op.flops, op.bytes))
         seconds = curve(op.bytes)
@@ -124,6 +127,7 @@ class DeviceCompute:
     @functools.cached_property
     def _matrix(self) -> Mapping[str, FlopsFigure]:
         """What the matrix units cannot do, the vector units do."""
+        # The later wins: a matrix rate takes the place of the vector rate.
         return {str(dtype): figure for dtype, figure in (*self.device.vector.items(), *self.device.matrix.items())}
 
     def _rate(self, dtype: str, op: str, rates: Mapping[str, FlopsFigure]) -> FlopsFigure:
@@ -156,6 +160,7 @@ def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
 
 
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
+    # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
 
 
@@ -166,6 +171,7 @@ def _priced(estimate: roofline.Estimate, times: str = '', rests: Sequence[Grade]
 
 
 def _alike(dtype: str, measured: str | None) -> bool:
+    # Both are 16 bits wide, so that a table of one is taken for the other.
     return dtype == measured or (dtype in HALF and measured in HALF)
 
 

@@ -27,8 +27,10 @@ def steps(algorithm: str, operator: str, members: int) -> int:
     passes = _PASSES.get(operator)
     if passes is None:
         return 1
+    # On a mesh all peers are reached in one step; NVLS has a switch that adds, for all-reduces alone.
     if algorithm == 'mesh' or (algorithm == 'nvls' and passes == 2):
         return passes
+    # Halving and doubling wants a power of two; NHR was made to do without.
     halves = algorithm == 'nhr' or (algorithm == 'halving_doubling' and members & (members - 1) == 0)
     if halves and operator != PAIRWISE:
         return passes * math.ceil(math.log2(members))
@@ -95,6 +97,7 @@ def _plan(operator: str, shape: Shape, crossed: list[int]) -> list[tuple[int, st
     for level in reversed(crossed):
         plan.append((level, operator, part))
         part /= shape.members[level]
+    # An all-gather is a reduce-scatter backwards.
     return plan if operator == 'reduce_scatter' else plan[::-1]
 
 
@@ -109,6 +112,7 @@ def _phases(
     for level, operator, part in plan:
         link, members = topology.links[level], shape.members[level]
         algorithm = link.algorithm_for(members)
+        # Members behind one network card share its rate.
         load = op.bytes * part * share(algorithm, operator, members) * _sharers(link, shape) / link.rate
         latencies.append((steps(algorithm, operator, members) * link.latency.value, (link.latency,)))
         transfers.append((load, (link.bandwidth, link.share)))
@@ -128,6 +132,7 @@ def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     loads: list[Part] = []
     below, inside = ranks, 1
     for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
+        # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
         part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
         latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
         loads.append((op.bytes * part * _sharers(link, shape) / link.rate, (link.bandwidth, link.share)))
@@ -149,6 +154,7 @@ def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -
     inside = 1
     for link, members in zip(topology.links, shape.members, strict=True):
         peers = min(inside * members, shape.ranks) - inside
+        # On a mesh each peer has its own link, so that all parts go at once.
         at_once = members - 1 if link.algorithm_for(members) == 'mesh' and members > 1 else 1
         load = op.bytes * peers / at_once / shape.ranks * _sharers(link, shape) / link.rate
         latencies.append((peers / at_once * link.latency.value, (link.latency,)))
@@ -170,6 +176,7 @@ def _terms(
     text: str,
 ) -> Terms:
     """Adds the reduction where it is not done on the way: (p − 1) / p · n bytes of results."""
+    # HCCL reduces some types on the way (inline reduce); others pass a kernel.
     reduces = op.operator in ('all_reduce', 'reduce_scatter') and op.dtype not in library.inline
     if reduces and library.reduce is not None:
         reduction = (shape.ranks - 1) / shape.ranks * op.bytes / library.reduce.value

@@ -47,14 +47,17 @@ class Grid:
     def _value(self, level: _Level, depth: int, point: list[float]) -> float:
         keys, x = level.keys, point[depth]
         place = bisect_left(keys, x)
+        # Outside of what was measured, or on its first value.
         if place == 0 or place == len(keys):
             edge = min(place, len(keys) - 1)
             axis = self.axes[depth]
             power = 0.0 if keys[edge] == x else axis.below if place == 0 else axis.beyond
             return self._inner(level.below[edge], depth, point) + power * (x - keys[edge])
         upper = self._inner(level.below[place], depth, point)
+        # Exact on the rows: no rounding of a weight of 1 comes in.
         if keys[place] == x:
             return upper
+        # A ragged grid: each value has its own values of the next axis, so both are looked up there.
         lower = self._inner(level.below[place - 1], depth, point)
         part = (x - keys[place - 1]) / (keys[place] - keys[place - 1])
         return lower + part * (upper - lower)
@@ -103,6 +106,7 @@ class Scatter:
     def _factor(self, point: Sequence[float]) -> float:
         here = [math.log(size) for size in point]
         near = sorted((math.dist(here, there), factor) for there, factor in self._points)[: self.NEAREST]
+        # No distance is 0: an exact point has been answered from the table.
         weights = [1.0 / distance**2 for distance, _ in near]
         return sum(w * factor for w, (_, factor) in zip(weights, near, strict=True)) / sum(weights)
 
@@ -115,9 +119,11 @@ class Curve:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
+        # Of a size that was measured twice the slower time counts, as in a grid.
         ordered = sorted(dict(sorted((size, seconds) for size, seconds in rows)).items())
         self._grid = Grid([Axis('bytes')], ordered)
         self._largest, self._slowest = ordered[-1]
+        # Small messages scatter; the fastest of all is the best guess at latency.
         self.alpha = min(seconds for _, seconds in ordered)
         rates = [seconds / size for size, seconds in ordered]
         self.best = min([*rates, (self._slowest - self.alpha) / self._largest])

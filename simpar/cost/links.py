@@ -16,6 +16,7 @@ def demand(load: float, transfer: float) -> float:
     Arguments: ``load``, seconds that the channel needs for the bytes; ``transfer``, seconds that the collective takes
     when alone, more than 0.
     """
+    # At least one part: what uses a link at all must be seen by those that share it.
     return min(max(round(load / transfer * GRID), 1), GRID) / GRID
 
 
@@ -28,6 +29,7 @@ def demands(
     its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
     of one level that carry unequal loads.
     """
+    # Written so that NaN is refused, too.
     if not transfer > 0:
         return ()
     found: list[tuple[str, float]] = []

@@ -89,6 +89,7 @@ class Pricer:
         communication, links = self._communication(effects)
         return Costs(
             compute=compute,
+            # A view launches no kernel.
             host=np.array([0.0 if op.operator in NO_WORK else host for op in ops]),
             beside_communication=np.where(computes & slows, beside, 1.0),
             beside_compute=np.where(computes | (not slows), 1.0, collective),
@@ -112,6 +113,7 @@ class Pricer:
                 self._computed[index] = computed[key]
             else:
                 if key not in communicated:
+                    # Equal keys share the tuple itself: later passes tell by identity what they have done.
                     communicated[key] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
                 self._communicated[index] = communicated[key]
 
@@ -128,6 +130,7 @@ class Pricer:
     def _compute_seconds(self, effects: Effects) -> Array:
         compute = np.zeros(len(self._program.op_classes))
         for index, cost in self._computed.items():
+            # On the engine's grid; see ``simpar.units``.
             compute[index] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
@@ -149,6 +152,7 @@ class Pricer:
 
     def _grades(self, compute: Array, communication: Mapping[int, tuple[Communication, ...]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
+        # One rank stands for all: grades are shares to show, not to add up.
         slots = np.bincount(self._program.role(0).op_class, minlength=len(compute)).tolist()
         seconds = dict.fromkeys(GRADES, 0.0)
         for index, count in enumerate(slots):
@@ -181,8 +185,10 @@ class _Messages:
             alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
         else:
             alpha, transfer = 0.0, quantise(cost.best)
+            # The bytes stay, the time shrinks: the demand on a link rises accordingly.
             links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
         if not transfer > 0:
             links = ()
+        # Sorted, so that equal costs are equal whatever order their links were found in.
         shares = sorted((self.links.setdefault(name, len(self.links)), part) for name, part in links)
         return Communication(alpha=alpha, transfer=transfer, links=tuple(shares))

@@ -14,6 +14,7 @@ Part = tuple[float, tuple[Figure, ...]]
 
 def major(seconds: float, parts: Iterable[Part]) -> tuple[Figure, ...]:
     """The figures that decide how well a sum is known: those of terms of at least a tenth of it."""
+    # A rough guess at a minor term does not make a sum rough.
     return tuple(figure for part, figures in parts if part >= MINOR * seconds for figure in figures)
 
 
@@ -44,10 +45,12 @@ def matmul(device: Device, peak: FlopsFigure, size: tuple[float, float, float], 
     shape, kernel, memory = device.matmul, device.kernel.matrix, device.memory
     full = peak.value * shape.share.value
     best = 2.0 * m * n * k / full
+    # Small m × n leaves multiprocessors idle; small k never amortises loading and storing a tile.
     waste = (1 + shape.half_area.value / (m * n)) * (1 + shape.half_depth.value / k)
     streamed = moved / memory_rate(device)
     bound = f'{1 / waste:.0%} of {full / 1e12:.4g} TFLOP/s at its size'
     figures: tuple[Figure, ...] = (peak, shape.share, shape.half_area, shape.half_depth)
+    # Told by what bounds it, for ``why``.
     if streamed > best * waste:
         bound, figures = _by_memory(device), (memory.bandwidth, memory.share)
     return _with_kernel(kernel, max(best * waste, streamed), best, bound, figures)

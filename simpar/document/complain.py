@@ -83,12 +83,14 @@ def problems_of(
     of what was expected; ``terms`` of the field that are told before names that are near.
     """
     problems: dict[Key, Problem] = {}
+    # A megabyte of nonsense has more errors than anyone reads, and each takes a look into the schema.
     for error in islice(errors, MOST_ERRORS):
         key = user_key(tree.root, error['loc'], 'last' if error['type'] in _MISSING else 'none')
         if _needless(error) or any(key[:end] in tree.refused for end in range(len(key) + 1)):
             continue
         told = _term(terms, error, key) if terms else None
         what, instead = told or _tell(error, *_around(schema, error['loc']))
+        # A union complains once for each branch; the first one told is enough for a key.
         problems.setdefault(key, Problem(tree.where(key), f'{dotted(key)}: {what}' if key else what, instead))
     return list(problems.values())
 
@@ -114,6 +116,7 @@ def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last
     node, key, absent = root, (), ()  # type: Any, Key, Key
     for part in loc:
         if isinstance(node, dict) and str(part) in node:
+            # Keys of a tree are text, but a Mapping[int, ...] reports them as numbers.
             key, node, absent = (*key, str(part)), node[str(part)], ()
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             key, node, absent = (*key, part), node[part], ()
@@ -132,6 +135,7 @@ def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str
         return 'unknown key', _guess(error['loc'][-1], _names(parent), 'known keys: ')
     if kind in _MISSING:
         return 'missing', f'add {error["loc"][-1]}: {_expected(node)}'
+    # Our own validators word theirs as "what is wrong; what to write".
     if kind == 'value_error':
         what, _, instead = str(error['ctx']['error']).partition('; ')
         return what if isinstance(found, (dict, list)) else f'{what} (got {_shown(found)})', instead
@@ -142,6 +146,7 @@ def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str
         length = next(iter(error['ctx'].values()))
         return f'{wrong} (got {_shown(found)})', f'write {bound} {length} characters'
     wrong = next((what for start, what in _WRONG if kind.startswith(start)), 'not allowed')
+    # A text where one of a few words may stand is a word that is not known, whatever else the union would take.
     choices = _choices(node)
     if choices and isinstance(found, str):
         return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
@@ -157,6 +162,7 @@ def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str,
 
 def _guess(word: object, names: list[str], lead: str) -> str:
     text = str(word)[:60]
+    # difflib misses shortened words, such as opt for optimizer, so beginnings are compared as well.
     close = difflib.get_close_matches(text, names, 1, _NEAR) or [name for name in names if _begins(text, name)]
     known = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
     return f'did you mean {close[0]}? {known}' if close else known
@@ -177,6 +183,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return 'nothing'
     text = json.dumps(value, ensure_ascii=False)
+    # Escaped, so that a control character of the file cannot reach the terminal.
     text = text if text.isprintable() else json.dumps(value)
     return text if len(text) <= 40 else f'{text[:38]}…"'
 
@@ -208,6 +215,7 @@ def _step(root: Mapping[str, Any], node: Mapping[str, Any], part: str | int) -> 
 def _resolve(root: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
     while '$ref' in node:
         rest = {name: value for name, value in node.items() if name != '$ref'}
+        # What stands beside a reference, as a description, goes before what is referred to.
         node = {**root['$defs'][node['$ref'].rpartition('/')[2]], **rest}
     return {**node, 'anyOf': [_resolve(root, branch) for branch in node['anyOf']]} if 'anyOf' in node else node
 

@@ -16,10 +16,12 @@ MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 100_000
 
+# libyaml's parser is many times faster; PyYAML may have been built without it.
 _LOADER: Final[Any] = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _NULL: Final = re.compile(r'~|null|Null|NULL|')
 _TRUE: Final = re.compile(r'true|True|TRUE')
 _FALSE: Final = re.compile(r'false|False|FALSE')
+# YAML 1.2: 012 is twelve, and 12:30 is text; PyYAML's own resolver, of 1.1, says ten and 750.
 _INT: Final = re.compile(r'[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+')
 _FLOAT: Final = re.compile(r'[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?')
 _NOT_FINITE: Final = re.compile(r'[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)')
@@ -69,19 +71,21 @@ def scalar(text: str) -> Any:
     if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
         return text[0] in 'tT'
     if _INT.fullmatch(text):
+        # 64 bits hold 18 digits, and int() takes a time that is quadratic in them.
         if len(text) > 19:
-            raise Unreadable(0, f'too large a number (got {_cut(text)})', 'write at most 18 digits')
+            raise Unreadable(0, f'too large a number (got {_shortened(text)})', 'write at most 18 digits')
         return int(text, 0 if text[:2] in {'0o', '0x'} else 10)
     if _NOT_FINITE.fullmatch(text):
         raise Unreadable(0, f'not a finite number (got {text})', 'write a finite number')
     if not _FLOAT.fullmatch(text):
         return text
+    # 1e999 is a number to YAML and infinite to Python.
     if float(text) in {float('inf'), float('-inf')}:
-        raise Unreadable(0, f'not a finite number (got {_cut(text)})', 'write a smaller number')
+        raise Unreadable(0, f'not a finite number (got {_shortened(text)})', 'write a smaller number')
     return float(text)
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= 12 else f'{text[:12]}…'
 
 
@@ -102,6 +106,7 @@ def compose(text: str) -> Node:
     try:
         return _Composer(yaml.parse(text, Loader=_LOADER)).document()
     except yaml.MarkedYAMLError as error:
+        # The parser's own message has several lines and a snippet; ours has the line and a remedy.
         raise _syntax_fault(text, error) from None
     except yaml.YAMLError:
         raise Unreadable(0, 'not YAML', 'write text in UTF-8') from None
@@ -116,6 +121,7 @@ def _syntax_fault(text: str, error: yaml.MarkedYAMLError) -> Unreadable:
     mark = error.problem_mark or error.context_mark
     line = min(mark.line + 1, len(lines)) if mark else 1
     said = (error.problem or 'it cannot be read').split('\n')[0][:100]
+    # The most common mistake, for which the parser's words are of no help.
     tabbed = lines[line - 1].lstrip(' ').startswith('\t')
     remedy = 'indent with spaces, not tabs' if tabbed else 'check quotes, brackets, colons and indentation'
     return Unreadable(line, f'not YAML: {said}', remedy)
@@ -142,7 +148,9 @@ class _Composer:
 
     def node(self, event: yaml.Event, depth: int) -> Node:
         line = _line(event)
+        # Counted before it is built: an input cannot make it grow first.
         self.count(line)
+        # Far below Python's own limit of recursion, which would end in a traceback.
         if depth > MAX_DEPTH:
             raise Unreadable(line, f'more than {MAX_DEPTH} levels', 'write it flatter')
         if isinstance(event, yaml.AliasEvent):
@@ -175,11 +183,13 @@ class _Composer:
             return Node(
                 line, None, Fault(f'*{name[:40]} refers to itself or to no anchor', f'define &{name[:40]} before it')
             )
+        # The value is shared and the line is the alias's own, so that complaints name the place that was written.
         return Node(line, target.value, target.fault)
 
     def scalar(self, event: Any, line: int) -> Node:
         try:
             check_printable(event.value)
+            # A style means quotes or a block: such a scalar is text whatever it looks like.
             return Node(line, event.value if event.style else scalar(event.value))
         except Unreadable as error:
             return Node(line, None, error.fault)
@@ -202,6 +212,7 @@ class _Composer:
             fault = self.entry(event, depth, own, merged)
             if fault:
                 node.key_faults.append((_line(event), fault))
+        # Own keys win over merged ones, in whatever order they stand (YAML's merge key).
         node.value = {**merged, **own}
         return node
 
@@ -222,6 +233,7 @@ class _Composer:
         if node.fault:
             return node.fault
         if isinstance(event, yaml.ScalarEvent) and event.value:
+            # Whole numbers lose signs and zeros in front, so that 01 and 1 are one key.
             return str(node.value) if type(node.value) is int else event.value
         return Fault('a key must be a word', 'write "key: value"')
 
@@ -229,6 +241,7 @@ class _Composer:
         for source in value.value if isinstance(value.value, list) else [value]:
             if source.fault or not isinstance(source.value, dict):
                 return source.fault or Fault('"<<" merges mappings only', 'write <<: *name of a mapping')
+            # Merged keys count as written ones: a chain of merges could double at every step.
             self.count(source.line, len(source.value))
             for key, entry in source.value.items():
                 merged.setdefault(key, entry)

@@ -28,6 +28,7 @@ class Quantity:
     def read(self, text: object) -> float:
         """The value of a text; raises `ValueError` that says what to write."""
         value = parse(text, self.kind)
+        # Written so that NaN is refused, too.
         if self.positive and not value > 0:
             raise ValueError(f'a {self.kind} of nothing; write more than 0, e.g. {EXAMPLES[self.kind]}')
         return value

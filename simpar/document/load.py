@@ -49,6 +49,7 @@ def load(
     try:
         return build(tree, kind, prepare=prepare, check=check)
     except ScheduleError as wrong:
+        # A user's mistake has no traceback worth reading.
         raise error(one_screen(wrong.problems)) from None
 
 
@@ -66,6 +67,7 @@ def build(
     """
     from pydantic import ValidationError
 
+    # ``prepare`` may write into it, and complaints are looked up in what the user wrote.
     root = copy.deepcopy(tree.root)
     text = json.dumps(prepare(root) if prepare else root)
     problems = list(tree.problems)
@@ -98,6 +100,7 @@ def one_screen(problems: list[Problem]) -> list[Problem]:
 
 def _place(problem: Problem) -> tuple[str, int]:
     name, _, line = problem.where.rpartition(':')
+    # Without a line, as --set has none, a problem stands before those of a file.
     return (name, int(line)) if line.isdecimal() else (problem.where, 0)
 
 

@@ -39,6 +39,7 @@ class Tree:
 
     def where(self, key: Key) -> str:
         """The place of a key, or of the nearest key above it."""
+        # What is missing has no place of its own: it is told where its mapping begins.
         return next(self.origins[key[:end]] for end in range(len(key), -1, -1) if key[:end] in self.origins)
 
     def get(self, key: Key) -> Any:
@@ -80,6 +81,7 @@ class _Growing:
 
     def value(self, node: Node, key: Key, line: int) -> Any:
         self.values += 1
+        # Counted once more with aliases filled in: ten nested lists of ten aliases are 10¹⁰ values.
         if self.values > MAX_VALUES or len(key) > MAX_DEPTH:
             limit = f'{MAX_DEPTH} levels' if len(key) > MAX_DEPTH else f'{MAX_VALUES} values'
             raise Unreadable(node.line, f'more than {limit} once aliases are filled in', 'write it without aliases')
@@ -133,11 +135,13 @@ def _shown(path: str | os.PathLike[str]) -> str:
 def _text(path: str | os.PathLike[str]) -> str:
     try:
         with open(path, 'rb') as file:
+            # One byte more than allowed is enough to know, and a device file never ends.
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise Unreadable(0, 'no such file', _neighbour(path)) from None
     except IsADirectoryError:
         raise Unreadable(0, 'a folder, not a file', 'name a YAML file in it') from None
+    # A path with a NUL in it is a ValueError.
     except (OSError, ValueError) as failure:
         raise Unreadable(0, f'cannot be read: {getattr(failure, "strerror", None) or failure}') from None
     if len(data) > MAX_BYTES:
@@ -210,6 +214,7 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
     stands in the way, or a list has no such place.
     """
     parts = [part.strip() for part in key.split('.')]
+    # Trees are values: the one that was read stays as it is.
     root = {} if tree.root is None else copy.deepcopy(tree.root)
     node, path, made = root, (), {}  # type: Any, Key, dict[Key, str]
     try:
@@ -224,6 +229,7 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
     except Unreadable as unreadable:
         raise ScheduleError(Problem(origin, *unreadable.fault)) from None
     node[path[-1]] = value
+    # Whatever stood below the key is gone, and with it the lines that it came from.
     kept = {other: place for other, place in tree.origins.items() if other[: len(path)] != path}
     return replace(tree, root=root, origins={**kept, **made, path: origin})
 
@@ -247,6 +253,7 @@ def _check_depth(parts: list[str]) -> None:
 
 
 def _place(node: Any, part: str, path: Key) -> str | int:
+    # isdecimal alone also takes digits of other scripts.
     number = int(part) if part.isascii() and part.isdecimal() and len(part) < 9 else None
     if isinstance(node, dict):
         return part if number is None else str(number)

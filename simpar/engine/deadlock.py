@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.engine.device import Rendezvous, Stream
-from simpar.engine.lanes import Lanes
 from simpar.engine.ops import Ops
+from simpar.engine.representatives import Representatives
 from simpar.program import Program
 from simpar.units import format_time
 
@@ -27,7 +27,7 @@ class Drawing:
     def __init__(
         self,
         program: Program,
-        lanes: Lanes,
+        representatives: Representatives,
         ops: Ops,
         streams: Sequence[Stream],
         *,
@@ -36,7 +36,7 @@ class Drawing:
         steps: int,
     ) -> None:
         self._program = program
-        self._lanes = lanes
+        self._representatives = representatives
         self._ops = ops
         self._streams = streams
         self._met = met
@@ -45,7 +45,7 @@ class Drawing:
         self._needs, self._carried = ops.need.rows(), ops.carry.rows()
 
     def text(self, now: float) -> str:
-        """One line for each unfinished stream of a lane: its ranks, its name, its head, what that waits for."""
+        """One line for each unfinished stream: its ranks, its name, its head, what that waits for."""
         rows = [self._row(stream) for stream in self._streams if stream.step < self._steps]
         widths = [max(len(row[column]) for row in rows[:MOST]) for column in range(3)]
         lines = [f'deadlock at {format_time(now)}: nothing can go on; stuck heads of streams:']
@@ -56,21 +56,23 @@ class Drawing:
         return '\n'.join(lines)
 
     def _row(self, stream: Stream) -> tuple[str, str, str, str]:
-        lane = stream.device.lane
-        role = self._ops.roles[lane]
-        name = role.streams[int(role.stream[stream.head - self._ops.first[lane]])]
+        representative = stream.device.representative
+        role = self._ops.roles[representative]
+        name = role.streams[int(role.stream[stream.head - self._ops.first[representative]])]
         head = f'step {stream.step + 1}: {self._action(stream.head)}'
-        return name_ranks(self._lanes.ranks[lane]), name, head, self._waits(stream)
+        return name_ranks(self._representatives.ranks[representative]), name, head, self._waits(stream)
 
     def _action(self, op: int) -> str:
-        lane = int(self._ops.lane[op])
-        return self._program.action(self._ops.roles[lane], op - int(self._ops.first[lane]))
+        representative = int(self._ops.representative[op])
+        return self._program.action(self._ops.roles[representative], op - int(self._ops.first[representative]))
 
     def _waits(self, stream: Stream) -> str:
         op = stream.head
         if stream in self._met:
             return f'waits for {self._missing(stream, self._met[stream])}'
+        # An end that has not happened is negative (PENDING).
         needs = [self._action(need) for need in self._needs[op] if self._end[stream.base + need] < 0.0]
+        # The first step has nothing before it that it could carry.
         if stream.step:
             before = stream.base - stream.every
             carried = [need for need in self._carried[op] if self._end[before + need] < 0.0]
@@ -78,24 +80,27 @@ class Drawing:
         return f'needs {", ".join(needs)}'
 
     def _missing(self, stream: Stream, met: Rendezvous) -> str:
-        """The peers of a lane's first rank that have not arrived where the head of its stream has."""
+        """The peers of a representative that have not arrived where the head of its stream has."""
         op = self._program.op_classes[int(self._ops.op_class[stream.head])]
-        rank = self._lanes.ranks[stream.device.lane][0]
-        groups = self._lanes.groups[op.partition]
+        rank = self._representatives.ranks[stream.device.representative][0]
+        groups = self._representatives.groups[op.partition]
         if op.kind != 'collective':
             return self._name_peers([groups.peer(rank, op.peer)])
-        arrived = {other.device.lane for other in met.streams}
+        arrived = {other.device.representative for other in met.streams}
         members = groups.members[groups.group[rank]]
-        return self._name_peers([peer for peer in members if self._lanes.of_rank[peer] not in arrived])
+        return self._name_peers([peer for peer in members if self._representatives.of_rank[peer] not in arrived])
 
     def _name_peers(self, ranks: list[int]) -> str:
-        lanes = {self._lanes.of_rank[rank] for rank in ranks}
-        finished = all(stream.step == self._steps for stream in self._streams if stream.device.lane in lanes)
+        representatives = {self._representatives.of_rank[rank] for rank in ranks}
+        finished = all(
+            stream.step == self._steps for stream in self._streams if stream.device.representative in representatives
+        )
         return name_ranks(ranks) + (', finished' if finished else '')
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """Ranks as a reader writes them, e.g. ``ranks 0-3, 8``."""
+    # Runs of neighbours, so that a thousand ranks fit in a word.
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

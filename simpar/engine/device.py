@@ -1,4 +1,4 @@
-"""Devices: one for each lane, its streams, and what runs on it now."""
+"""Devices: one for each representative rank, its streams, and what runs on it now."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Observer = Callable[[float, Sequence[tuple[int, tuple[int, ...], float]]], None]
 
 
 class Device:
-    """The device that each rank of a lane has, and what goes on there."""
+    """The device of a representative rank, and what goes on there."""
 
-    __slots__ = ('communicating', 'computing', 'lane', 'transferring')
+    __slots__ = ('communicating', 'computing', 'representative', 'transferring')
 
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
+    def __init__(self, representative: int) -> None:
+        self.representative = representative
         self.communicating = 0
+        # Dicts are sets that keep their order: what is touched together is solved in one order, whatever the hash seed.
         self.computing: dict[Compute, None] = {}
         self.transferring: dict[Rendezvous, None] = {}
 
@@ -74,6 +75,7 @@ class Running:
         self.streams = streams
         self.since = 0.0
         self.speed = 0.0
+        # No ceiling is 0, so that the first look at the op always solves its speed.
         self.top = UNSOLVED
         self.completion: Event | None = None
 
@@ -90,6 +92,7 @@ class Compute(Running):
 
     def ceiling(self) -> float:
         """The speed that its device allows now."""
+        # One collective slows as much as several: what is measured is compute beside any communication.
         return self.beside if self.device.communicating else 1.0
 
 

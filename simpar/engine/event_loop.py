@@ -47,6 +47,7 @@ class _Flow:
     def __init__(self, links: Load) -> None:
         self.node = 0
         self.links = links
+        # Most flows have their links to themselves; then this is all that max-min fairness comes to.
         self.alone = min([1.0 / demand for _, demand in links])
         self.top = UNSOLVED
 
@@ -60,13 +61,14 @@ class _EventLoop:
 
     def __init__(self, graph: Graph, costs: NodeCosts, links: int) -> None:
         steps, count = costs.issued.shape
+        # One integer names event and kind, as tuples of two compare faster in the heap than objects would.
         self.latent, self.issuing = steps * count, 2 * steps * count
         self.heap: list[tuple[float, int]] = []
         # what is known of ops and nodes
         self.computes = graph.ops.computes.tolist() * steps
-        self.lane = graph.ops.lane.tolist() * steps
+        self.representative = graph.ops.representative.tolist() * steps
         self.to_node = (graph.node - np.arange(count)).tolist() * steps
-        self.lanes = graph.lanes * steps
+        self.representatives = graph.representatives * steps
         self.after = graph.after * steps
         self.chain = graph.chain * steps
         self.alpha = costs.alpha.tolist() * steps
@@ -76,17 +78,19 @@ class _EventLoop:
         self.waiting_slows = costs.waiting_slows
         # what they wait for; nothing comes after the last step
         first, other = graph.waits
+        # More than any op can wait for, so that ops behind the last step never start.
         self.waits = [*first, *other * (steps - 1), *[self.issuing] * count]
-        self.missing = [len(lanes) for lanes in graph.lanes] * steps
+        self.missing = [len(representatives) for representatives in graph.representatives] * steps
         # how far they are
         self.remaining: list[float] = costs.seconds.tolist() * steps
+        # What an op lasts beside communication is divided once here, so that a plan only adds.
         self.slowly: list[float] = (costs.seconds / costs.beside).tolist() * steps
         self.speed, self.since = [0.0] * self.latent, [0.0] * self.latent
         self.due, self.end = ([PENDING] * self.latent for _ in range(2))
         # of runs: the last op; since when the speeds of now hold, for which op first, and whether communication slows
         self.last = [0] * self.latent
         self.planned: list[tuple[float, int, bool] | None] = [None] * self.latent
-        # what goes on, by lane
+        # what goes on, by representative
         self.computing: list[set[int]] = [set() for _ in graph.ops.first[1:]]
         self.transferring: list[set[int]] = [set() for _ in graph.ops.first[1:]]
         self.communicating = [0 for _ in graph.ops.first[1:]]
@@ -98,6 +102,7 @@ class _EventLoop:
         """The end of every node."""
         heap, due, begun, touched = self.heap, self.due, self.begun, self.touched
         latent, issuing = self.latent, self.issuing
+        # A list first: what arrives changes ``waits``.
         for op in [op for op, waits in enumerate(self.waits) if not waits]:
             self.arrive(op, 0.0)
         self.solve(0.0)
@@ -111,6 +116,8 @@ class _EventLoop:
                 self.transfer(what - latent)
             else:
                 self.arrive(what - issuing, now)
+            # Speeds are solved when the instant is over: what ends and begins at once must not look like a change in
+            # between.
             if (touched or begun) and not (heap and heap[0][0] == now):
                 self.solve(now)
         return self.end
@@ -135,25 +142,27 @@ class _EventLoop:
                 self.arrive(later, now)
         if computes:
             # What follows on the stream has started, so that op after op does not look like a change to the device.
-            lane = self.lane[node]
-            computing = self.computing[lane]
+            representative = self.representative[node]
+            computing = self.computing[representative]
             computing.discard(node)
-            if not computing and self.transferring[lane]:
-                self.touched += self.transferring[lane]
+            if not computing and self.transferring[representative]:
+                self.touched += self.transferring[representative]
 
     def arrive(self, op: int, now: float) -> None:
         """Let the head of a stream arrive, once the host has issued it."""
+        # The host may be behind the device: an op cannot start before it has been launched.
         if self.issued[op] > now:
             heappush(self.heap, (self.issued[op], self.issuing + op))
         elif not self.computes[op]:
             self.meet(op, now)
+        # What takes no time still ends by an event, so that ten thousand in a row are no deep recursion.
         elif not self.remaining[op]:
             self.complete_at(op, now)
         else:
-            lane = self.lane[op]
-            computing = self.computing[lane]
-            if not computing and self.transferring[lane]:
-                self.touched += self.transferring[lane]
+            representative = self.representative[op]
+            computing = self.computing[representative]
+            if not computing and self.transferring[representative]:
+                self.touched += self.transferring[representative]
             computing.add(op)
             self.begun.append(op)
 
@@ -161,26 +170,28 @@ class _EventLoop:
         """Let a communication op arrive at its node, and start that with its latency when all have arrived."""
         node = op + self.to_node[op]
         self.missing[node] -= 1
+        # NCCL's kernels spin while they wait for peers, and so slow compute before they transfer anything.
         if self.waiting_slows:
-            self.occupy(self.lane[op])
+            self.occupy(self.representative[op])
         if self.missing[node]:
             return
         if not self.waiting_slows:
-            for lane in self.lanes[node]:
-                self.occupy(lane)
+            for representative in self.representatives[node]:
+                self.occupy(representative)
         self.begin(node, now)
 
-    def occupy(self, lane: int) -> None:
+    def occupy(self, representative: int) -> None:
         """Let one more collective slow a device's compute."""
-        self.communicating[lane] += 1
-        if self.communicating[lane] == 1:
-            self.touched += self.computing[lane]
+        self.communicating[representative] += 1
+        if self.communicating[representative] == 1:
+            self.touched += self.computing[representative]
 
     def begin(self, node: int, now: float) -> None:
         """Let a communication begin with its latency, and transfer after that."""
         self.since[node] = begins = now + self.alpha[node]
         if not self.remaining[node]:
             self.complete_at(node, begins)
+        # Only what has links waits for its latency by an event: from then on others must share with it.
         elif self.flow[node] and begins > now:
             heappush(self.heap, (begins, self.latent + node))
         else:
@@ -193,9 +204,10 @@ class _EventLoop:
         if flow:
             flow.node, flow.top = node, UNSOLVED
             self.on_links.add(flow)
+        # A collective that compute does not slow need not hear of it.
         if self.beside[node] < 1.0:
-            for lane in self.lanes[node]:
-                self.transferring[lane].add(node)
+            for representative in self.representatives[node]:
+                self.transferring[representative].add(node)
         self.touched.append(node)
 
     def complete_at(self, node: int, time: float) -> None:
@@ -207,20 +219,22 @@ class _EventLoop:
     def leave(self, node: int) -> None:
         """Take a communication off its links and devices."""
         flow = self.flow[node]
+        # A flow without a speed never came onto its links: it had nothing to transfer.
         if flow and self.speed[node]:
             for neighbour in self.on_links.remove(flow):
+                # Their ceilings are as before, but their shares are not: without this they would be taken for solved.
                 neighbour.top = UNSOLVED
                 self.touched.append(neighbour.node)
-        for lane in self.lanes[node]:
-            self.transferring[lane].discard(node)
-            self.communicating[lane] -= 1
-            if not self.communicating[lane]:
-                self.touched += self.computing[lane]
+        for representative in self.representatives[node]:
+            self.transferring[representative].discard(node)
+            self.communicating[representative] -= 1
+            if not self.communicating[representative]:
+                self.touched += self.computing[representative]
 
     def solve(self, now: float) -> None:
         """Solve the speeds of what began at this instant, and anew of what may now go faster or must go slower."""
         for first in self.begun:
-            self.plan(first, first, now, slowed=self.communicating[self.lane[first]] > 0)
+            self.plan(first, first, now, slowed=self.communicating[self.representative[first]] > 0)
         self.begun.clear()
         if self.touched:
             self.review(now)
@@ -229,6 +243,7 @@ class _EventLoop:
         """Look at the speeds of what was touched."""
         flows: list[_Flow] = []
         for node in self.touched:
+            # Touched and ended at the same instant.
             if self.due[node] == OVER:
                 continue
             if self.computes[node]:
@@ -249,13 +264,14 @@ class _EventLoop:
 
     def ceiling(self, node: int) -> float:
         """The highest speed that its devices allow a communication now."""
-        for lane in self.lanes[node]:
-            if self.computing[lane]:
+        for representative in self.representatives[node]:
+            if self.computing[representative]:
                 return self.beside[node]
         return 1.0
 
     def fair_speeds(self, flows: list[_Flow]) -> Iterable[tuple[_Flow, float]]:
         """Speeds of flows and of all that share links with them."""
+        # The general solution gives the same to the bit, by a longer way.
         if len(flows) == 1 and self.on_links.alone(flows[0]):
             return [(flows[0], min(flows[0].top, flows[0].alone))]
         return fair_speeds(self.on_links.component(flows)).items()
@@ -263,9 +279,12 @@ class _EventLoop:
     def set_speed(self, node: int, speed: float, now: float) -> None:
         """Settle the work done of a communication, and schedule its completion."""
         if now > self.since[node]:
+            # Rounding may leave a tiny negative rest, and no op may end before now.
             self.remaining[node] = max(self.remaining[node] - self.speed[node] * (now - self.since[node]), 0.0)
             self.since[node] = now
         self.speed[node] = speed
+        # Ends lie on the grid of times, so that sums of them are exact and ties are real ties. The old event stays in
+        # the heap and is known by its time.
         self.due[node] = due = self.since[node] + self.remaining[node] / speed + ROUND - ROUND
         heappush(self.heap, (due, node))
 
@@ -275,6 +294,7 @@ class _EventLoop:
         lasts = self.slowly if slowed else self.remaining
         end, chain, last = self.end, self.chain[op], op
         end[op] = time = now + lasts[op] + ROUND - ROUND
+        # A chain is planned as a whole only if the host has issued all of it: its last op is the last issued.
         if chain and self.issued[op + chain[-1]] <= now:
             for distance in chain:
                 last = op + distance
@@ -284,11 +304,13 @@ class _EventLoop:
 
     def replan(self, first: int, now: float) -> None:
         """Settle the work done of a run and plan the rest, if its speed changes."""
-        slowed = self.communicating[self.lane[first]] > 0
+        slowed = self.communicating[self.representative[first]] > 0
         planned = self.planned[first]
+        # Bitwise the same speed: the plan holds, and so does its event.
         if planned is None or planned[2] == slowed:
             return
         since, op, _ = planned
+        # Ops of the run that have ended keep their ends; the one in progress is settled, the rest planned anew.
         while self.end[op] <= now:
             since = self.end[op]
             op += self.chain[op][0]

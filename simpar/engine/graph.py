@@ -1,4 +1,4 @@
-"""Graph: who waits for whom in a step of all lanes, known without a clock.
+"""Graph: who waits for whom in a step of all representatives, known without a clock.
 
 Streams are in order, and what communicates meets by its order in a step. A node is a compute op, or all the ops that
 meet in a communication.
@@ -23,7 +23,7 @@ CHAINED: Final = 15
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One step of all lanes; its N ops are numbered lane by lane, in issue order.
+    """One step of all representatives; its N ops are numbered by representative, and then in issue order.
 
     Arguments:
         ops: of the step.
@@ -46,12 +46,13 @@ class Graph:
     @cached_property
     def others(self) -> Ints:
         """The ops that are not their node's number."""
+        # Nearly all ops are their own node; only these need a maximum.
         return np.flatnonzero(self.node != np.arange(len(self)))
 
     @cached_property
-    def lanes(self) -> list[tuple[int, ...]]:
-        """For each node the lanes of its ops."""
-        return _rows(self.node, self.ops.lane, len(self))
+    def representatives(self) -> list[tuple[int, ...]]:
+        """For each node the representatives of its ops."""
+        return _rows(self.node, self.ops.representative, len(self))
 
     @cached_property
     def after(self) -> list[tuple[int, ...]]:
@@ -64,15 +65,19 @@ class Graph:
 
         Each waits for the one before alone, and is all that waits for it: so they stand behind each other on a stream.
         """
+        # By edge: how many edges lead to its op, and how many lead away from its node.
         waits = np.bincount(self.op, minlength=len(self))[self.op]
         lets_go = np.bincount(self.before, minlength=len(self))[self.before]
         inside = (
             (waits == 1) & (lets_go == 1) & ~self.carried & self.ops.computes[self.op] & self.ops.computes[self.before]
         )
         chain: list[tuple[int, ...]] = [()] * len(self)
+        # From the last on, so that the chain behind is known; it is cut at CHAINED, or a long stream would take n²
+        # memory.
         for op, behind in sorted(
             zip(self.before[inside].tolist(), self.op[inside].tolist(), strict=True), reverse=True
         ):
+            # Distances, not numbers, so that one list serves every step.
             chain[op] = (behind - op, *[behind - op + more for more in chain[behind][: CHAINED - 1]])
         return chain
 
@@ -87,12 +92,14 @@ class Graph:
         """For each node in order the places in it of what it comes after, those of the step before counted first."""
         place = np.zeros(len(self), dtype=np.int64)
         place[self.order] = np.arange(len(self.order))
+        # ``replay`` keeps the ends of two steps behind each other: first those of the step before.
         before = place[self.before] + np.where(self.carried, 0, len(self.order))
         return _rows(place[self.node[self.op]], before, len(self.order))
 
     def latest(self, times: Times) -> Times:
         """For each node, at its number, the latest time of its ops; shape [steps, N]."""
         latest = times.copy()
+        # maximum.at and not a fancy assignment, which would keep one of several ops of a node.
         for into, own in zip(latest, times, strict=True):
             np.maximum.at(into, self.node[self.others], own[self.others])
         return latest
@@ -102,8 +109,10 @@ class Graph:
         ready = np.empty_like(end)
         edges = self.before + np.where(self.carried, 0, len(self))
         first = np.searchsorted(self.op, np.arange(len(self)))
+        # Before the first step everything has ended.
         before = np.zeros(len(self))
         for step, now in enumerate(end):
+            # Every op has an edge at least, so that no range of reduceat is empty.
             ready[step] = np.maximum.reduceat(np.concatenate((before, now))[edges], first)
             before = now
         return ready
@@ -119,9 +128,11 @@ def _rows(keys: Ints, values: Ints, count: int) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=4)
 def graph_of(program: Program, of_rank: tuple[int, ...]) -> Graph | None:
-    """The graph of a program's lanes; None where not all meet in a step that should, or where needs go in a circle.
+    """The graph of a program's representatives.
 
-    Arguments: ``of_rank``, the lane of each rank.
+    Returns None where not all meet in a step that should, or where needs go in a circle.
+
+    Arguments: ``of_rank``, the representative of each rank.
     """
     ops = ops_of(program, of_rank)
     node = _nodes(ops)
@@ -129,6 +140,7 @@ def graph_of(program: Program, of_rank: tuple[int, ...]) -> Graph | None:
         return None
     op, before, carried = _edges(ops)
     order = _order(node, op[~carried], node[before[~carried]])
+    # None sends the program to the reference, which draws the deadlock.
     return None if order is None else Graph(ops, node, op, node[before], carried, order)
 
 
@@ -140,6 +152,7 @@ def _nodes(ops: Ops) -> Ints | None:
     _, one, meeting, count = np.unique(
         on * len(ops) + ops.turn[meets], return_index=True, return_inverse=True, return_counts=True
     )
+    # Someone waits for a peer that never comes.
     if (count != ops.expected[on[one]]).any():
         return None
     leads = ops.leads[meets]
@@ -152,9 +165,12 @@ def _nodes(ops: Ops) -> Ints | None:
 def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     """What each op comes after: the op before it on its stream, its needs, and what it carries; sorted by op."""
     order, stream = ops.streams.item, ops.streams.row
+    # Streams lie behind one another: where the number changes, a stream begins.
     heads = np.diff(stream, prepend=NONE) != 0
+    # The slot before a head is the end of another stream; rolled around, the last slot of all is an end too.
     inside, ends = ~heads, np.roll(heads, -1)
     same = [ops.need.pairs(), np.column_stack((order[inside], np.roll(order, 1)[inside]))]
+    # The first op of a stream follows the last one of the step before.
     before = [ops.carry.pairs(), np.column_stack((order[heads], order[ends]))]
     op, node = np.concatenate((*same, *before)).T
     by_op = np.argsort(op, kind='stable')
@@ -169,6 +185,7 @@ def _order(node: Ints, op: Ints, before: Ints) -> list[int] | None:
     for number in order:
         for later in after[number]:
             left[later] -= 1
+            # Kahn's order: the list grows while it is walked.
             if not left[later]:
                 order.append(later)
     return None if any(left) else order

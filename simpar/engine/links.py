@@ -53,6 +53,7 @@ class Links(Generic[F]):
         """The seeds and the flows that share links with them, directly or through others."""
         found = list(seeds)
         seen: set[int] = set()
+        # The list grows while it is walked: a breadth-first search.
         for flow in found:
             for link, _ in flow.links:
                 if link not in seen:
@@ -76,12 +77,14 @@ def fair_speeds(flows: Iterable[F]) -> dict[F, float]:
     its top; those flows are fixed, the others rise on (progressive filling; Bertsekas and Gallager, Data Networks,
     section 6.5.2). Does not model what a protocol needs to get there: speeds change at once.
     """
+    # Progressive filling; every round fixes one flow at least, so there are at most as many rounds as flows.
     rising = {flow: flow.top for flow in flows}
     left = {link: 1.0 for flow in rising for link, _ in flow.links}
     speeds: dict[F, float] = {}
     while rising:
         shares = {link: left[link] / demand for link, demand in _demands(rising).items()}
         level = min(chain(rising.values(), shares.values()))
+        # No tolerance: the level is one of these shares, to the bit.
         fixed = [f for f, top in rising.items() if top <= level or any(shares[link] <= level for link, _ in f.links)]
         for link, demand in _demands(fixed).items():
             left[link] -= level * demand

@@ -9,8 +9,8 @@ import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.engine.device import Load
-from simpar.engine.lanes import LoadedLanes
 from simpar.engine.ops import Ops
+from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
 from simpar.trace import Times
 from simpar.units import GRID
@@ -42,18 +42,22 @@ class NodeCosts:
         return bool((self.beside < 1.0).any()) or any(self.links)
 
 
-def node_costs(ops: Ops, program: Program, costs: Costs, lanes: LoadedLanes, steps: int) -> NodeCosts:
-    """The costs of the ops of a program's lanes."""
-    speed = np.array([costs.rank_speed[ranks[0]] for ranks in lanes.ranks])
-    alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.lane]
+def node_costs(
+    ops: Ops, program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int
+) -> NodeCosts:
+    """The costs of the ops of a program's representatives."""
+    speed = np.array([costs.rank_speed[ranks[0]] for ranks in representatives.ranks])
+    alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
     links: list[Load] = [()] * len(ops)
+    # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
-    kinds, kind_of = np.unique(ops.lane[nodes] * count + ops.op_class[nodes], return_inverse=True)
-    made = [_communication(program, costs, lanes, *divmod(kind, count)) for kind in kinds.tolist()]
+    # Ops of one class on one representative cost the same, so each kind is worked out once.
+    kinds, kind_of = np.unique(ops.representative[nodes] * count + ops.op_class[nodes], return_inverse=True)
+    made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
     for node, kind in zip(nodes.tolist(), kind_of.tolist(), strict=True):
@@ -64,23 +68,26 @@ def node_costs(ops: Ops, program: Program, costs: Costs, lanes: LoadedLanes, ste
 
 
 def _communication(
-    program: Program, costs: Costs, lanes: LoadedLanes, lane: int, index: int
+    program: Program, costs: Costs, representatives: LoadedRepresentatives, representative: int, index: int
 ) -> tuple[float, float, Load]:
-    """Latency, transfer and links of an op class on a lane that leads."""
-    groups = lanes.together(lane, program.op_classes[index], len(costs.communication[index]))
+    """Latency, transfer and links of an op class on a representative that leads."""
+    groups = representatives.together(representative, program.op_classes[index], len(costs.communication[index]))
+    # Groups that fold together last equally long; any of them tells.
     isolated = costs.communication[index][groups[0]]
-    return isolated.alpha, isolated.transfer, lanes.load(index, groups)
+    return isolated.alpha, isolated.transfer, representatives.load(index, groups)
 
 
 def _issued(ops: Ops, costs: Costs, steps: int) -> Times:
-    """Each lane's host issues its ops one after the other, over all steps."""
+    """Each representative's host issues its ops one after the other, over all steps."""
     host = _quantise(costs.host)[ops.op_class]
     issued = np.zeros((steps, len(ops)))
     for begin, end in pairwise(ops.first.tolist()):
+        # The host launches in issue order, whatever the stream, and never waits for the device.
         one = np.cumsum(host[begin:end])
         issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
     return issued
 
 
 def _quantise(times: Times) -> Times:
+    # On a grid of 2⁻⁴⁰ s sums of doubles are exact below 2¹² s: ties are ties in every machine.
     return np.rint(times * GRID) / GRID

@@ -1,4 +1,4 @@
-"""Ops: what one step of all lanes does, as arrays that every machine walks.
+"""Ops: what one step of all representatives does, as arrays that every machine walks.
 
 Streams are in order, and what communicates meets by its order: on a channel, the k-th op of each side is of one
 meeting, over all steps. Costs are by op, too: see ``node_costs``.
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.lanes import Lanes, groups_of
+from simpar.engine.representatives import Representatives, groups_of
 from simpar.program import Csr, Program, Role
 from simpar.program.turns import Kind, Turns
 
@@ -24,17 +24,17 @@ NONE: Final = -1
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """One step of all lanes; its N ops are numbered lane by lane, in issue order.
+    """One step of all representatives; its N ops are numbered by representative, and then in issue order.
 
     Arguments:
-        roles: of each lane.
-        first: shape [lanes + 1], the number of each lane's first op, and at last N.
-        lane, op_class: shape [N].
-        stream: shape [N], the number of an op's stream among those of all lanes.
+        roles: of each representative.
+        first: shape [representatives + 1], the number of each representative's first op, and at last N.
+        representative, op_class: shape [N].
+        stream: shape [N], the number of an op's stream among those of all representatives.
         computes: shape [N].
         need, carry: for each op the ops that must have ended before it, of its step and of the step before.
         channel: shape [N], where an op meets others; -1 where it computes.
-        turn: shape [N], how many ops its lane puts on the channel before it in a step, on its side.
+        turn: shape [N], how many ops its representative puts on the channel before it in a step, on its side.
         turns: shape [N], how many in all.
         leads: shape [N], whether an op has the costs of its meeting: sends have, and one op of a collective.
         expected: shape [channels], how many ops meet there.
@@ -42,7 +42,7 @@ class Ops:
 
     roles: tuple[Role, ...]
     first: Ints
-    lane: Ints
+    representative: Ints
     op_class: Ints
     stream: Ints
     computes: Flags
@@ -55,7 +55,7 @@ class Ops:
     expected: Ints
 
     def __len__(self) -> int:
-        return len(self.lane)
+        return len(self.representative)
 
     @cached_property
     def streams(self) -> Csr:
@@ -66,15 +66,16 @@ class Ops:
 
 @lru_cache(maxsize=4)
 def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
-    """The ops of a program's lanes.
+    """The ops of a program's representatives.
 
-    Arguments: ``of_rank``, the lane of each rank.
+    Arguments: ``of_rank``, the representative of each rank.
     """
-    lanes = Lanes(groups_of(program), list(of_rank))
-    numbers = [int(program.role_of_rank[ranks[0]]) for ranks in lanes.ranks]
+    representatives = Representatives(groups_of(program), list(of_rank))
+    numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
+    # Wide, as keys of (representative, op class) are formed of them.
     op_class = np.concatenate([role.op_class for role in roles]).astype(np.int64)
     stream = np.concatenate(
         [role.stream.astype(np.int64) + begin for role, begin in zip(roles, streams.tolist(), strict=False)]
@@ -89,20 +90,20 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
         computes,
         _joined([role.need for role in roles], first),
         _joined([role.carry for role in roles], first),
-        *_meetings([program.turns[number] for number in numbers], lanes),
+        *_meetings([program.turns[number] for number in numbers], representatives),
     )
 
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:
-    """The needs of all lanes, by the numbers of their ops."""
+    """The needs of all representatives, by the numbers of their ops."""
     item = [part.item + begin for part, begin in zip(parts, first.tolist(), strict=False)]
     return Csr.counted(np.concatenate([np.diff(part.start) for part in parts]), np.concatenate(item))
 
 
 class _Channel(NamedTuple):
-    """Where ops of a lane meet others by their order.
+    """Where ops of a representative meet others by their order.
 
-    Arguments: ``name``, equal for those that meet; ``expected``, how many meet; ``leads``: the lane's op has the costs.
+    Arguments: ``name``, equal for those that meet; ``expected``, how many meet; ``leads``: this op has the costs.
     """
 
     name: tuple[object, ...]
@@ -110,27 +111,31 @@ class _Channel(NamedTuple):
     leads: bool
 
 
-def _channel(lanes: Lanes, lane: int, kind: Kind) -> _Channel:
+def _channel(representatives: Representatives, representative: int, kind: Kind) -> _Channel:
     if kind.kind == 'collective':
-        among = lanes.among(kind.partition, lane)
-        return _Channel((kind.partition, kind.stream, among), len(among), lane == among[0])
-    peer = lanes.peer(kind.partition, lane, kind.peer)
+        among = representatives.among(kind.partition, representative)
+        return _Channel((kind.partition, kind.stream, among), len(among), representative == among[0])
+    peer = representatives.peer(kind.partition, representative, kind.peer)
+    # Both sides must name one channel: it is named by the sender, the receiver and the sender's offset.
     sends = kind.kind == 'send'
-    offset = kind.peer if sends else kind.facing(lanes.groups[kind.partition].size).peer
-    return _Channel((kind.partition, kind.stream, *((lane, peer) if sends else (peer, lane)), offset), 2, sends)
+    offset = kind.peer if sends else kind.facing(representatives.groups[kind.partition].size).peer
+    return _Channel(
+        (kind.partition, kind.stream, *((representative, peer) if sends else (peer, representative)), offset), 2, sends
+    )
 
 
-def _meetings(turns: list[Turns], lanes: Lanes) -> tuple[Ints, Ints, Ints, Flags, Ints]:
+def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Ints, Ints, Ints, Flags, Ints]:
     """Channel, turn, turns and whether it leads, of each op; and how many meet on each channel."""
     numbers: dict[tuple[object, ...], int] = {}
     expected: list[int] = []
     found = []
-    for lane, of in enumerate(turns):
-        channels = [_channel(lanes, lane, kind) for kind in of.kinds]
+    for representative, of in enumerate(turns):
+        channels = [_channel(representatives, representative, kind) for kind in of.kinds]
         for channel in channels:
             if numbers.setdefault(channel.name, len(numbers)) == len(expected):
                 expected.append(channel.expected)
         # Behind those of all kinds stand those of what computes.
+        # Index −1, the kind of what computes, reads the entry behind all others.
         number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int64)
         leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
         each = np.append(np.diff(of.slots.start), 0)

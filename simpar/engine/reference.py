@@ -17,10 +17,10 @@ from simpy.events import NORMAL, Event, EventPriority
 from simpar.cost.costs import Costs
 from simpar.engine.deadlock import Drawing
 from simpar.engine.device import UNSOLVED, Compute, Device, Observer, Rendezvous, Running, Stream
-from simpar.engine.lanes import LoadedLanes
 from simpar.engine.links import Links, fair_speeds
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.ops import Ops, ops_of
+from simpar.engine.representatives import LoadedRepresentatives
 from simpar.errors import Deadlock
 from simpar.program import Program
 from simpar.trace import RankTimes, Trace
@@ -31,9 +31,11 @@ PENDING: Final = -1.0
 """The time of what has not happened yet."""
 
 
-def run(program: Program, costs: Costs, lanes: LoadedLanes, steps: int, observe: Observer | None = None) -> Trace:
-    """The Trace of a program's lanes; arguments as of `simulate`. Raises ``Deadlock``."""
-    return _Simulation(program, costs, lanes, steps, observe).run()
+def run(
+    program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int, observe: Observer | None = None
+) -> Trace:
+    """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
+    return _Simulation(program, costs, representatives, steps, observe).run()
 
 
 class _At(Event):
@@ -47,6 +49,7 @@ class _At(Event):
         delay: float,
         priority: EventPriority = NORMAL,
     ) -> None:
+        # Event.__init__ is left out: these events cannot fail, nor be triggered by hand, and there are many of them.
         self.env = env
         self.callbacks = [call]
         self.subject: Any = subject
@@ -59,26 +62,34 @@ class _Simulation:
     """One run: the clock, the spans so far, and what runs and waits now."""
 
     def __init__(
-        self, program: Program, costs: Costs, lanes: LoadedLanes, steps: int, observe: Observer | None
+        self,
+        program: Program,
+        costs: Costs,
+        representatives: LoadedRepresentatives,
+        steps: int,
+        observe: Observer | None,
     ) -> None:
         self._program = program
-        self._lanes = lanes
+        self._representatives = representatives
         self._steps = steps
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
         self._costs = costs
-        self._ops = ops_of(program, tuple(lanes.of_rank))
-        self._walk(self._ops, node_costs(self._ops, program, costs, lanes, steps))
-        devices = [Device(lane) for lane in range(len(lanes.ranks))]
+        self._ops = ops_of(program, tuple(representatives.of_rank))
+        self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
+        devices = [Device(representative) for representative in range(len(representatives.ranks))]
         every = len(self._ops)
-        lane = self._ops.lane.tolist()
-        self._streams = [Stream(devices[lane[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops]
+        representative = self._ops.representative.tolist()
+        self._streams = [
+            Stream(devices[representative[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops
+        ]
         self._env = simpy.Environment(0.0)
         self._arrive, self._start, self._end = ([PENDING] * steps * every for _ in range(3))
         self._meeting: dict[tuple[int, int], Rendezvous] = {}
         self._waiters: dict[int, list[Stream]] = {}
         self._links: Links[Rendezvous] = Links(len(costs.links))
         self._transferring: dict[Rendezvous, None] = {}
+        # A dict for its order: SimPy breaks ties by the order of scheduling.
         self._touched: dict[Compute | Rendezvous, None] = {}
         self._resolving = False
 
@@ -99,10 +110,17 @@ class _Simulation:
         for stream in self._streams:
             self._advance(stream)
         self._env.run()
+        # SimPy has no more events, but some op has not ended.
         if PENDING in self._end:
             met = {stream: meeting for meeting in self._meeting.values() for stream in meeting.streams}
             drawing = Drawing(
-                self._program, self._lanes, self._ops, self._streams, met=met, end=self._end, steps=self._steps
+                self._program,
+                self._representatives,
+                self._ops,
+                self._streams,
+                met=met,
+                end=self._end,
+                steps=self._steps,
             )
             raise Deadlock(drawing.text(self._env.now))
         return self._trace()
@@ -125,6 +143,7 @@ class _Simulation:
     def _waits(self, stream: Stream, op: int) -> bool:
         """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
         end, base = self._end, stream.base
+        # It is enough to wait for one need at a time: when that ends, the stream looks again.
         for need in self._needs[op]:
             if end[base + need] == PENDING:
                 self._waiters.setdefault(base + need, []).append(stream)
@@ -147,6 +166,7 @@ class _Simulation:
     def _compute(self, stream: Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
         op = Compute(stream, self._seconds[number], self._beside[number])
+        # It occupies nothing, so nobody's speed is looked at.
         if op.remaining == 0.0:
             self._set_speed(op, 1.0)
             return
@@ -160,12 +180,14 @@ class _Simulation:
     def _meet(self, stream: Stream, op: int) -> None:
         """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
         channel = self._channel[op]
+        # The k-th op of each side on a channel meet, counted over all steps, as NCCL and HCCL match calls.
         number = channel, stream.step * self._turns[op] + self._turn[op]
         rendezvous = self._meeting.get(number)
         if rendezvous is None:
             rendezvous = self._meeting[number] = Rendezvous()
         rendezvous.streams.append(stream)
         rendezvous.devices.append(stream.device)
+        # Only one side has the costs; it need not be the last to arrive.
         if self._leads[op]:
             rendezvous.op, rendezvous.remaining = op, self._seconds[op]
             rendezvous.links, rendezvous.beside = self._load[op], self._beside[op]
@@ -183,6 +205,7 @@ class _Simulation:
         if not self._waiting_slows:
             for device in rendezvous.devices:
                 self._occupy(device)
+        # During its latency it uses no link, but it does occupy its devices.
         _At(self._env, self._transfer, rendezvous, self._alpha[rendezvous.op])
 
     def _transfer(self, event: _At) -> None:
@@ -201,6 +224,7 @@ class _Simulation:
     def _complete(self, event: _At) -> None:
         """End an op, unless its speed has changed since this event was scheduled."""
         op: Compute | Rendezvous = event.subject
+        # SimPy cannot cancel an event, so one that is out of date is ignored.
         if op.completion is not event:
             return
         op.completion = None
@@ -210,6 +234,7 @@ class _Simulation:
             self._leave_device(op)
         else:
             self._leave_links(op)
+        # It may have been touched at the instant at which it ends.
         self._touched.pop(op, None)
 
     def _leave_device(self, op: Compute) -> None:
@@ -241,6 +266,8 @@ class _Simulation:
     def _finish(self, streams: Sequence[Stream]) -> None:
         """Record that the heads of these streams end now, and let go on what waited for them."""
         now = self._env.now
+        # Streams whose heads end advance first, then those that waited: one fixed order, so that runs repeat to the
+        # bit.
         freed = list(streams)
         for stream in streams:
             op = stream.base + stream.head
@@ -254,6 +281,7 @@ class _Simulation:
         """Look at the speeds of these ops, and of all that share links with them, at the end of the instant."""
         if ops:
             self._touched.update(dict.fromkeys(ops))
+            # One look at the end of an instant, however many ops were touched.
             if not self._resolving:
                 self._resolving = True
                 _At(self._env, self._resolve, None, 0.0, LOW)
@@ -279,9 +307,9 @@ class _Simulation:
 
     def _stands_for(self, rendezvous: Rendezvous) -> tuple[int, tuple[int, ...]]:
         """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
-        lane, index = int(self._ops.lane[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
+        representative, index = int(self._ops.representative[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
         entries = len(self._costs.communication[index])
-        return index, self._lanes.together(lane, self._program.op_classes[index], entries)
+        return index, self._representatives.together(representative, self._program.op_classes[index], entries)
 
     def _set_speed(self, op: Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""
@@ -290,10 +318,15 @@ class _Simulation:
         now = self._env.now
         op.remaining = max(op.remaining - op.speed * (now - op.since), 0.0)
         op.speed, op.since = speed, now
+        # The end is put on the grid, not the delay: the same end from two starts must be the same number.
         op.completion = _At(self._env, self._complete, op, quantise(now + op.remaining / speed) - now)
 
     def _trace(self) -> Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
-        by_lane = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
-        lanes = tuple(RankTimes(ranks[0], *times) for ranks, times in zip(self._lanes.ranks, by_lane, strict=True))
-        return Trace(self._program, 'simulated', lanes, np.array(self._lanes.of_rank, dtype=np.int32))
+        each = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
+        representatives = tuple(
+            RankTimes(ranks[0], *times) for ranks, times in zip(self._representatives.ranks, each, strict=True)
+        )
+        return Trace(
+            self._program, 'simulated', representatives, np.array(self._representatives.of_rank, dtype=np.int32)
+        )

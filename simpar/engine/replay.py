@@ -16,6 +16,7 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
     seconds. Times are sums of multiples of 2⁻⁴⁰ s, so they are the event loop's to the bit.
     """
     order = graph.order
+    # A meeting starts when the last host has issued its op.
     issued = graph.latest(costs.issued)[:, order]
     lasts = (costs.alpha + costs.seconds)[order].tolist()
     end = np.zeros_like(costs.issued)
@@ -28,6 +29,7 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
                 if ends[place] > start:  # noqa: PLR1730
                     start = ends[place]
             ends.append(start + seconds)
+        # Only the step before can be carried from.
         ends = ends[len(order) :]
         end[step, order] = ends
     return end

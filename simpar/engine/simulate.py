@@ -10,9 +10,9 @@ from simpar.cost.costs import Costs
 from simpar.engine.device import Observer
 from simpar.engine.event_loop import run_events
 from simpar.engine.graph import Graph, graph_of
-from simpar.engine.lanes import Lanes, fold
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.replay import replay
+from simpar.engine.representatives import Representatives, fold
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -44,27 +44,30 @@ def simulate(
     """
     if steps < 1:
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
-    lanes = fold(program, costs, unfold)
-    graph = graph_of(program, tuple(lanes.of_rank)) if engine == 'auto' and observe is None else None
+    representatives = fold(program, costs, unfold)
+    # Observers are told of every solution of speeds, which only the reference makes in full.
+    graph = graph_of(program, tuple(representatives.of_rank)) if engine == 'auto' and observe is None else None
     if graph is None:
+        # SimPy is imported only where it runs: it costs more than most simulations.
         from simpar.engine.reference import run
 
-        return run(program, costs, lanes, steps, observe)
-    by_node = node_costs(graph.ops, program, costs, lanes, steps)
+        return run(program, costs, representatives, steps, observe)
+    by_node = node_costs(graph.ops, program, costs, representatives, steps)
+    # Where nothing can slow anything, times are one maximum after the other, and no clock is needed.
     end = run_events(graph, by_node, len(costs.links)) if by_node.interferes else replay(graph, by_node)
-    return _trace(program, lanes, graph, by_node, end)
+    return _trace(program, representatives, graph, by_node, end)
 
 
-def _trace(program: Program, lanes: Lanes, graph: Graph, costs: NodeCosts, end: Times) -> Trace:
+def _trace(program: Program, representatives: Representatives, graph: Graph, costs: NodeCosts, end: Times) -> Trace:
     """The Trace that follows from when nodes end."""
     arrive = np.maximum(costs.issued, graph.ready(end))
     start = graph.latest(arrive)[:, graph.node]
-    of_lane = zip(
+    of_one = zip(
         *(np.split(times, graph.ops.first[1:-1], axis=1) for times in (arrive, start, end[:, graph.node])), strict=True
     )
     return Trace(
         program,
         'simulated',
-        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(lanes.ranks, of_lane, strict=True)),
-        np.array(lanes.of_rank, dtype=np.int32),
+        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(representatives.ranks, of_one, strict=True)),
+        np.array(representatives.of_rank, dtype=np.int32),
     )

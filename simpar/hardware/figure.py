@@ -70,4 +70,5 @@ class NumberFigure(Figure):
 def worst(figures: Iterable[Figure | Grade]) -> Grade:
     """The grade of what rests on all of these."""
     grades = [figure.grade if isinstance(figure, Figure) else figure for figure in figures]
+    # What rests on no figure at all, as a view that costs nothing, is exact.
     return max(grades, key=GRADES.index, default='measured')

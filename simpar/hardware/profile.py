@@ -123,6 +123,7 @@ class Link:
 
     def algorithm_for(self, members: int) -> Algorithm:
         """What the library does between this many members."""
+        # Below the smallest bound its algorithm holds, too: a profile need not begin at 2.
         return self.algorithm[max((least for least in self.algorithm if least <= members), default=min(self.algorithm))]
 
 

@@ -48,11 +48,13 @@ class Topology:
     def shape(self, ranks: Sequence[int]) -> Shape:
         """How a group lies; where domains hold unequal numbers of members, the fullest counts."""
         members, domains = [], []
+        # What communicates on a level are the domains of the level below; on the innermost, the ranks themselves.
         below = {rank: rank for rank in ranks}
         for level in range(len(self.links)):
             held: dict[int, set[int]] = {}
             for rank in ranks:
                 held.setdefault(self.domain(level, rank), set()).add(below[rank])
+            # The fullest domain is the slowest, and all wait for it.
             members.append(max(len(units) for units in held.values()))
             domains.append(len(held))
             below = {rank: self.domain(level, rank) for rank in ranks}
@@ -72,6 +74,7 @@ class Topology:
         below = self.sizes[level - 1] if level else 1
         for one, other in combinations(sorted(ranks), 2):
             near = self.domain(level, one) == self.domain(level, other)
+            # A hierarchical collective pairs ranks of equal places in different domains.
             if near and one // below != other // below and one % below == other % below:
                 yield one, other
 
@@ -100,6 +103,7 @@ class Cluster:
         """Its links over ranks 0 to world − 1; in a node with fewer devices than the profile's, they join fewer."""
         links = tuple(_changed(link, self.links.get(link.name, 1.0)) for link in self.profile.links)
         inside = self.profile.devices
+        # Links inside a node shrink with it; those between nodes do not.
         sizes = tuple(min(link.devices, self.devices) if link.devices <= inside else link.devices for link in links)
         return Topology(links, sizes, self.devices)
 

@@ -1,4 +1,4 @@
-"""Layouts of tensors on ranks, rules by which operators may be cut, and redistribution from one layout to another."""
+"""Layouts of tensors on ranks, rules by which operators may be sharded, and redistribution between layouts."""
 
 from simpar.layout.axis import Axis as Axis
 from simpar.layout.layout import Layout as Layout

@@ -34,7 +34,7 @@ class Axis:
 def matrix_axes(matrix: Sequence[int], below: int = 1) -> tuple[Axis, ...]:
     """The axes of a device matrix, outermost first.
 
-    Arguments: ``below``, ranks that every element of the matrix stands for (the repeated calculation).
+    Arguments: ``below``, ranks that every element of the matrix stands for (the replicated calculation).
     """
     strides = [prod(matrix[index + 1 :]) * below for index in range(len(matrix))]
     return tuple(Axis(size, stride) for size, stride in zip(matrix, strides, strict=True))
@@ -49,8 +49,10 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     found: list[Axis] = []
     for axis in axes:
+        # Merging is what makes equality of layouts mean equality of slices: (2x2, 2x1) and 4x1 are one thing.
         if found and found[-1].stride == axis.size * axis.stride:
             found[-1] = Axis(found[-1].size * axis.size, axis.stride)
+        # An axis of one position tells nothing apart, so it would only make equal layouts look different.
         elif axis.size > 1:
             found.append(axis)
     return tuple(found)
@@ -59,6 +61,7 @@ def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 def union(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
     """The axes of both, outermost first, those that both have once."""
     first, second = tuple(axes), tuple(others)
+    # What both have must stand once, or a sum over the union would count its ranks twice.
     joined = [*first, *minus(second, first)]
     return merged(sorted(joined, key=lambda axis: -axis.stride))
 
@@ -73,6 +76,7 @@ def minus(axes: Iterable[Axis], others: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @lru_cache(maxsize=2**14)
 def _minus(first: tuple[Axis, ...], second: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    # Both sides are parted at the same bounds, so that a set difference of their parts is exact.
     bounds = sorted({bound for axis in (*first, *second) for bound in (axis.stride, axis.size * axis.stride)})
     gone = {atom for axis in second for atom in _atoms(axis, bounds)}
     left = [atom for axis in first for atom in _atoms(axis, bounds) if atom not in gone]
@@ -83,6 +87,7 @@ def _atoms(axis: Axis, bounds: Sequence[int]) -> list[Axis]:
     """An axis in parts that begin and end at the bounds inside of it, outermost first."""
     inside = [bound for bound in bounds if axis.stride < bound < axis.size * axis.stride]
     ends = [axis.stride, *inside, axis.size * axis.stride]
+    # 2 × 3 and 3 × 2 ranks have a common bound at neither 2 nor 3: no digit of the one is a digit of the other.
     if any(high % low for low, high in pairwise(ends)):
         raise Infeasible(f'axis {axis} (positions x stride) cannot be parted at {inside}')
     return [Axis(high // low, low) for low, high in pairwise(ends)][::-1]
@@ -104,6 +109,7 @@ def complement(world: int, axes: Iterable[Axis]) -> tuple[Axis, ...]:
 @lru_cache(maxsize=2**14)
 def _complement(world: int, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     left, above = [], world
+    # From the outermost on, what lies between two axes is free; a stride that does not divide it would share ranks.
     for axis in sorted(axes, key=lambda axis: -axis.stride):
         top = axis.size * axis.stride
         if top > above or above % top:
@@ -123,6 +129,7 @@ def rank_groups(world: int, axes: Sequence[Axis]) -> Ranks:
     for axis in axes:
         position = position * axis.size + ranks // axis.stride % axis.size
     first = ranks - sum(ranks // axis.stride % axis.size * axis.stride for axis in axes)
+    # lexsort sorts by its last key first: groups in the order of their first ranks, ranks by position inside.
     return ranks[np.lexsort((position, first))].reshape(-1, size_of(axes))
 
 
@@ -130,6 +137,7 @@ def group_of(rank: int, axes: Sequence[Axis]) -> tuple[int, ...]:
     """The ranks of a rank's group along axes, by position."""
     found = [rank - sum(axis.position(rank) * axis.stride for axis in axes)]
     for axis in axes:
+        # The first axis must count most, as in ``rank_groups``: both list a group in the order of positions.
         found = [base + step * axis.stride for base in found for step in range(axis.size)]
     return tuple(found)
 

@@ -1,9 +1,9 @@
 """The sequences of MindSpore's compiler, as its recorded outputs show them.
 
-A part is *wanted* by the axis that cuts it in the target layout. The compiler goes over the parts in the order of its
-hash table (``simpar.layout.table_order``): what is wanted by an axis that cuts nothing is sliced; what is wanted by an
-axis that still cuts another part takes it from there, by an all-to-all or else by an all-gather and a slice; then axes
-that are to cut nothing are gathered; where all parts wait for each other, the first is gathered.
+A part is *wanted* by the axis that shards it in the target layout. The compiler goes over the parts in the order of its
+hash table (``simpar.layout.table_order``): what is wanted by an axis that shards nothing is sliced; what is wanted by
+an axis that still shards another part takes it from there, by an all-to-all or else by an all-gather and a slice; then
+axes that are to shard nothing are gathered; where all parts wait for each other, the first is gathered.
 
 Version 2.10 goes over a sequence without all-to-all once more: gathers stand first, that of the last part first, then
 slices. A gather along a part behind parts of one element becomes one along the outermost dim, and of these such as
@@ -33,6 +33,7 @@ def steps(
     """
     walk = _start(frame, begin, sums)
     _Parts(walk, end, all_to_all).settle()
+    # 2.10 reorders only what it would otherwise do without all-to-all, so the first walk decides and is thrown away.
     if last_first and all(step.kind != 'all_to_all' for step in walk.steps):
         walk = _start(frame, begin, sums)
         _gather_and_slice(walk, end)
@@ -47,7 +48,7 @@ def _start(frame: Frame, begin: State, sums: tuple[Axis, ...]) -> Walk:
 
 
 def _gather_and_slice(walk: Walk, end: State) -> None:
-    """What any sequence without all-to-all comes to: every cut that changes is gathered, then made anew."""
+    """What any sequence without all-to-all comes to: every part that changes is gathered, then sliced anew."""
     changed = [part for part, axis in enumerate(walk.state) if axis != end[part]]
     for axes in _together(walk, changed):
         walk.go('all_gather', axes)
@@ -69,6 +70,8 @@ def _together(walk: Walk, parts: list[int]) -> list[list[Axis]]:
         if axis is None:
             continue
         outermost = part > outer and prod(local[:inner]) == 1
+        # Only along the outermost dim can two gathers be one: along an inner one, the slices would have to be
+        # reordered.
         if found and outermost and axis.stride == found[-1][-1].size * found[-1][-1].stride:
             found[-1].append(axis)
         else:
@@ -95,9 +98,11 @@ class _Parts:
     def settle(self) -> None:
         while self.open:
             done = len(self.walk.steps)
+            # The compiler slices and takes until nothing moves before it gives anything up: recorded sequences show it.
             while self._slice_and_take():
                 pass
             self._pass(self._give_up)
+            # A circle of parts that wait for each other: the compiler opens it at the first part that holds anything.
             if len(self.walk.steps) == done:
                 part = next(part for part in self.open if self.walk.state[part] is not None)
                 self._gather(part)
@@ -114,6 +119,7 @@ class _Parts:
         """Try a rule on every open part in turn; whether it did anything."""
         done = len(self.walk.steps)
         for part in self.open:
+            # A rule may settle parts that come later in this pass.
             if self.walk.state[part] != self.end[part]:
                 rule(part)
         return len(self.walk.steps) > done
@@ -127,6 +133,8 @@ class _Parts:
         wanted = self.end[part]
         if self.walk.state[part] is not None or wanted is None or wanted not in self.walk.state:
             return
+        # Without all-to-all the compiler gathers the axis and slices it elsewhere at once, though a later gather could
+        # join.
         if self.all_to_all:
             self.walk.go('all_to_all', (wanted,), (part,))
         else:

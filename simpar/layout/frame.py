@@ -1,6 +1,6 @@
-"""Frames: two layouts of a tensor made comparable, each of its dims parted so that one axis cuts one part at most.
+"""Frames: two layouts of a tensor made comparable, each of its dims parted so that one axis shards one part at most.
 
-``[64, 64]`` cut (8, 1) and then (2, 4) becomes [2, 32, 64]: the outer axis cuts the first part before and after, the
+``[64, 64]`` split (8, 1) and then (2, 4) becomes [2, 32, 64]: the outer axis shards the first part both times, the
 inner axis the second part before and the third after. MindSpore calls this unifying device arrangement and shape. A
 frame may be finer than it must: the inner axis of four ranks as two of two, on [2, 2, 16, 2, 32].
 """
@@ -17,7 +17,7 @@ from simpar.layout.axis import Axis
 from simpar.layout.layout import TensorLayout
 
 State = tuple[Axis | None, ...]
-"""For each part of a frame the axis that cuts it."""
+"""For each part of a frame the axis that shards it."""
 Bounds = set[int]
 
 
@@ -25,12 +25,14 @@ Bounds = set[int]
 class Frame:
     """A shape in parts.
 
-    Arguments: ``whole``, the shape; ``source``, ``target``, both layouts; ``shape``, length of each part; ``dim_of``,
-    the tensor dim that each belongs to; ``atoms``, the axes that cut parts or have pending sums, none of them in use
-    twice.
+    Arguments:
+        full_shape: of the tensor, by dim.
+        source, target: both layouts.
+        shape: length of each part; ``dim_of``, the tensor dim that each belongs to.
+        atoms: the axes that shard parts or have pending sums, each used once at most.
     """
 
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     source: TensorLayout
     target: TensorLayout
     shape: tuple[int, ...]
@@ -70,12 +72,13 @@ class Frame:
 
     def parted(self, strides: Iterable[int]) -> Frame | None:
         """The coarsest frame as fine as this whose axes also begin at these strides; None where there is none."""
-        return frame(self.whole, self.source, self.target, {*strides, *(atom.stride for atom in self.atoms)})
+        return frame(self.full_shape, self.source, self.target, {*strides, *(atom.stride for atom in self.atoms)})
 
     def finest(self) -> Frame:
         """The frame whose axes have prime sizes, so far as they can be parted alike."""
         found = self
         for atom in self.atoms:
+            # An axis that cannot be parted alike in both layouts stays as it is.
             found = found.parted(_strides_inside(atom)) or found
         return found
 
@@ -86,16 +89,18 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
     Arguments: ``also``, strides within their axes at which these are to be parted.
     """
     layouts = (source, target)
-    axes = [axis for layout in layouts for axis in (*layout.cutting, *layout.partial)]
+    axes = [axis for layout in layouts for axis in (*layout.sharding_axes, *layout.partial)]
     strides: Bounds = {bound for axis in axes for bound in (axis.stride, axis.size * axis.stride)} | set(also)
     prefixes: list[Bounds] = [{1} for _ in shape]
     before = -1
+    # A bound of one dim parts an axis, and that axis parts the other layout's dims: repeated until nothing is new.
     while before != len(strides) + sum(map(len, prefixes)):
         before = len(strides) + sum(map(len, prefixes))
         for layout in layouts:
             for bounds, dim in zip(prefixes, layout.dims, strict=True):
                 if not _part(dim, bounds, strides):
                     return None
+    # Bounds that do not divide one another give parts of no whole length.
     if not all(map(_is_chain, (strides, *prefixes))):
         return None
     return Frame(shape, source, target, *_parts(shape, prefixes), _atoms(axes, strides))
@@ -104,11 +109,12 @@ def frame(shape: tuple[int, ...], source: TensorLayout, target: TensorLayout, al
 def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
     """Carry bounds of strides over to the parts of a dim and back; False where they do not meet."""
     outer = 1
-    # The end of a dim's last axis is no bound: an axis may cut a part that is longer than its ranks.
+    # The end of a dim's last axis is no bound: an axis may shard a part that is longer than its ranks.
     for axis in dim:
         end = outer * axis.size
         prefixes.add(outer)
         for bound in [b for b in strides if axis.stride < b < axis.size * axis.stride]:
+            # The axis would have to be parted unevenly, as 2 × 3 ranks by a bound of 3 × 2.
             if (axis.size * axis.stride) % bound or bound % axis.stride:
                 return False
             prefixes.add(outer * (axis.size * axis.stride // bound))
@@ -118,6 +124,7 @@ def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
             strides.add(axis.stride * (end // bound))
         outer = end
     beyond = [b for b in prefixes if b > outer]
+    # Behind the last axis a dim is one run of elements; a bound there is fine if it cuts between the slices.
     return not beyond or min(beyond) % outer == 0
 
 
@@ -126,12 +133,13 @@ def _is_chain(bounds: Bounds) -> bool:
 
 
 def _atoms(axes: Sequence[Axis], strides: Bounds) -> tuple[Axis, ...]:
-    pieces = [Axis(high // low, low) for low, high in pairwise(sorted(strides))]
+    atoms = [Axis(high // low, low) for low, high in pairwise(sorted(strides))]
     used = [
-        piece
-        for piece in pieces
-        if any(axis.stride <= piece.stride < axis.size * axis.stride for axis in axes) and piece.size > 1
+        atom
+        for atom in atoms
+        if any(axis.stride <= atom.stride < axis.size * axis.stride for axis in axes) and atom.size > 1
     ]
+    # Outermost first, as everywhere: axes were found from the smallest stride on.
     return tuple(reversed(used))
 
 

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor lies on the ranks, cut along its dims, repeated, or still to be summed."""
+"""Layouts: how a tensor lies on the ranks, sharded along its dims, replicated, or still to be summed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from simpar.errors import Infeasible
 from simpar.layout.axis import Axis, complement, matrix_axes, merged, size_of
 
 Alias = str | None | Sequence[str]
-"""What cuts a tensor dim in ``Layout``: an alias, several from the outermost on, or nothing (None or ``'None'``)."""
+"""What shards a tensor dim in ``Layout``: an alias, several from the outermost on, or nothing (None or ``'None'``)."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
     """One tensor on ``world`` ranks.
 
-    Arguments: ``dims``: for each tensor dim the axes that cut it, the outermost first; ``partial``: axes over which
-    the true value is still to be summed. Along all other axes it is repeated. Axes are kept merged, so that two layouts
-    are equal if and only if every rank has the same slice, however their device matrices are written.
-    Raises ``Infeasible`` where an axis is used twice.
+    Arguments:
+        dims: for each tensor dim the axes that shard it, the outermost first.
+        partial: axes over which the true value is still to be summed. Along all other axes the tensor is replicated.
+
+    Axes are kept merged, so that two layouts are equal if and only if every rank has the same slice, however their
+    device matrices are written. Raises ``Infeasible`` where an axis is used twice.
     """
 
     world: int
@@ -30,37 +32,39 @@ class TensorLayout:
     partial: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
+        # A frozen dataclass has no other way to normalise its fields.
         object.__setattr__(self, 'dims', tuple(merged(dim) for dim in self.dims))
+        # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
         ordered = sorted(self.partial, key=lambda axis: -axis.stride)
         object.__setattr__(self, 'partial', merged(ordered))
-        complement(self.world, [*self.cutting, *self.partial])
+        complement(self.world, [*self.sharding_axes, *self.partial])
 
     @property
-    def cutting(self) -> tuple[Axis, ...]:
-        """All axes that cut a dim."""
+    def sharding_axes(self) -> tuple[Axis, ...]:
+        """All axes that shard a dim."""
         return tuple(chain.from_iterable(self.dims))
 
     @cached_property
-    def uncut(self) -> tuple[Axis, ...]:
-        """The axes that cut nothing: along them a tensor is repeated, and its gradient has parts to be summed."""
-        return complement(self.world, self.cutting)
+    def unsharded_axes(self) -> tuple[Axis, ...]:
+        """The axes that shard nothing: along them a tensor is replicated, and its gradient has parts to be summed."""
+        return complement(self.world, self.sharding_axes)
 
     @cached_property
-    def repeated(self) -> tuple[Axis, ...]:
+    def replicated_axes(self) -> tuple[Axis, ...]:
         """The axes along which all ranks have the same."""
-        return complement(self.world, [*self.cutting, *self.partial])
+        return complement(self.world, [*self.sharding_axes, *self.partial])
 
     @property
-    def cuts(self) -> tuple[int, ...]:
-        """Into how many slices each dim is cut: the strategy."""
+    def shard_counts(self) -> tuple[int, ...]:
+        """Into how many slices each dim is split: the strategy."""
         return tuple(size_of(dim) for dim in self.dims)
 
-    def whole(self) -> TensorLayout:
-        """The same cuts without pending sums."""
+    def without_partial(self) -> TensorLayout:
+        """The same shards without pending sums."""
         return TensorLayout(self.world, self.dims)
 
     def with_partial(self, axes: Sequence[Axis]) -> TensorLayout:
-        """The same cuts with pending sums over these axes."""
+        """The same shards with pending sums over these axes."""
         return TensorLayout(self.world, self.dims, tuple(axes))
 
     def slice_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -70,10 +74,10 @@ class TensorLayout:
         """
         if len(shape) != len(self.dims):
             raise Infeasible(f'a layout of {len(self.dims)} dims cannot lay out a tensor of shape {tuple(shape)}')
-        for dim, (length, count) in enumerate(zip(shape, self.cuts, strict=True)):
+        for dim, (length, count) in enumerate(zip(shape, self.shard_counts, strict=True)):
             if length % count:
-                raise Infeasible(f'dim {dim} of {tuple(shape)} cannot be cut into {count} equal slices')
-        return tuple(length // count for length, count in zip(shape, self.cuts, strict=True))
+                raise Infeasible(f'dim {dim} of {tuple(shape)} cannot be split into {count} equal slices')
+        return tuple(length // count for length, count in zip(shape, self.shard_counts, strict=True))
 
     def index(self, rank: int) -> tuple[int, ...]:
         """Which slice of each dim a rank has."""
@@ -81,12 +85,13 @@ class TensorLayout:
         for dim in self.dims:
             place = 0
             for axis in dim:
+                # The outermost axis counts most, as digits of a number do.
                 place = place * axis.size + axis.position(rank)
             found.append(place)
         return tuple(found)
 
     def slices(self, shape: Sequence[int], rank: int) -> tuple[slice, ...]:
-        """Where a rank's slice lies in the whole tensor."""
+        """Where a rank's slice lies in the full tensor."""
         sizes = self.slice_shape(shape)
         return tuple(slice(at * size, (at + 1) * size) for at, size in zip(self.index(rank), sizes, strict=True))
 
@@ -104,14 +109,18 @@ def mapped(
 ) -> TensorLayout:
     """The layout that a device matrix and a tensor map give.
 
-    Arguments: ``matrix``, sizes, outermost first; where its product is less than ``world``, the calculation is repeated
-    on an axis appended on the right, as MindSpore 2.x does; ``tensor_map``: for each tensor dim the places in
-    ``matrix`` that cut it, outermost first; ``partial``, places over which sums are pending. Raises ``Infeasible``
-    where the matrix does not divide the ranks.
+    Arguments:
+        matrix: sizes, outermost first. Where its product is less than ``world``, the calculation is replicated on an
+            axis appended on the right, as MindSpore 2.x does.
+        tensor_map: for each tensor dim the places in ``matrix`` that shard it, outermost first.
+        partial: places over which sums are pending.
+
+    Raises ``Infeasible`` where the matrix does not divide the ranks.
     """
     count = prod(matrix)
     if count < 1 or world % count:
         raise Infeasible(f'a device matrix {tuple(matrix)} of {count} ranks does not divide {world} ranks')
+    # Ranks beyond the matrix stand on the right, least significant: neighbours do the same work (MindSpore 2.x).
     axes = matrix_axes(matrix, world // count)
     dims = tuple(tuple(axes[place] for place in places) for places in tensor_map)
     return TensorLayout(world, dims, tuple(axes[place] for place in partial))
@@ -138,7 +147,7 @@ class Layout:
         object.__setattr__(self, 'world', self.world or prod(self.matrix))
 
     def __call__(self, *dims: Alias, partial: Alias = None) -> TensorLayout:
-        """The layout of a tensor, by what cuts each of its dims."""
+        """The layout of a tensor, by what shards each of its dims."""
         tensor_map = [self._places(dim) for dim in dims]
         return mapped(self.world, self.matrix, tensor_map, self._places(partial))
 

@@ -10,7 +10,7 @@ from simpar.layout.frame import Frame, State
 from simpar.layout.step import Step, StepKind
 
 NOWHERE = -1
-"""The place of an axis that cuts nothing."""
+"""The place of an axis that shards nothing."""
 
 
 @dataclass
@@ -29,12 +29,15 @@ class Walk:
     def go(self, kind: StepKind, axes: Sequence[Axis], targets: Sequence[int] = ()) -> None:
         """Do one step with these axes.
 
-        Arguments: ``targets``, the part that each is to cut (slice, all_to_all, reduce_scatter).
+        Arguments: ``targets``, the part that each is to shard (slice, all_to_all, reduce_scatter).
         """
         before = self.frame.local(tuple(self.state))
         moved = kind in ('all_gather', 'all_to_all')
         gather = tuple(self.state.index(axis) for axis in axes) if moved else ()
+        # Positions in a group count along its axes in the order of parts, so that what is joined lies in the order of
+        # the tensor.
         order = sorted(range(len(axes)), key=lambda at: (*gather[at : at + 1], *targets[at : at + 1]))
+        # Gathered parts are cleared before targets are set: an all-to-all may land an axis where another has just left.
         for part in gather:
             self.state[part] = None
         for axis, part in zip(axes, targets, strict=False):
@@ -57,5 +60,5 @@ def places(axes: Sequence[Axis], state: State) -> dict[Axis, int]:
 
 
 def is_free(place: int, where: Mapping[Axis, int]) -> bool:
-    """Whether no axis cuts a part."""
+    """Whether no axis shards a part."""
     return place not in where.values()

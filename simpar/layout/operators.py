@@ -35,16 +35,17 @@ def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, tr
 
 
 def elementwise(name: str, *shapes: Shape) -> Operator:
-    """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays whole."""
+    """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays full."""
     rank = max(map(len, shapes))
+    # Broadcasting aligns shapes at their last dim, as numpy's does.
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     output = tuple(max(lengths) for lengths in zip(*padded, strict=True))
     for shape, long in zip(shapes, padded, strict=True):
-        if any(length not in (1, whole) for length, whole in zip(long, output, strict=True)):
+        if any(length not in (1, full) for length, full in zip(long, output, strict=True)):
             raise Infeasible(f'{name}: shape {shape} cannot be broadcast to {output}')
     names = tuple(f'd{dim}' for dim in range(rank))
     inputs = tuple(
-        tuple(ONE if length == 1 < whole else named for named, length, whole in zip(names, long, output, strict=True))[
+        tuple(ONE if length == 1 < full else named for named, length, full in zip(names, long, output, strict=True))[
             rank - len(shape) :
         ]
         for shape, long in zip(shapes, padded, strict=True)
@@ -53,11 +54,12 @@ def elementwise(name: str, *shapes: Shape) -> Operator:
 
 
 def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
-    """Sum or mean over dims; where one of them is cut, what ranks have is summed (a mean divides by the whole length).
+    """Sum or mean over dims; where one of them is sharded, what ranks have is summed.
 
-    Arguments: ``keep``: reduced dims stay, with length 1.
+    A mean divides by the full length. Arguments: ``keep``: reduced dims stay, with length 1.
     """
     names = tuple(f'd{dim}' for dim in range(len(x)))
+    # Dims may be counted from the end, as -1.
     gone = {dim % len(x) for dim in dims}
     kept = [dim for dim in range(len(x)) if keep or dim not in gone]
     output = tuple(ONE if dim in gone else names[dim] for dim in kept)
@@ -65,20 +67,22 @@ def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -
 
 
 def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
-    """Maximum over dims, which must stay whole.
+    """Maximum over dims, which must stay unsharded.
 
     Arguments: ``keep``: reduced dims stay, with length 1.
     """
     rule = reduction(name, x, dims, keep=keep)
+    # A maximum of parts would need an all-reduce by maximum, which strategies have no word for.
     fixed = {rule.inputs[0][dim]: 'is compared over and must stay whole' for dim in dims}
     return replace(rule, fixed=fixed)
 
 
 def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
-    """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay whole."""
+    """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay full."""
     rows = tuple(f'd{dim}' for dim in range(len(x) - 1))
     return Operator(
         name,
+        # The index names classes of the full row, so that a slice of classes could not be picked from.
         ((*rows, 'classes'), (*rows, ONE)),
         (*rows, ONE),
         (x, index),
@@ -89,18 +93,18 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
 
 
 def softmax(name: str, x: Shape, dim: int = -1) -> Operator:
-    """Softmax over one dim, which must stay whole."""
+    """Softmax over one dim, which must stay unsharded."""
     names = tuple(f'd{index}' for index in range(len(x)))
     return Operator(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
 
 
 def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay whole."""
+    """LayerNorm of x with gain and bias over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=2)
 
 
 def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
-    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay whole."""
+    """RMSNorm of x with a gain over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=1)
 
 
@@ -124,7 +128,7 @@ def embedding(name: str, weight: Shape, indices: Shape) -> Operator:
 
 
 def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Operator:
-    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay whole.
+    """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay full.
 
     Arguments: ``classes``: labels are class numbers [...], or else probabilities as the logits.
     """
@@ -152,9 +156,9 @@ def flatten(name: str, x: Shape) -> Operator:
 
 
 def reshape(name: str, x: Shape, shape: Shape) -> Operator:
-    """The same elements in another shape; of dims that become one, or of the one that they come from, the first is cut.
+    """The same elements in another shape; of dims that become one, the first is sharded.
 
-    Does not model: the cut of a further dim inside of a whole first one, which would leave no equal slices.
+    Does not model: the sharding of a further dim inside of a full first one, which would leave no equal slices.
     """
     if prod(x) != prod(shape):
         raise Infeasible(f'{name}: {x} has {prod(x)} elements, {shape} has {prod(shape)}')
@@ -162,6 +166,7 @@ def reshape(name: str, x: Shape, shape: Shape) -> Operator:
     order = []
     for index, (sources, targets) in enumerate(_groups(x, shape)):
         for place, dim in enumerate(sources):
+            # The first dim of a group may be sharded, as its slices are blocks in either shape; inner ones may not.
             inputs[dim] = f'd{index}' if place == 0 else f'd{index}.{place}'
             order.append(inputs[dim])
             if place:
@@ -178,6 +183,7 @@ def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
     while left or right:
         sources, targets = left[:1], right[:1]
         del left[:1], right[:1]
+        # The side with the smaller product takes the next dim, so that groups come out as small as possible.
         while prod(x[d] for d in sources) != prod(shape[d] for d in targets):
             smaller = prod(x[d] for d in sources) < prod(shape[d] for d in targets)
             (sources if smaller else targets).append((left if smaller else right).pop(0))
@@ -186,12 +192,12 @@ def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
 
 
 def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
-    """Convolution of x [batch, channels, height, width], cut by batch alone.
+    """Convolution of x [batch, channels, height, width], sharded by batch alone.
 
-    Does not model: halos of cut height and width, cut channels.
+    Does not model: halos of sharded height and width, sharded channels.
     """
-    whole = 'is cut by batch alone in a convolution'
+    reason = 'is sharded by batch alone in a convolution'
     inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))
     order = ('n', 'c', 'h', 'w', 'o', 'kh', 'kw')
-    fixed = dict.fromkeys(order[1:], whole)
+    fixed = dict.fromkeys(order[1:], reason)
     return Operator(name, inputs, ('n', ONE, ONE, ONE), (x, weight), output, order, fixed)

@@ -24,8 +24,10 @@ Method = Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10']
 class Part:
     """Steps on one view of the tensor.
 
-    Arguments: ``shape``, lengths of the view's dims, whole; ``dim_of``, the tensor dim that each is a part of;
-    ``begin``, ``end``, the axis that cuts each of them before and after.
+    Arguments:
+        shape: full lengths of the view's dims.
+        dim_of: for each of them, the tensor dim that it is a part of.
+        begin, end: the axis that shards each of them before and after.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +46,7 @@ class Part:
 class Redistribution:
     """What brings a tensor of ``shape`` from ``source`` to ``target``: parts one after the other.
 
-    Backward, ``source`` and ``target`` are the layouts of the gradient: where the tensor is repeated, it has pending
+    Backward, ``source`` and ``target`` are the layouts of the gradient: where the tensor is replicated, it has pending
     sums.
     """
 
@@ -66,18 +68,19 @@ class Redistribution:
     def backward(self) -> Redistribution:
         """The transposed map, which takes the gradient back: gathers scatter sums, slices are filled up with zeros.
 
-        A repeated tensor's gradient has pending sums over all ranks that have the same, as MindSpore keeps it.
+        A replicated tensor's gradient has pending sums over all ranks that have the same, as MindSpore keeps it.
         """
         return Redistribution(
             self.shape,
             _gradient(self.target),
             _gradient(self.source),
+            # The transpose of a product of maps is the product of the transposes in reverse.
             tuple(part.backward() for part in reversed(self.parts)),
         )
 
 
 def _gradient(layout: TensorLayout) -> TensorLayout:
-    return layout.with_partial(layout.repeated)
+    return layout.with_partial(layout.replicated_axes)
 
 
 @lru_cache(maxsize=4096)
@@ -90,12 +93,13 @@ def redistribute(
 ) -> Redistribution:
     """The steps from one layout to another.
 
-    Arguments: ``shape`` of the whole tensor; ``method``: ``cheapest``, the fewest bytes, and of those the fewest
-    collectives (without all-to-all of axes that move whole); or the sequence of MindSpore's compiler; ``all_to_all``:
+    Arguments: ``shape`` of the full tensor; ``method``: ``cheapest``, the fewest bytes, and of those the fewest
+    collectives (without all-to-all of axes that move unsplit); or the sequence of MindSpore's compiler; ``all_to_all``:
     may be used. Pending sums of ``source`` that ``target`` has not are summed. Raises ``Infeasible`` where a layout
     does not fit the shape or sums would have to be undone. Does not model: latency, links, memory of what is gathered
     on the way.
     """
+    # Called for their checks: both layouts must fit the shape.
     source.slice_shape(shape), target.slice_shape(shape)
     if source.world != target.world:
         raise Infeasible(f'a layout on {source.world} ranks cannot become one on {target.world} ranks')
@@ -105,6 +109,7 @@ def redistribute(
     if common is not None:
         return Redistribution(shape, source, target, (_part(common, method, all_to_all),))
     # No common parts: all is gathered, then sliced.
+    # Pending sums that the target keeps are kept on the way, so that nothing is summed twice.
     middle = TensorLayout(source.world, ((),) * len(shape), target.partial)
     halves = [redistribute(shape, *ends, method, all_to_all) for ends in ((source, middle), (middle, target))]
     return Redistribution(shape, source, target, tuple(part for half in halves for part in half.parts))
@@ -112,8 +117,9 @@ def redistribute(
 
 def _part(common: Frame, method: Method, all_to_all: bool) -> Part:
     pending, left = common.split(common.source.partial), set(common.split(common.target.partial))
+    # A pending sum could be made from a replicated value by zeros on all ranks but one; no compiler does so.
     if not left <= set(pending):
-        raise Infeasible('what is whole cannot become a pending sum')
+        raise Infeasible('a full value cannot become a pending sum')
     sums = tuple(axis for axis in pending if axis not in left)
     if method == 'cheapest':
         common, steps = cheapest.steps(common, sums, all_to_all=all_to_all)

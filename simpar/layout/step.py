@@ -29,7 +29,7 @@ class Step:
         gather: for each axis the dim of the view along which the slices of its positions are joined (all_gather,
             all_to_all), or along which its own is put between zeros (pad); empty otherwise.
         split: for each axis the dim of the view of which its position is kept (slice, reduce_scatter), or along which
-            the slices for its positions are cut (all_to_all); empty otherwise.
+            the slices for its positions are split (all_to_all); empty otherwise.
         before, after: shape of a rank's slice of the view.
     """
 
@@ -44,8 +44,10 @@ class Step:
     def elements(self) -> Fraction:
         """Elements that one rank receives."""
         size, held = size_of(self.axes), prod(self.before)
+        # An all-gather's message is the result, all others' what goes in: here ``held`` is what goes in.
         if self.kind == 'all_gather':
             return Fraction((size - 1) * held)
+        # A ring all-reduce is a reduce-scatter and an all-gather, each (g − 1) / g of the slice.
         passes = {'all_to_all': 1, 'reduce_scatter': 1, 'all_reduce': 2}.get(self.kind, 0)
         return Fraction(passes * (size - 1) * held, size)
 
@@ -61,6 +63,7 @@ class Step:
             kind=_TRANSPOSED[self.kind],
             before=self.after,
             after=self.before,
+            # What was split on the way there is joined on the way back.
             gather=self.split,
             split=self.gather,
         )

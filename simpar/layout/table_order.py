@@ -26,6 +26,7 @@ TIE_BITS: Final = 5
 def table_order(count: int) -> tuple[int, ...]:
     """The numbers 0 … ``count`` − 1 as a table that holds them all lists them."""
     slots = FEWEST_SLOTS
+    # robin_hood doubles from 8 slots whenever one more would fill more than 80 of 100.
     while count > slots * FULL_PERCENT // 100:
         slots *= 2
     return tuple(sorted(range(count), key=lambda number: _place(number, slots)))

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.lower.pieces import Piece, local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import UpdateShard, local_elements
 from simpar.program import OpClass, Partition, Tensor
 from simpar.program.tensor import BYTES
 from simpar.workload import Workload
@@ -26,7 +26,7 @@ OVERFLOW: Final = 'gradients.overflow'
 
 
 class _Gradient(NamedTuple):
-    """What one rank has of a gradient; ``ranks``, how many have the same piece of it, as ``square_sum`` reads it."""
+    """What one rank has of a gradient; ``ranks``, how many have the same shard of it, as ``square_sum`` reads it."""
 
     ranks: str
     elements: int
@@ -73,7 +73,7 @@ class Check:
         )
 
 
-def check(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Check:
+def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Check:
     """The check that clipping and a loss scale need; its numbers are registered as tensors.
 
     They are never freed, as the loss is not: 4 bytes each. Does not model: a step without an update, which nobody can
@@ -82,6 +82,7 @@ def check(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Check:
     numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
     if not numbers:
         return Check()
+    # A sum of squares of 16-bit gradients would be lost in 16 bits.
     dtype = 'fp64' if tape.gradients == 'fp64' else 'fp32'
     for name in numbers:
         tape.tensors[name] = Tensor(name, 'activation', (1,), dtype)
@@ -94,38 +95,40 @@ def check(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Check:
         writes=numbers,
         attributes={'loss_scale': workload.loss_scale} if workload.loss_scale != 1 else {},
     )
-    return Check(numbers, _gradients(tape, pieces), look, _reduction(tape, numbers, dtype), tape.mesh.pipeline > 1)
+    return Check(numbers, _gradients(tape, shards), look, _reduction(tape, numbers, dtype), tape.mesh.pipeline > 1)
 
 
-def _gradients(tape: Tape, pieces: Sequence[Piece]) -> dict[str, _Gradient]:
-    """By name; every element of a gradient lies on as many ranks as hold the same piece of it."""
+def _gradients(tape: Tape, shards: Sequence[UpdateShard]) -> dict[str, _Gradient]:
+    """By name; every element of a gradient lies on as many ranks as hold the same shard of it."""
     on: dict[str, set[int]] = {}
     for op in tape.ops:
         for name in op.accumulates:
             on.setdefault(tape.tensors[name].like, set()).add(tape.mesh.pipeline_rank(op.stage))
+    # Ranks of one pipeline rank: all of them hold something of each of its parameters.
     each = tape.mesh.world // tape.mesh.pipeline
     found = {}
-    for piece in pieces:
-        gradient = piece.gradient
+    for shard in shards:
+        gradient = shard.gradient
         elements = local_elements(tape, gradient)
-        runs = _runs(tape, piece, {full.like: len(on[full.like]) * each for full in piece.fulls})
-        found[gradient.name] = _Gradient(runs, elements, elements * BYTES[gradient.dtype], piece.stage)
+        runs = _runs(tape, shard, {full.like: len(on[full.like]) * each for full in shard.fulls})
+        found[gradient.name] = _Gradient(runs, elements, elements * BYTES[gradient.dtype], shard.stage)
     return found
 
 
-def _runs(tape: Tape, piece: Piece, holders: Mapping[str, int]) -> str:
-    """How many ranks have the same piece of a gradient; where members of a packed one differ, for how many elements.
+def _runs(tape: Tape, shard: UpdateShard, holders: Mapping[str, int]) -> str:
+    """How many ranks have the same shard of a gradient; where members of a packed one differ, for how many elements.
 
-    Arguments: ``holders``, ranks that have any piece of a parameter.
+    Arguments: ``holders``, ranks that have any shard of a parameter.
     """
-    if not piece.gradient.members:
-        parts = prod(tape.partitions[cut.partition].size for cut in piece.gradient.cuts)
+    if not shard.gradient.members:
+        parts = prod(tape.partitions[split.partition].size for split in shard.gradient.splits)
         return str(next(iter(holders.values())) // parts)
-    partition = piece.gradient.cuts[-1].partition
+    partition = shard.gradient.splits[-1].partition
     runs: list[tuple[int, int]] = []
-    for full in piece.fulls:
-        parts = prod(tape.partitions[cut.partition].size for cut in full.cuts) * tape.partitions[partition].size
+    for full in shard.fulls:
+        parts = prod(tape.partitions[split.partition].size for split in full.splits) * tape.partitions[partition].size
         ranks, elements = holders[full.like] // parts, local_elements(tape, full)
+        # Neighbours with equal counts are one run: the text stays short for packed messages of a thousand parameters.
         before = runs.pop()[1] if runs and runs[-1][0] == ranks else 0
         runs.append((ranks, before + elements))
     if len(runs) == 1:

@@ -30,6 +30,8 @@ def cross(tape: Tape, values: Sequence[Value]) -> list[Value]:
         sent = [(value, _own(tape, one)) for value, one in gradients if one is not None and value.needs_gradient]
         if not sent:
             return
+        # Names differ by the way that layouts came about, as they did when each had a tape of its own: spans and
+        # goldens join on them.
         ending = 'stage' if tape.degrees else 'back'
         joint = '@' if tape.degrees else '.'
         returned = [gradient.like(f'd:{value.name}{joint}{ending}') for value, gradient in sent]
@@ -46,6 +48,7 @@ def _stay(tape: Tape, values: Sequence[Value]) -> list[Value]:
 
     So what this stage's backward reads too is copied.
     """
+    # What this stage's backward reads must not end with the later stage's last reader.
     kept = [_copied(tape, value) if value.name in tape.saved else value for value in values]
     tape.stage += 1
     for value in kept:
@@ -85,8 +88,10 @@ def _transfer(
 ) -> None:
     """Emit a send of all values in stage ``source`` and its receive in ``target``."""
     for value, one in zip(values, arrived, strict=True):
+        # A mask or an index goes on in its own type, not in the tape's.
         tape.register(one, dtype=tape.tensors[value.name].dtype)
     names = tuple(value.name for value in values)
+    # An offset, not a rank, so that all ranks of a stage share the op.
     offset = tape.mesh.pipeline_rank(target) - tape.mesh.pipeline_rank(source)
     send = OpClass(
         name=f'{names[0]}.send.{phase}',
@@ -108,5 +113,6 @@ def _transfer(
         reads=(),
         writes=tuple(one.name for one in arrived),
     )
+    # The receive is emitted last: the tape goes on in the stage that it leads to.
     for tape.stage, op in ((source, send), (target, receive)):
         tape.emit(op)

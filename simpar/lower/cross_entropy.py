@@ -1,4 +1,4 @@
-"""Cross-entropy in operators on the tape, each cut by a strategy of its own, with what redistributes between them."""
+"""Cross-entropy in operators on the tape, each sharded by its own strategy, with redistributions between them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
 
 
 def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Operator:
-    """How an operator of the loss may be cut.
+    """How an operator of the loss may be sharded.
 
     Arguments: ``shapes`` of what it reads, but for single numbers.
     """
@@ -95,7 +95,7 @@ def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Operator]]:
 
 
 def by_rows(rule: Operator, count: int) -> Strategy:
-    """An operator cut into so many slices of rows."""
+    """An operator split into so many slices of rows."""
     return rule.strategy({rule.inputs[0][0]: count})
 
 
@@ -114,6 +114,7 @@ class CrossEntropy:
 
     def emit(self, logits: Value, labels: Value) -> None:
         """All of them, the loss and its gradient."""
+        # ONES has no tensor: the kernel of its reader knows the number.
         values = {LOGITS: logits, LABELS: labels}
         for operator, rule in loss_rules(logits.shape):
             reads = [values[name] for name in operator.reads if name != ONES]
@@ -127,6 +128,7 @@ class CrossEntropy:
     def _placed(self, operator: LossOperator, rule: Operator, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
         given = self.workload.loss_strategies.get(operator.name)
+        # Without a strategy of its own: by batch, over as many ranks as divide it.
         strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
         return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
 
@@ -135,6 +137,7 @@ class CrossEntropy:
         layouts = placed.inputs[-len(reads) :]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         name = f'{operator.node}.partial' if placed.local.partial else operator.node
+        # What needs no gradient gets none: its backward is not emitted, nor what would read it.
         comes_back = operator.primitive not in WITHOUT_GRADIENT and any(read.needs_gradient for read in reads)
         y = Value(name, rule.output_shape, placed.local, comes_back)
         self.tape.register(y, dtype=self._dtype(operator, reads))
@@ -190,6 +193,7 @@ class CrossEntropy:
         x = reads[0]
         if operator.primitive in ('Sub', 'Add'):
             self.tape.accumulate(x, dy)
+            # The second operand's gradient is negated, so it needs an op; the first one's is dy itself.
             if operator.primitive == 'Sub' and reads[1].needs_gradient:
                 self._back(operator, reads[1], dy)
             return
@@ -221,7 +225,7 @@ class CrossEntropy:
     # the number
 
     def _mean(self, likelihood: Value, smooth: Value, count: Value) -> None:
-        """Both sums by the count, which every rank has whole."""
+        """Both sums by the count, which every rank has in full."""
         copies = self.tape.mesh.copies
         self.tape.tensors['loss'] = Tensor('loss', 'activation', (copies,), 'fp32', batch_dim=0)
         self.tape.place('loss', TensorLayout(self.tape.world, ((),)))
@@ -237,7 +241,8 @@ class CrossEntropy:
         gradients = [
             self.tape.register(value.like(f'd:{value.name}@loss', self.tape.gradient_layout(value))) for value in sums
         ]
-        share = 1.0 / size_of(likelihood.layout.uncut)
+        # Late sums: each of the ranks that repeat the loss gives a share, and together they give it once.
+        share = 1.0 / size_of(likelihood.layout.unsharded_axes)
         self.tape.emit_compute(
             'loss',
             'cross_entropy_mean',

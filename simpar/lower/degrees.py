@@ -65,7 +65,7 @@ class Degrees:
             local = TensorLayout(self.placer.world, (*dims, ()), self.tensor)
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
-            return Placed(inputs, local, self._scattered(local.whole(), rule.output_shape))
+            return Placed(inputs, local, self._scattered(local.without_partial(), rule.output_shape))
         by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
             return self._local(self._rows(x), (), self.tensor)
@@ -99,7 +99,9 @@ class Degrees:
         split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
         weight = TensorLayout(world, (self.tensor if split else (), ()))
         y = TensorLayout(world, (*rows, ()), self.tensor if split else ())
-        return Placed((weight, TensorLayout(world, tuple(rows))), y, self._scattered(y.whole(), rule.output_shape))
+        return Placed(
+            (weight, TensorLayout(world, tuple(rows))), y, self._scattered(y.without_partial(), rule.output_shape)
+        )
 
     # rows and sequence
 
@@ -110,7 +112,10 @@ class Degrees:
         return [outermost(self.data, rows), *(self._without_tensor(axes) for axes in others)]
 
     def _without_tensor(self, axes: Axes) -> Axes:
-        return (_minus(axes, self.tensor) or ()) if self.tensor and axes else axes
+        """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
+        for taken in (self.tensor, self.data) if self.tensor else ():
+            axes = (_minus(axes, taken) or ()) if axes else axes
+        return axes
 
     def _scattered(self, layout: TensorLayout, shape: Sequence[int]) -> TensorLayout:
         """A layout of the residual stream: with sequence parallelism split along the sequence, or along rows."""
@@ -126,7 +131,11 @@ class Degrees:
             return layout
         dims = list(layout.dims)
         dims[dim] = merged((*dims[dim], *self.tensor))
-        return TensorLayout(layout.world, tuple(dims))
+        try:
+            return TensorLayout(layout.world, tuple(dims))
+        except Infeasible:
+            # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2): it stays as it is.
+            return layout
 
     def _splits(self, layout: TensorLayout) -> bool:
         """Whether the tensor ranks hold different slices."""

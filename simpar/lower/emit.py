@@ -63,6 +63,7 @@ class Site:
 
     def size(self, role: str) -> int:
         """Bytes of a rank's slice, of one copy."""
+        # A template may ask for the size of the result before it is registered.
         known = self.tape.tensors.get(self.values[role].name)
         return self.elements(role) * BYTES[known.dtype if known else self.tape.dtype]
 
@@ -110,10 +111,12 @@ class _Emission:
     def _backward(self, dy: Value) -> None:
         self.values['dy'] = dy
         wanted = {role: work for role, work in self.ops.I.items() if self.values[role].needs_gradient}
+        # Once for I and W together, before both.
         self._gather_again([work for work in (*wanted.values(), self.ops.W) if work])
         for role, work in wanted.items():
             x = self.values[role]
             self.values[f'd{role}'] = gradient = dy if work is None else self._input_gradient(x, work, dy)
+            # Gradients of inputs go before W: others wait for them, for W only the update does.
             self.site.tape.accumulate(x, gradient)
         if self.ops.W is not None:
             self._op(self.ops.W, 'W', (), [self.values[parameter.role] for parameter in self.ops.parameters])

@@ -1,8 +1,8 @@
-"""Inputs of a whole step, gathered once and then cut on every rank, as MindSpore's compiler does.
+"""Inputs of a full step, gathered once and then split on every rank, as MindSpore's compiler does.
 
-Where the data set is cut over the ranks, a rank has a slice of the step's batch, and micro-batches and copies are cut
-of the whole one. Does not model: copies of micro-batches without a pipeline, each of which the compiler would gather by
-itself; here, too, all are gathered at once.
+Where the data set is sharded over the ranks, a rank has a slice of the step's batch, and micro-batches and copies are
+taken from the gathered one. Does not model: copies of micro-batches without a pipeline, each of which the compiler
+would gather by itself; here, too, all are gathered at once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from simpar.program import OpClass
 
 
 def gathered_input(tape: Tape, name: str, shape: tuple[int, ...], drawn: str, dtype: str) -> Value | None:
-    """Register an input that is gathered whole; None where no ranks can cut a step's batch.
+    """Register an input that is gathered in full; None where no ranks can shard a step's batch.
 
     Arguments: ``shape`` of a micro-batch.
     """
-    whole = (shape[0] * tape.mesh.micro_batches, *shape[1:])
-    cut = max(count for count in range(1, tape.world + 1) if tape.world % count == 0 == whole[0] % count)
-    if cut == 1:
+    full = (shape[0] * tape.mesh.micro_batches, *shape[1:])
+    slices = max(count for count in range(1, tape.world + 1) if tape.world % count == 0 == full[0] % count)
+    if slices == 1:
         return None
-    cuts = (cut, *(1,) * (len(shape) - 1))
-    sliced = operators.elementwise(name, whole).sharded((cuts,), tape.world).output
-    own = Value(f'{name}.step', whole, sliced, needs_gradient=False)
-    every = Value(f'{name}.whole', whole, replicated(tape.world, len(shape)), needs_gradient=False)
+    counts = (slices, *(1,) * (len(shape) - 1))
+    sliced = operators.elementwise(name, full).sharded((counts,), tape.world).output
+    own = Value(f'{name}.step', full, sliced, needs_gradient=False)
+    every = Value(f'{name}.whole', full, replicated(tape.world, len(shape)), needs_gradient=False)
+    # ``like`` has it drawn as the micro-batches would be, so that every plan trains on the same samples.
     tape.register(own, 'input', dtype, batch_dim=None, initial=drawn, like=name)
     tape.register(every, 'gathered', dtype, batch_dim=None)
     tape.once.append(
@@ -60,12 +61,13 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
     last: dict[str, int] = {}
     for at, op in order.last():
         for name in wanted.intersection(op.reads):
+            # A run may stand last in several blocks; the latest counts.
             last[name] = max(at, last.get(name, 0))
     ends: dict[int, list[Issue]] = {}
     for op in mine:
-        (whole,) = op.writes
+        (full,) = op.writes
         end = OpClass(
-            name=f'{whole}.reshard.F',
+            name=f'{full}.reshard.F',
             kind='compute',
             operator='reshard',
             phase='F',
@@ -73,5 +75,5 @@ def once_a_step(tape: Tape, order: Issued, place: int) -> Issued:
             frees=op.writes,
             stage=op.stage,
         )
-        ends.setdefault(last[whole] + 1, []).append(Issue(end))
+        ends.setdefault(last[full] + 1, []).append(Issue(end))
     return Issued((block_of(Issue(op) for op in mine), *order.inserted(ends).blocks))

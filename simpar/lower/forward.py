@@ -6,20 +6,21 @@ Each operator lies as its strategy or its layout says; by degrees; or as what it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, takewhile
 from math import gcd
 
 from simpar.errors import Infeasible
-from simpar.layout import Layout, TensorLayout, operators, replicated
+from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
+from simpar.layout.axis import minus
 from simpar.lower.cross import cross
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
 from simpar.lower.loss import add_loss
 from simpar.lower.move import Mover
-from simpar.lower.place import Placed, Placer
+from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.repeat import Repeats, place_kinds, recorded_for_real
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -127,10 +128,9 @@ class Forward:
         """Hand what is still read on to the next stage, until this one is reached."""
         if self.tape.stage == stage:
             return
-        inputs = {source.name for source in self.sources}
         wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
         while self.tape.stage < stage:
-            crossing = [name for name in values if name in wanted and not (name in inputs and self._everywhere(name))]
+            crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
             self.tape.saved |= self._read_before({values[name].name for name in crossing})
             arrived = cross(self.tape, [values[name] for name in crossing])
             values.update(zip(crossing, arrived, strict=True))
@@ -140,9 +140,9 @@ class Forward:
         stages = takewhile(lambda op: op.stage == self.tape.stage, reversed(self.tape.ops))
         return {name for op in stages for name in op.reads if name in names}
 
-    def _everywhere(self, name: str) -> bool:
-        """Whether all stages have an input, as the keys of dropout."""
-        return name == KEYS
+    def _everywhere(self, name: str, value: Value) -> bool:
+        """Whether all stages have an input, as the keys of dropout where no one gathers them."""
+        return name == KEYS and self.tape.tensors[value.name].kind == 'input'
 
     # inputs
 
@@ -156,7 +156,8 @@ class Forward:
             return gathered
         layout = replicated(self.tape.world, len(shape))
         if self.degrees and not self.full_batch:
-            layout = TensorLayout(self.tape.world, (self.tape.data_axes, *((),) * (len(shape) - 1)))
+            rows = outermost(self.tape.data_axes, shape[0] // self.placer.copies)
+            layout = TensorLayout(self.tape.world, (rows, *((),) * (len(shape) - 1)))
         elif not self.full_batch:
             # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds all of a sample.
             samples = shape[0] if self.tape.mesh.copies == 1 else self._samples
@@ -188,7 +189,7 @@ class Forward:
         flat = isinstance(operator, Flatten) and reads[0].shape == shape
         if flat and _follows(operator):
             return reads[0]
-        placed = self._placed(node, reads)
+        placed = self._tied(node, reads, self._placed(node, reads))
         lead = operator.lead
         layouts = placed.inputs[lead : lead + len(reads)]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
@@ -205,10 +206,8 @@ class Forward:
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation)  # fmt: skip
         ops = node.operator.ops(site)
-        y = Value(name, y.shape, y.layout, bool(ops.parameters) or any(read.needs_gradient for read in reads))
-        site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.deviation)  # fmt: skip
-        y = emit(site, ops, roles)
+        trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
+        y = emit(replace(site, values={**values, 'y': replace(y, needs_gradient=trained)}), ops, roles)
         if not placed.local.partial:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
@@ -218,8 +217,7 @@ class Forward:
             return y
         bias = Bias(product=node.name, bias_shape=biases[0])
         z = Value(f'{node.name}.biased', y.shape, y.layout)
-        site = Site(tape=self.tape, mover=self.mover, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(),
-                    output=y.layout, deviation=self.deviation)  # fmt: skip
+        site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
@@ -239,6 +237,25 @@ class Forward:
         if not strategy:
             return self.placer.followed(rule, reads[0].layout, lead)
         return self.placer.by_strategy(rule, strategy, operator.out_strategy, reads[0].layout, lead)
+
+    def _tied(self, node: Node, reads: Sequence[Value], placed: Placed) -> Placed:
+        """A product whose weight lies already, as another operator has placed it: rows over the other ranks."""
+        known = self.tape.layouts.get(node.operator.tied)
+        if known is None or known.dims == placed.inputs[1].dims[::-1]:
+            return placed
+        if node.operator.strategy and known.shard_counts != placed.inputs[1].shard_counts[::-1]:
+            raise Infeasible(
+                f'{node.name}: its weight is that of another operator, which splits it as {known.shard_counts}, not as '
+                f'{placed.inputs[1].shard_counts[::-1]}; a weight lies one way: split both alike, or leave one out'
+            )
+        (x,), world = reads, self.tape.world
+        n, k = known.dims
+        others = (*((),) * (len(x.shape) - 2),)
+        rows = outermost(minus([Axis(world, 1)], (*n, *k)), x.shape[0] // self.placer.copies)
+        local = TensorLayout(world, (rows, *others, n), k)
+        return Placed(
+            (TensorLayout(world, (rows, *others, k)), TensorLayout(world, (k, n))), local, local.without_partial()
+        )
 
     def _matrix(self, name: str) -> Layout:
         if self.tape.names is None:

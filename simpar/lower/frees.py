@@ -46,6 +46,7 @@ def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:
     for index, op in enumerate(ops):
         for name in dict.fromkeys((*op.reads, *op.writes)):
             mine = lives.setdefault(name, [])
+            # Written without being read: a new life. Read and written, as an in-place sum, it lives on.
             if not mine or name not in op.reads:
                 if mine:
                     mine[-1].until = index
@@ -59,11 +60,15 @@ def _end(ops: Sequence[OpClass], lives: Mapping[str, Sequence[_Life]], life: _Li
     """The op that may end a life: its last reader, or the computation that waits for it."""
     readers = life.readers or [life.last]
     collectives = [index for index in readers if ops[index].kind != 'compute']
+    # Computations alone are in stream order; of collectives alone the last must wait for the others anyway.
     if not collectives or len(collectives) == len(readers):
         return max(readers)
     found = [_first_reader(lives.get(name, ()), index) for index in collectives for name in ops[index].writes]
     end = max([*readers, *(index for index in found if index is not None)])
-    return end if end < life.until else max(readers)
+    # The op that waits may come after the tensor is written anew; it must not free that.
+    # Where W is apart it comes behind the send, which may then not end what W reads.
+    late = ops[end].kind == 'send' and any(ops[index].phase == 'W' for index in readers)
+    return end if end < life.until and not late else max(readers)
 
 
 def _first_reader(lives: Sequence[_Life], writer: int) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.lower.pieces import layer_of
+from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -54,9 +54,11 @@ def _keys(
     if fusion == 'all':
         return [0] * len(parameters)
     if fusion == 'ids':
+        # Id 0 is not fused: such a parameter is a bucket of its own.
         return [ids[layer_of(name)] or name for name in parameters]
     if isinstance(fusion, tuple):
         splits = sorted(fusion)
+        # Counted from the last parameter, whose gradient the backward finishes first.
         return [bisect_right(splits, len(parameters) - 1 - place) for place in range(len(parameters))]
     return _by_size([size[name] for name in parameters], AUTO if isinstance(fusion, str) else fusion)
 
@@ -66,6 +68,7 @@ def _by_size(sizes: Sequence[float], limit: float) -> list[int]:
     keys: list[int] = []
     key, held = 0, 0.0
     for size in sizes:
+        # At the limit already a message is closed: recorded buckets stay below it.
         if held and held + size >= limit:
             key, held = key + 1, 0.0
         held += size

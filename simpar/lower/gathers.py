@@ -1,4 +1,4 @@
-"""Gathers of cut weights: when each is issued, and when what it gathered is freed.
+"""Gathers of sharded weights: when each is issued, and when what it gathered is freed.
 
 On use, a bucket of weights is gathered before its first reader and freed behind its last one, once a step, or once for
 every forward and once for every backward of a micro-batch. One gather serves all copies. An op of no work, ``reshard``
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size
-from simpar.lower.pieces import layer_of
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, split_dims
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.program.op import Phase
 
 _Key = tuple[str, str]
-"""A bucket, and the partition that its members are cut over."""
+"""A bucket, and the partition that its members are sharded over."""
 Label = tuple[int, int, Phase]
 """Stage, micro-batch, and F or I: forward or backward."""
 
@@ -73,16 +73,19 @@ class Gathers:
         """The ops of a rank with the gathers before what reads them, and what frees them."""
         if not self._shards.gathers_on_use or not self._shards.of:
             return order
+        # In issue order: prefetching counts gathers, whatever bucket they are of.
         uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
         for index, use in enumerate(uses):
+            # Not before its bucket's last use has been freed: the buffer is written anew.
             at = max(self._issued(uses, index), last_of.get((use.bucket, use.partition), 0))
             before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
             behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
             last_of[use.bucket, use.partition] = use.last + 1
         both = before.keys() | behind.keys()
+        # At one place frees go before gathers, or both would be in memory.
         return order.inserted({index: behind.get(index, []) + before.get(index, []) for index in both})
 
     def _issued(self, uses: Sequence[_Use], index: int) -> int:
@@ -99,7 +102,7 @@ class Gathers:
         return free if free <= uses[index].first else uses[index - ahead].first
 
     def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
-        """Gathered together: what is first used in the same stage and cut over the same groups, as far as the plan
+        """Gathered together: what is first used in the same stage and sharded over the same groups, as far as the plan
         fuses it."""
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
@@ -108,6 +111,7 @@ class Gathers:
                 if name in self._gathered and name not in seen:
                     seen.add(name)
                     stages.setdefault(op.stage, {})[self._gathered[name]] = None
+        # A bucket is fused within its stage: weights of others are not wanted at the same time.
         several = self._tape.mesh.stages > 1
         found: dict[_Key, list[str]] = {}
         for stage, names in stages.items():
@@ -131,13 +135,14 @@ class Gathers:
             # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
             if any(shard.packed for shard in shards):
                 touched.packed[key] = frozenset(members)
-                touched.added.update((one.name, key) for shard in shards for one in shard.wholes)
+                touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
         within = {run: self._within(run, touched) for run in order.runs}
         found: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
             for use in within[block.run]:
                 mine = _moved(use, start, block.micro_batches)
                 spans = found.setdefault((use.bucket, use.partition), {})
+                # on-use-twice has one use a label, on-use one for all that a step does.
                 span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
@@ -163,19 +168,20 @@ class Gathers:
         return self._shards.each(name for name in self._shards.of if name in use.members)
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
-        pieces = tuple(shard.weight.name for shard in shards)
+        names = tuple(shard.weight.name for shard in shards)
         return OpClass(
-            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', pieces),
+            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
             kind='collective',
             operator='all_gather',
             phase=phase,
             bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
             dtype=shards[0].weight.dtype,
             partition=shards[0].partition,
-            reads=pieces,
+            reads=names,
             writes=tuple(name for shard in shards for name in shard.gathered),
-            frees=pieces if phase == 'U' else (),
-            attributes=cut_dims(shards),
+            # After the update the view ends; a shard that is gathered on use stays.
+            frees=names if phase == 'U' else (),
+            attributes=split_dims(shards),
             stage=stage,
         )
 
@@ -190,6 +196,7 @@ class Gathers:
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""
         found, count = name, 0
+        # Op classes are found by name, and a bucket may be gathered for some of its members.
         while self._named.setdefault(found, members) != members:
             count += 1
             found = f'{name}.{count}'
@@ -198,7 +205,7 @@ class Gathers:
     # after the update
 
     def after_update(self, order: Sequence[Issue], scope: str) -> list[Issue]:
-        """Updates of pieces between what cuts them out of whole weights and what gathers them back.
+        """Updates of shards between the views that take them out of full weights and the gathers behind.
 
         Gathers are issued in the order of the next forward, so that it need not wait for all of them.
         """
@@ -211,7 +218,7 @@ class Gathers:
             mine = [name for view in issue.op.writes if view in views for name in views[view]]
             if mine:
                 apart = self._shards.by_partition(mine).values()
-                found += [Issue(self._piece(names, issue.op.stage)) for names in apart]
+                found += [Issue(self._view(names, issue.op.stage)) for names in apart]
                 updated |= dict.fromkeys(mine, issue.op.stage)
             found.append(issue)
         parameters = [name for name in self._shards.of if name in updated]
@@ -219,8 +226,8 @@ class Gathers:
             found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
         return found
 
-    def _piece(self, parameters: Sequence[str], stage: int) -> OpClass:
-        """This rank's pieces of whole weights: views, which cost nothing."""
+    def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
+        """This rank's shards of full weights: views, which cost nothing."""
         shards = self._shards.each(parameters)
         return OpClass(
             name=self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)),
@@ -230,12 +237,13 @@ class Gathers:
             dtype=self._tape.dtype,
             reads=tuple(parameters),
             writes=tuple(shard.weight.name for shard in shards),
-            attributes={**cut_dims(shards), 'partition': shards[0].partition},
+            attributes={**split_dims(shards), 'partition': shards[0].partition},
             stage=stage,
         )
 
 
 def _label(issue: Issue) -> Label:
+    # What is recomputed reads weights in the backward.
     forward = issue.op.phase == 'F' and not is_recomputed(issue.op)
     return issue.op.stage, issue.micro_batch, 'F' if forward else 'I'
 

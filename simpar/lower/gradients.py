@@ -1,6 +1,6 @@
 """Sums of gradients over replicas, each message as soon as the last op that adds to one of its gradients is issued.
 
-A gradient that stays whole is all-reduced. One that is cut is reduce-scattered over the shard group, and its piece
+A gradient that stays full is all-reduced. One that is sharded is reduce-scattered over the shard group, and its shard
 all-reduced over the groups; where it is also a partial sum over the tensor ranks, that sum comes first.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
-from simpar.lower.optimizer_parallel import Shard, Shards, cut_dims, message_bytes, message_size, size_of
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, size_of, split_dims
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
@@ -71,11 +71,12 @@ class Reductions:
         self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
         self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
         end = self._plan.reduce_gradients == 'end'
-        placed = _place(order, [*self._wholes(), *self._scatters()], end=end)
+        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
+        placed = _place(order, [*self._fulls(), *self._scatters()], end=end)
         return _place(placed, list(self._repeats()), end=end)
 
-    def _wholes(self) -> Iterator[Reduction]:
-        """All-reduces of what stays whole."""
+    def _fulls(self) -> Iterator[Reduction]:
+        """All-reduces of what stays full."""
         over: dict[str, list[str]] = {}
         for parameter in self._parameters(lambda name: name not in self._shards.of):
             partition = self._tape.summing(parameter)
@@ -88,8 +89,9 @@ class Reductions:
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:
-        """Reduce-scatters of what is cut, each behind the sum over tensor ranks that it needs."""
+        """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
         sliced = self._shards.choice.sharded
+        # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]
         for stage in stages:
             parameters = self._parameters(lambda name: name in self._shards.of, stage)
@@ -99,7 +101,7 @@ class Reductions:
                 partial = {
                     name: full
                     for shard in shards
-                    for name, full in zip(shard.parameters, shard.wholes, strict=True)
+                    for name, full in zip(shard.parameters, shard.fulls, strict=True)
                     if name in self._tape.partial_gradients
                 }
                 sums = partial and self._tape.mesh.tensor > 1
@@ -108,17 +110,18 @@ class Reductions:
                 yield Reduction(gradients=scatter.reads, ops=(*ops, scatter), stage=stage)
 
     def _repeats(self) -> Iterator[Reduction]:
-        """All-reduces of pieces over the shard groups."""
+        """All-reduces of shards over the shard groups."""
         parameters = self._parameters(lambda name: name in self._shards.of and bool(self._shards.of[name].replica))
         for mine in self._shards.by_partition(parameters).values():
             for bucket, members in self._buckets(mine).items():
-                pieces = [shard.gradient for shard in self._shards.each(members)]
-                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, pieces, members[0])
+                sharded = [shard.gradient for shard in self._shards.each(members)]
+                op = self._all_reduce(bucket, self._shards.of[members[0]].replica, sharded, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _parameters(self, wanted: Callable[[str], bool], stage: int = -1) -> list[str]:
         """Those whose gradients this rank adds to, in the order of the forward."""
         mine = set().union(*(self._added[one] for one in self._stages if stage in (-1, one)))
+        # In the order of registration, that of the forward: fusion counts in it.
         return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
@@ -145,30 +148,31 @@ class Reductions:
         )
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[Shard], *, sliced: bool) -> OpClass:
-        """Arguments: ``sliced``: added to the pieces of the micro-batches before; that addition is not priced."""
-        wholes = [full for shard in shards for full in shard.wholes]
-        names = tuple(tensor.name for tensor in wholes)
-        pieces = tuple(shard.gradient.name for shard in shards)
+        """Arguments: ``sliced``: added to the shards of the micro-batches before; that addition is not priced."""
+        fulls = [full for shard in shards for full in shard.fulls]
+        names = tuple(tensor.name for tensor in fulls)
+        sharded = tuple(shard.gradient.name for shard in shards)
         return OpClass(
             name=f'{bucket}.gradients.{shards[0].partition}.reduce_scatter.W',
             kind='collective',
             operator='reduce_scatter',
             phase='W',
             bytes=message_bytes(self._tape, [shard.gradient for shard in shards]),
-            dtype=wholes[0].dtype,
+            dtype=fulls[0].dtype,
             partition=shards[0].partition,
             reduce='sum',
             reads=names,
-            writes=() if sliced else pieces,
-            accumulates=pieces if sliced else (),
+            writes=() if sliced else sharded,
+            accumulates=sharded if sliced else (),
             frees=names,
-            attributes=cut_dims(shards),
+            attributes=split_dims(shards),
             stage=self._adds[shards[0].parameters[0]],
         )
 
 
 def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issued:
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
+    # The end of the backward: the last computation that is none of the forward's.
     final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
     last = _last(order, {name for reduction in reductions for name in reduction.gradients})
     often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
@@ -218,6 +222,7 @@ def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
 def _written(run: Run, names: Collection[str]) -> _Written:
     found = _Written({}, {})
     for offset, (op, part, *_) in enumerate(run.issues):
+        # A run may hold a stage's part without any backward of it, as a forward.
         found.backward.setdefault((op.stage, part), _NEVER)
         if op.kind == 'compute' and op.phase != 'F':
             found.backward[op.stage, part] = offset

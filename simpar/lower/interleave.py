@@ -12,41 +12,44 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from simpar.lower.pieces import layer_of
+from simpar.lower.update_shards import layer_of
 from simpar.program import OpClass
 
 Item = TypeVar('Item')
 
 
 def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bool = True) -> list[list[OpClass]]:
-    """Cut one thread's ops where computation waits for communication, and let W fill.
+    """Split one thread's ops where computation waits for communication, and let W fill.
 
     Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
     and that are soon freed again: a segment reads those of one layer; without ``fill`` W stays where it is.
     """
-    cut: list[list[OpClass]] = [[]]
+    found: list[list[OpClass]] = [[]]
     arriving: set[str] = set()
     layer = ''
     for op in ops:
         used = next((layer_of(name) for name in op.reads if name in gathered), layer)
+        # A W is no reason to stop: it fills.
         waits = op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads)
+        # Also where another layer's weights begin: threads would else hold two layers' at once.
         if waits or (used != layer and layer):
-            cut.append([])
+            found.append([])
             arriving = set()
         layer = used
-        cut[-1].append(op)
+        found[-1].append(op)
         if op.kind != 'compute':
             arriving.update(op.writes)
-    return _fill(cut) if fill else cut
+    return _fill(found) if fill else found
 
 
-def _fill(cut: list[list[OpClass]]) -> list[list[OpClass]]:
+def _fill(found: list[list[OpClass]]) -> list[list[OpClass]]:
     filled: list[list[OpClass]] = []
     late: list[OpClass] = []
-    for segment in cut[:-1]:
+    for segment in found[:-1]:
         filled.append([*late, *(op for op in segment if not _fills(op))])
+        # W is held over to the next segment's head, where the collective of this one travels.
         late = [op for op in segment if _fills(op)]
-    return [*filled, [*late, *cut[-1]]]
+    return [*filled, [*late, *found[-1]]]
 
 
 def _fills(op: OpClass) -> bool:
@@ -55,5 +58,6 @@ def _fills(op: OpClass) -> bool:
 
 def interleave(threads: Sequence[Sequence[Sequence[Item]]]) -> list[Item]:
     """Issue order of threads, each a list of segments: segment k of every thread before segment k + 1 of any."""
+    # Threads need not be equally long: a forward overlaps a longer backward.
     rounds = zip_longest(*threads, fillvalue=())
     return [item for together in rounds for segment in together for item in segment]

@@ -62,6 +62,7 @@ class Issued:
 
     def ops(self) -> Iterator[OpClass]:
         """The ops of all runs, in the order in which they are first issued, some more than once."""
+        # Runs, not blocks: there are a few runs and thousands of blocks.
         return (issue.op for run in self.runs for issue in run.issues)
 
     def last(self) -> Iterator[tuple[int, OpClass]]:
@@ -77,6 +78,7 @@ class Issued:
         """The order with issues before the ops of some places; the number of ops as a place is the end."""
         at: dict[int, list[tuple[int, Sequence[Issue]]]] = {}
         for place, issues in sorted(before.items()):
+            # A place between two blocks belongs to the later one, at its offset 0.
             block = min(bisect_right(self.start, place) - 1, len(self.blocks))
             at.setdefault(block, []).append((place - self.start[block], issues))
         made: dict[tuple[object, ...], Run] = {}
@@ -85,6 +87,7 @@ class Issued:
         for number, added in at.items():
             blocks += self.blocks[done:number]
             done = number
+            # What stands before a block's first op is a block of its own: the run behind it stays shared.
             if not added[0][0]:
                 blocks.append(_shared(made, Block(Run(()), ()), added[:1]))
                 del added[0]

@@ -13,11 +13,13 @@ from simpar.layout.axis import Axis, size_of
 from simpar.layout.operator import Operator
 from simpar.lower.cross_entropy import CrossEntropy
 from simpar.lower.degrees import Degrees
+from simpar.lower.emit import Site, emit
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
-from simpar.program import Cut, Tensor
+from simpar.model import Reshape
+from simpar.program import Split, Tensor
 from simpar.program.op import Attribute
 from simpar.workload import Workload
 
@@ -32,6 +34,7 @@ def scale(tape: Tape, samples: int, *, summed: bool) -> float:
 
     Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own samples.
     """
+    # Over all micro-batches, so that the losses of a step add up to its mean.
     return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
 
 
@@ -55,6 +58,7 @@ def add_loss(
     by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
     classes = drawn or f'{drawn_labels}:{y.shape[-1]}'
     if workload.loss_operators != 'one':
+        y = _as_rows(tape, mover, placer, y)
         labels = register('labels', y.shape[:-1], classes, 'int64')
         of_a_copy = scale(tape, tape.mesh.copies, summed=summed)
         CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
@@ -74,6 +78,20 @@ def add_loss(
     _Loss(tape, workload, y, target, factor).emit()
 
 
+def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
+    """Logits [batch, sequence, classes] as rows of classes, which the operators of the loss take."""
+    if len(y.shape) == 2:
+        return y
+    operator = Reshape(shape=(-1, y.shape[-1]))
+    rule = operator.axes('loss.rows', y.shape)
+    placed = placer.followed(rule, y.layout)
+    x = mover.move(y, placed.inputs[0])
+    rows = Value('loss.rows', rule.output_shape, placed.local)
+    site = Site(tape=tape, mover=mover, name=rows.name, values={'x': x, 'y': rows}, inputs=placed.inputs,
+                output=placed.output, deviation=0.0)  # fmt: skip
+    return emit(site, operator.ops(site), operator.roles)
+
+
 def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -> Layouts:
     by_class = workload.loss == 'cross-entropy'
     rows = (placer.by_batch(y.shape[0]), *(1,) * (len(y.shape) - 1))
@@ -85,6 +103,7 @@ def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -
 def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
     """As the result lies; of classes alone, the tensor ranks may hold slices, which no difference takes."""
     *rows, last = y.layout.dims
+    # Only the tensor degree's split is known to the split kernels; any other is gathered.
     keeps = by_class and last == degrees.tensor
     result = TensorLayout(y.layout.world, (*rows, last if keeps else ()))
     return result, TensorLayout(y.layout.world, tuple(rows)) if by_class else result
@@ -103,7 +122,7 @@ class _Loss:
     def emit(self) -> None:
         """The loss, and the gradient of the result."""
         tape, workload, factor = self.tape, self.workload, float(self.scaled['scale'])
-        number = _number(tape, [axis for axis in self.y.layout.cutting if axis not in self.classes])
+        number = _number(tape, [axis for axis in self.y.layout.sharding_axes if axis not in self.classes])
         by_class = workload.loss == 'cross-entropy'
         lse = [tape.register(Value('loss.lse', self.target.shape, self.target.layout)).name] if by_class else []
         operator = workload.loss.replace('-', '_')
@@ -114,6 +133,7 @@ class _Loss:
                               flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
         layout = tape.gradient_layout(self.y)
         dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
+        # Late sums add the gradient over the ranks that repeat the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
         told: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,
@@ -149,7 +169,9 @@ class _Loss:
 
 def _number(tape: Tape, axes: Sequence[Axis]) -> str:
     """The tensor ``loss``: one number for each slice and copy."""
-    cuts = tuple(Cut(0, tape.partition((axis,))) for axis in axes)
-    tape.tensors['loss'] = Tensor('loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', cuts, batch_dim=0)
+    splits = tuple(Split(0, tape.partition((axis,))) for axis in axes)
+    tape.tensors['loss'] = Tensor(
+        'loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', splits, batch_dim=0
+    )
     tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
     return 'loss'

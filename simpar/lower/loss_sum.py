@@ -16,13 +16,13 @@ TOTAL: Final = 'loss.total'
 
 
 def sum_loss(tape: Tape) -> None:
-    """Put the sum behind the op that makes the loss; nothing where no rank has a piece that another has not."""
-    partition = tape.cutting(LOSS)
+    """Put the sum behind the op that makes the loss; nothing where no rank has a shard that another has not."""
+    partition = tape.sharded_over(LOSS)
     if not partition:
         return
     loss = tape.tensors[LOSS]
     place = next(place for place, op in enumerate(tape.ops) if LOSS in op.writes)
-    # No pending sum in the source: pieces of what has one number for each rank and copy are added.
+    # No pending sum in the source: shards of what has one number for each rank and copy are added.
     tape.tensors[TOTAL] = Tensor(TOTAL, 'activation', (tape.mesh.copies,), loss.dtype, batch_dim=0)
     summed = OpClass(
         name=f'{TOTAL}.all_reduce.F',

@@ -14,7 +14,6 @@ from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
-from simpar.lower.pieces import pieces
 from simpar.lower.recompute import recompute_of
 from simpar.lower.record import record
 from simpar.lower.roles import issued, stages_of
@@ -24,6 +23,7 @@ from simpar.lower.streams import Streams
 from simpar.lower.tape import Tape
 from simpar.lower.tied import exchange
 from simpar.lower.update import updates
+from simpar.lower.update_shards import update_shards
 from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
@@ -43,15 +43,18 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
     unknown, wrong or cannot have these counts. Does not model: data loading.
     """
+    # What is still to be predicted needs prices, and a Program knows no cluster.
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
     for key, what, instead in (*conflicts(plan), *overlap_conflicts(plan)):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
+    # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
     order = order_of(plan) if order is None else _fitting(order, plan)
+    # An order from a file may have its sends and receives already.
     if not order.communicates:
         order = with_communication(order, plan.receive)
     tape, graph = record(workload, plan, world, order.placement)
@@ -90,11 +93,11 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.ids = fusion_ids(workload, plan, [piece.parameter for piece in pieces(tape)])
+        self.ids = fusion_ids(workload, plan, [one.parameter for one in update_shards(tape)])
         self.shards = shard(tape, plan, self.ids)
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
-        own = pieces(tape, self.shards.pieces)
+        own = update_shards(tape, self.shards.owned)
         self.updates = updates(tape, workload, own)
         self.gathers = Gathers(tape, plan, self.shards, self.ids)
         self.reductions = Reductions(tape, plan, self.shards, self.ids)
@@ -113,6 +116,7 @@ class _Assembly:
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         for tensor in self.tape.tensors.values():
+            # Members of a flat buffer have no memory of their own.
             if tensor.name not in self.tape.replaced:
                 builder.add_tensor(tensor)
         added: set[str] = set()
@@ -122,10 +126,12 @@ class _Assembly:
                 builder.add_op_class(op)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):
+            # Role names stand in traces and tables.
             name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
             streams = Streams(self.mesh, self.plan, place)
             slots = slots_of(found, builder.index, streams, fused=self.plan.exchange == 'fused')
             builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
+        # A note for every layer would say the same many times.
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
 

@@ -17,16 +17,16 @@ TENSOR = 'tensor'
 STAGE = 'stage'
 """All data and tensor ranks of one pipeline rank."""
 SHARD = 'shard'
-"""Neighbours among the data ranks, over which optimizer parallelism cuts, where these are not all of them."""
+"""Neighbours among the data ranks, over which optimizer parallelism shards, where these are not all of them."""
 REPLICA = 'replica'
-"""Data ranks that hold the same pieces."""
+"""Data ranks that hold the same shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Degrees of parallelism, and how often the batch is cut.
+    """Degrees of parallelism, and how often the batch is split.
 
-    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism cuts.
+    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards.
     """
 
     data: int
@@ -51,8 +51,11 @@ class Mesh:
         """Tensor ranks are neighbours, pipeline ranks blocks; ``stage`` joins the data and tensor ranks of a block."""
         partitions = grid(self.world, {PIPELINE: self.pipeline, DATA: self.data, TENSOR: self.tensor})
         if self.data > 1 and self.tensor > 1:
+            # Some gradients are sums over both axes, and one all-reduce over both is cheaper than two.
             partitions[STAGE] = Partition(STAGE, np.arange(self.world, dtype=np.int32).reshape(self.pipeline, -1))
         if 1 < self.shard < self.data:
+            # Neighbours shard together, as MindSpore's optimizer_weight_shard_size and FSDP's hybrid sharding do:
+            # inside a node, mostly.
             groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.shard, self.shard)
             partitions[SHARD] = Partition(SHARD, groups.reshape(-1, self.shard))
             partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.data // self.shard))
@@ -60,7 +63,7 @@ class Mesh:
 
     @property
     def sharding(self) -> tuple[str, str]:
-        """The partition that pieces are cut over, and the one over which they are repeated; empty: none."""
+        """The partition over which parameters are sharded, and that over which shards are replicated; empty: none."""
         if self.shard == 1:
             return '', ''
         return (SHARD, REPLICA) if self.shard < self.data else (DATA, '')
@@ -92,7 +95,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
     slices = {DATA: data, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     if batch % prod(slices.values()):
         raise Infeasible(
-            f'a batch of {batch} cannot be cut into {_factors(slices)} equal slices; '
+            f'a batch of {batch} cannot be split into {_factors(slices)} equal slices; '
             f'choose a multiple of {prod(slices.values())}'
         )
     return Mesh(
@@ -108,6 +111,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
 
 def _shard(plan: Plan, data: int) -> int:
     """Ranks of a shard group: the data ranks, or as many of them as the plan says, if there are more."""
+    # A group that is larger than there are ranks is all of them: one plan serves several worlds.
     size = min(plan.shard_group or data, data)
     if data % size:
         raise Infeasible(

@@ -28,6 +28,7 @@ class Mover:
         method, all_to_all: of ``simpar.layout.redistribute``.
         results: of ops emitted forward.
         moved: what values became before, by name, layout and stage.
+        again: what the backward gathered once more, by the name of what the forward gathered.
     """
 
     tape: Tape
@@ -35,6 +36,7 @@ class Mover:
     all_to_all: bool = False
     results: set[str] = field(default_factory=set)
     moved: dict[tuple[str, TensorLayout, int], Value] = field(default_factory=dict)
+    again: dict[str, Value] = field(default_factory=dict)
 
     @property
     def as_compiler(self) -> bool:
@@ -73,8 +75,11 @@ class Mover:
         """What the backward reads of a value that is gathered once more instead of kept."""
         if value.again is None:
             return value
-        found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
-        return self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+        # One gather for all that read the same, as where queries, keys and values are products of their own.
+        if value.name not in self.again:
+            found = redistribute(value.shape, value.again.layout, value.layout, 'cheapest', self.all_to_all)
+            self.again[value.name] = self._emit(found, value.again, self._free(f'{value.again.name}.again'), 'W')
+        return self.again[value.name]
 
     def share(self) -> None:
         """Do once what several redistributions of a value begin with alike, forward; each gradient has its own way.
@@ -133,8 +138,8 @@ class Mover:
 
     def _back_early(self, value: Value, result: Value, *, gathers: bool) -> None:
         """Behind a gather, pending sums of the gradient are scattered and not summed first."""
-        whole = None if gathers else self.tape.pop(result)
-        for gradient in self.tape.parts(result) if gathers else [whole] if whole else []:
+        summed = None if gathers else self.tape.pop(result)
+        for gradient in self.tape.parts(result) if gathers else [summed] if summed else []:
             if value.needs_gradient:
                 self.tape.accumulate(value, self._returned(value, gradient, gathers=gathers))
 
@@ -195,12 +200,15 @@ class _Action:
 def _actions(shape: tuple[int, ...], part: Part) -> Iterator[_Action]:
     steps = [single for step in part.steps for single in _by_dim(step, part.dim_of)]
     states = list(_states(part.begin, steps))
+    # Kernels slice and join along dims of the tensor; a slice that is several blocks needs a view in parts, and two
+    # copies.
     if all(_is_block(part, state) for state in states) and all(_is_nested(step, part.dim_of) for step in steps):
         for step, state in zip(steps, states[1:], strict=True):
             yield _Action(step.kind, shape, _block_dims(part, state), 0, step.axes, _attributes(step, part.dim_of))
         return
     steps = [single for step in part.steps for single in _by_axis(step)]
     states = list(_states(part.begin, steps))
+    # Copies are the innermost part of the first dim: what axes shard lies outside of it.
     batch_dim = max(place for place, dim in enumerate(part.dim_of) if dim == 0)
     own = tuple(range(len(part.shape)))
     yield _Action('copy', part.shape, _view_dims(states[0]), batch_dim)
@@ -250,11 +258,12 @@ def _states(begin: State, steps: Iterable[Step]) -> Iterator[State]:
 
 
 def _is_block(part: Part, state: State) -> bool:
-    """Whether a rank's slice is one block of the tensor: no part is cut inside of one that is not cut to the end."""
+    """Whether a rank's slice is one block of the tensor: no part is sharded inside of one that is not split up."""
     open_dims: set[int] = set()
     for axis, dim, length in zip(state, part.dim_of, part.shape, strict=True):
         if axis is not None and dim in open_dims:
             return False
+        # The part is not used up: what lies inside of it would be several blocks.
         if axis is None or axis.size < length:
             open_dims.add(dim)
     return True
@@ -268,7 +277,7 @@ def _is_nested(step: Step, dim_of: Sequence[int]) -> bool:
 
 
 def _block_dims(part: Part, state: State) -> Dims:
-    """The axes that cut each tensor dim."""
+    """The axes that shard each tensor dim."""
     dims: list[list[Axis]] = [[] for _ in range(max(part.dim_of) + 1)]
     for axis, dim in zip(state, part.dim_of, strict=True):
         dims[dim] += [axis] if axis is not None else []
@@ -280,11 +289,11 @@ def _view_dims(state: State) -> Dims:
 
 
 def _attributes(step: Step, dim_of: Sequence[int]) -> dict[str, Attribute]:
-    """What a kernel must know: the dim along which it cuts or joins; for an all-to-all, of each axis."""
+    """What a kernel must know: the dim along which it splits or joins; for an all-to-all, of each axis."""
     if step.kind == 'all_reduce':
         return {}
     if step.kind != 'all_to_all':
         return {'dim': dim_of[(step.gather or step.split)[0]]}
-    joins, cuts = ([str(dim_of[place]) for place in places] for places in (step.gather, step.split))
+    joins, splits = ([str(dim_of[place]) for place in places] for places in (step.gather, step.split))
     sizes = [str(axis.size) for axis in step.axes]
-    return {'joins': ' '.join(joins), 'cuts': ' '.join(cuts), 'sizes': ' '.join(sizes)}
+    return {'joins': ' '.join(joins), 'cuts': ' '.join(splits), 'sizes': ' '.join(sizes)}

@@ -1,8 +1,8 @@
-"""Optimizer parallelism: states, gradients and weights are cut over the data ranks (ZeRO, Rajbhandari et al. 2020).
+"""Optimizer parallelism: states, gradients and weights are sharded over the data ranks (ZeRO, Rajbhandari et al. 2020).
 
-Whatever is cut, an update works on pieces alone. The piece of a gradient has the gradient's name, its whole is
-``NAME.whole``; cut weights have the parameter's name, what is gathered of them is ``NAME.gathered``; of a weight that
-stays whole, ``NAME.piece`` is the part that this rank updates. A flat message has the name of its bucket in theirs.
+Whatever is sharded, an update works on shards alone. A gradient's shard has the gradient's name, the full gradient is
+``NAME.whole``. A sharded weight has the parameter's name, what is gathered of it is ``NAME.gathered``. Of a weight that
+stays full, ``NAME.piece`` is the shard that this rank updates. A flat message has the name of its bucket in theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from simpar.lower.pieces import Own, layer_of, local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import Owned, layer_of, local_elements
 from simpar.plan import Plan
 from simpar.program import Tensor
 from simpar.program.op import Attribute
@@ -27,7 +27,7 @@ LEVELS: Final[dict[str, tuple[tuple[Part, ...], Gather]]] = {
     'level2': (('state', 'gradients', 'weights'), 'on-use'),
     'level3': (('state', 'gradients', 'weights'), 'on-use-twice'),
 }
-"""MindSpore's levels: from the first on, weights are cut."""
+"""MindSpore's levels: from the first on, weights are sharded."""
 STAGES: Final[dict[int, tuple[tuple[Part, ...], Gather]]] = {
     1: (('state',), 'after-update'),
     2: (('state', 'gradients'), 'after-update'),
@@ -37,12 +37,12 @@ STAGES: Final[dict[int, tuple[tuple[Part, ...], Gather]]] = {
 FORMS: Final[dict[int, Form]] = {1: 'flat', 2: 'flat', 3: 'padded'}
 """Of ZeRO's stages: as Megatron-LM and DeepSpeed shard states and gradients, and as FSDP2 shards weights."""
 THRESHOLD: Final = 64 * 1024
-"""Bytes below which MindSpore leaves a parameter whole, unless told otherwise."""
+"""Bytes below which MindSpore leaves a parameter full, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a plan cuts, with its presets worked out.
+    """What a plan shards, with its presets worked out.
 
     Arguments: ``threshold`` in bytes; ``sharded``: gradients are reduce-scattered every micro-batch; ``form`` of a
     shard, in the messages that do not divide by a dim, or ``everywhere``.
@@ -68,9 +68,11 @@ class Conflict(NamedTuple):
 def choice_of(plan: Plan) -> Choice:
     """What the keys of a plan come to."""
     parts, gather = _preset(plan) or (plan.shard, plan.gather)
+    # MindSpore's default goes with its levels; ZeRO shards everything.
     threshold = THRESHOLD if plan.hsdp != 'off' else 0.0
     return Choice(
         parts=frozenset(parts),
+        # Sharded weights must be gathered before they are read; full ones only after the update.
         gather=gather or ('on-use' if 'weights' in parts else 'after-update'),
         threshold=threshold if plan.shard_threshold is None else plan.shard_threshold,
         unsharded=plan.unsharded,
@@ -83,19 +85,20 @@ def choice_of(plan: Plan) -> Choice:
 def conflicts(plan: Plan) -> Iterator[Conflict]:
     """What does not fit together between the keys of a plan."""
     preset = _preset(plan)
+    # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
-        yield Conflict('zero', f'zero {plan.zero} cuts otherwise than hsdp {plan.hsdp}', 'write one of both')
+        yield Conflict('zero', f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
     if preset is not None:
         name = f'hsdp {plan.hsdp}' if plan.hsdp != 'off' else f'zero {plan.zero}'
         if plan.shard and set(plan.shard) != set(preset[0]):
-            yield Conflict('shard', f'{name} cuts {", ".join(preset[0])}', 'leave it out')
+            yield Conflict('shard', f'{name} shards {", ".join(preset[0])}', 'leave it out')
         if plan.gather and plan.gather != preset[1]:
             yield Conflict('gather', f'{name} gathers {preset[1]}', 'leave it out')
         return
     if plan.shard and 'state' not in plan.shard:
-        yield Conflict('shard', f'{" and ".join(plan.shard)} cut, but no state', 'add state')
+        yield Conflict('shard', f'{" and ".join(plan.shard)} sharded, but no state', 'add state')
     if plan.shard and plan.gather and (plan.gather == 'after-update') == ('weights' in plan.shard):
-        there = 'are cut' if 'weights' in plan.shard else 'stay whole'
+        there = 'are sharded' if 'weights' in plan.shard else 'stay whole'
         other = 'on-use' if 'weights' in plan.shard else 'after-update'
         yield Conflict('gather', f'weights {there}, which cannot be gathered {plan.gather}', f'write {other}')
 
@@ -106,18 +109,18 @@ def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One parameter that is cut, or the parameters of a flat message.
+    """One parameter that is sharded, or the parameters of a flat message.
 
-    Arguments: ``weight`` and ``gradient``, the pieces that the update works on; ``wholes``, the gradients that W adds
-    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, cut last, over
-    ``partition``, the shard groups; ``replica``, over whose ranks pieces are repeated; ``bucket``, the name of a flat
+    Arguments: ``weight`` and ``gradient``, the shards that the update works on; ``fulls``, the gradients that W adds
+    to, and ``gathered``, the weights that operators read, one for each of ``parameters``; ``dim``, split last, over
+    ``partition``, the shard groups; ``replica``, over whose ranks shards are replicated; ``bucket``, the name of a flat
     message, and ``flat``, of its buffer.
     """
 
     parameters: tuple[str, ...]
     weight: Tensor
     gradient: Tensor
-    wholes: tuple[Tensor, ...]
+    fulls: tuple[Tensor, ...]
     gathered: tuple[str, ...]
     dim: int
     partition: str
@@ -131,16 +134,16 @@ class Shard:
         return bool(self.weight.members)
 
     @property
-    def own(self) -> Own:
+    def own(self) -> Owned:
         """What the update of a rank works on; a flat message of one layer belongs to that."""
         layers = {layer_of(name) for name in self.parameters}
         layer = layers.pop() if len(layers) == 1 else self.bucket
-        return Own(self.weight, self.gradient, self.wholes, self.flat, layer)
+        return Owned(self.weight, self.gradient, self.fulls, self.flat, layer)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """All that is cut.
+    """All that is sharded.
 
     Arguments: ``of``, by parameter.
     """
@@ -154,8 +157,9 @@ class Shards:
         return self.each(self.of)
 
     def each(self, parameters: Iterable[str]) -> tuple[Shard, ...]:
-        """The shards of parameters that are cut, each once."""
+        """The shards of parameters that are sharded, each once."""
         found = (self.of[name] for name in parameters)
+        # The first parameter names a shard: those of a flat message share one.
         return tuple({shard.parameters[0]: shard for shard in found}.values())
 
     @property
@@ -164,7 +168,7 @@ class Shards:
         return 'weights' in self.choice.parts
 
     def by_partition(self, parameters: Iterable[str]) -> dict[str, list[str]]:
-        """Those of the parameters that are cut, by their shard groups; only these travel together."""
+        """Those of the parameters that are sharded, by their shard groups; only these travel together."""
         found: dict[str, list[str]] = {}
         for name in parameters:
             if name in self.of:
@@ -187,19 +191,19 @@ class Shards:
         return found
 
     @property
-    def pieces(self) -> dict[str, Own]:
+    def owned(self) -> dict[str, Owned]:
         """What the update of each parameter works on."""
         own = {shard.parameters[0]: shard.own for shard in self.all}
         return {name: own[shard.parameters[0]] for name, shard in self.of.items()}
 
     def held(self, accumulated: Iterable[str]) -> set[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
-        pieces = {full.name: shard.gradient.name for shard in self.all for full in shard.wholes}
-        return {pieces.get(name, name) for name in accumulated}
+        owned = {full.name: shard.gradient.name for shard in self.all for full in shard.fulls}
+        return {owned.get(name, name) for name in accumulated}
 
 
 def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
-    """Bytes that fusion by size counts: a whole gradient or weight; with MindSpore's levels what it counts, the piece.
+    """Bytes that fusion by size counts: a full gradient or weight; with MindSpore's levels what it counts, the shard.
 
     Whole as far as the tensor ranks have it.
     """
@@ -207,18 +211,19 @@ def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> floa
     if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
         return size
     shard = shards.of[parameter]
-    return size_of(tape, [shard.wholes[shard.parameters.index(parameter)]])
+    return size_of(tape, [shard.fulls[shard.parameters.index(parameter)]])
 
 
-def cut_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
-    """The dims that a message cuts its tensors along: one number, or where they differ one for each in a text."""
+def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
+    """The dims that a message splits its tensors along: one number, or where they differ one for each in a text."""
     found = [shard.dim for shard in shards]
     return {'dim': found[0] if len(set(found)) == 1 else ' '.join(map(str, found))}
 
 
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
-    """Bytes of the whole of some shards, padding and all: what is gathered of them, or scattered into them."""
-    return sum(size_of(tape, [one]) * tape.partitions[one.cuts[-1].partition].size for one in tensors)
+    """Bytes of the unsharded form of some shards, padding and all: what is gathered of them, or scattered into them."""
+    # The last split is the shard group's; those before are the tensor ranks', who gather nothing here.
+    return sum(size_of(tape, [one]) * tape.partitions[one.splits[-1].partition].size for one in tensors)
 
 
 def size_of(tape: Tape, tensors: Sequence[Tensor]) -> float:

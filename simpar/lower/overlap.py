@@ -77,12 +77,15 @@ def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
     arriving: set[str] = set()
     waiting: int | None = None
     for op in ops:
+        # Moved up in order, one behind the other: a clone may read what the clone before it made.
         if is_recomputed(op) and waiting is not None:
             found.insert(waiting, op)
             waiting += 1
             continue
         if op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads):
+            # From here on the sum has been waited for.
             waiting, arriving = len(found), set()
+        # Only these are in the chain of gradients; a gather for W is waited for by W alone.
         if op.kind == 'collective' and op.phase == 'I':
             arriving.update(op.writes)
         found.append(op)

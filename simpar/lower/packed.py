@@ -13,9 +13,9 @@ from dataclasses import replace
 from math import prod
 
 from simpar.lower.optimizer_parallel import Shard
-from simpar.lower.pieces import local_elements, local_shape
 from simpar.lower.tape import Tape
-from simpar.program import Cut, Tensor
+from simpar.lower.update_shards import local_elements, local_shape
+from simpar.program import Split, Tensor
 
 MEMBERS = 'members'
 """How a packed weight is first filled: as its members."""
@@ -31,6 +31,7 @@ def padded_shard(tape: Tape, tensor: Tensor, groups: tuple[str, str], outputs: i
     size = tape.partitions[groups[0]].size
     local = local_shape(tape, tensor)
     rows, row = prod(local[:outputs]), prod(local[outputs:])
+    # Rounded up to whole rows for every rank, padding and all, as FSDP2 allocates.
     length = -(-rows // size) * size * row
     name = tensor.name if weights else f'{tensor.name}.piece'
     return _register(tape, [tensor], groups, length, (name, f'd:{tensor.name}'), weights=weights)
@@ -47,6 +48,7 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
     flat = f'{bucket}.flat.{groups[0]}'
     names = (flat if weights else f'{flat}.piece', f'd:{flat}')
     shard = _register(tape, tensors, groups, length, names, weights=weights)
+    # The buffer holds the gradients' sums; the tensors that it replaces are left out of the program.
     tape.replaced.update(f'd:{tensor.name}' for tensor in tensors)
     if weights:
         tape.replaced.update(tensor.name for tensor in tensors)
@@ -72,14 +74,15 @@ def _register(
         replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', like=tensor.name) if weights else tensor
         for tensor in tensors
     )
+    # A flat buffer belongs to no single parameter.
     like = tensors[0].name if len(tensors) == 1 else ''
-    cuts = (Cut(0, groups[0]),)
+    splits = (Split(0, groups[0]),)
     weight = Tensor(
         name=names[0],
         kind='parameter' if weights else 'view',
         shape=(length,),
         dtype=tensors[0].dtype,
-        cuts=cuts,
+        splits=splits,
         initial=MEMBERS if weights else '',
         like='' if weights else like,
         members=tuple(tensor.name for tensor in gathered),
@@ -89,7 +92,7 @@ def _register(
         kind='gradient',
         shape=(length,),
         dtype=gradients[0].dtype,
-        cuts=cuts,
+        splits=splits,
         like=like,
         members=tuple(tensor.name for tensor in fulls),
     )
@@ -99,7 +102,7 @@ def _register(
         parameters=tuple(tensor.name for tensor in tensors),
         weight=weight,
         gradient=gradient,
-        wholes=fulls,
+        fulls=fulls,
         gathered=tuple(tensor.name for tensor in gathered),
         dim=0,
         partition=groups[0],

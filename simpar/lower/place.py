@@ -22,7 +22,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Places operators on the ``world`` ranks of a stage; dim 0 of all tensors is cut into ``copies`` besides."""
+    """Places operators on the ``world`` ranks of a stage; dim 0 of all tensors is split into ``copies`` besides."""
 
     world: int
     copies: int
@@ -42,9 +42,14 @@ class Placer:
         """
         sharded = operator.sharded(strategy, self.world, out_strategy)
         found = Placed(sharded.inputs, sharded.local, sharded.output)
-        if lies is not None and lies.cuts == found.inputs[lead].cuts and not _contracted(operator, lead):
+        if (
+            lies is not None
+            and lies.shard_counts == found.inputs[lead].shard_counts
+            and not _contracted(operator, lead)
+        ):
             followed = self.followed(operator, lies, lead)
-            alike = [one.cuts for one in followed.inputs] == [one.cuts for one in found.inputs]
+            # Only the ranks of slices may differ from the strategy, never their number.
+            alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in found.inputs]
             found = followed if alike else found
         return self._checked(operator, found, lead)
 
@@ -57,27 +62,28 @@ class Placer:
         operator and dim where it cannot be.
         """
         laid = [matrix(*map(_aliases, dims)) for dims in inputs]
-        problem = operator.wrong(tuple(layout.cuts for layout in laid), self.world) or _unlike(operator, laid)
+        problem = operator.wrong(tuple(layout.shard_counts for layout in laid), self.world) or _unlike(operator, laid)
         if problem:
             raise Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
         axes = {name: dim for names, layout in zip(operator.inputs, laid, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
+        # In the operator's order, so that the axes of a sum stand as in the device matrix.
         sums = [axis for name in operator.order if name not in operator.output for axis in axes.get(name, ())]
         local = self._layout(operator.output, axes).with_partial(sums)
-        found = Placed(tuple(laid), local, local.whole())
+        found = Placed(tuple(laid), local, local.without_partial())
         if output:
             wanted = matrix(*map(_aliases, output))
-            scattered = operator.output_of(local, wanted.cuts)
+            scattered = operator.output_of(local, wanted.shard_counts)
             if scattered != wanted:
                 raise Infeasible(
-                    f'{operator.name}: out_layout {_shown([output])}: the axes of the sum cut a dim inside '
-                    'of what cuts it already; write them last'
+                    f'{operator.name}: out_layout {_shown([output])}: the axes of the sum shard a dim inside '
+                    'of what shards it already; write them last'
                 )
             found = Placed(tuple(laid), local, scattered)
         return self._checked(operator, found, lead)
 
     def followed(self, operator: Operator, lies: TensorLayout, lead: int = 0) -> Placed:
-        """As what it reads lies, but for dims that must stay whole or do not divide.
+        """As what it reads lies, but for dims that must stay unsharded or do not divide.
 
         Arguments: ``lies``, the layout of input number ``lead``.
         """
@@ -85,6 +91,7 @@ class Placer:
         axes = {
             name: outermost(dim, self._most(operator, lead, name))
             for name, dim in zip(operator.inputs[lead], lies.dims, strict=True)
+            # What is contracted would leave a pending sum, which nobody asked for.
             if name not in gone and name != ONE and name not in operator.fixed
         }
         inputs = tuple(self._layout(names, axes) for names in operator.inputs)
@@ -103,12 +110,13 @@ class Placer:
         return Placed((lies,), output, output)
 
     def _keeps_copies(self, lies: TensorLayout, output: TensorLayout, rows: int) -> bool:
-        return lies.dims[0] == output.dims[0] and rows % (output.cuts[0] * self.copies) == 0
+        return lies.dims[0] == output.dims[0] and rows % (output.shard_counts[0] * self.copies) == 0
 
     def by_batch(self, rows: int) -> int:
         """Slices of so many rows where nothing else is said: as many as divide ranks and the rows of a copy."""
         rows //= self.copies
-        return max(cut for cut in range(1, self.world + 1) if self.world % cut == 0 == rows % cut)
+        # Chained comparison: both remainders are 0.
+        return max(count for count in range(1, self.world + 1) if self.world % count == 0 == rows % count)
 
     def _layout(self, names: Sequence[str], axes: dict[str, tuple[Axis, ...]]) -> TensorLayout:
         return TensorLayout(self.world, tuple(axes.get(name, ()) for name in names))
@@ -125,13 +133,15 @@ class Placer:
         return placed
 
     def check_rows(self, operator: Operator, layout: TensorLayout, shape: Sequence[int] = ()) -> None:
-        """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the whole do.
+        """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the full tensor do.
 
         Arguments: ``shape`` of the tensor, by default of the operator's first.
         """
-        rows, cut = (shape or operator.shapes[0])[0], layout.cuts[0]
-        if rows % (cut * self.copies):
-            raise Infeasible(f'{operator.name}: {rows} samples cannot be cut into {cut} slices of {self.copies} copies')
+        rows, count = (shape or operator.shapes[0])[0], layout.shard_counts[0]
+        if rows % (count * self.copies):
+            raise Infeasible(
+                f'{operator.name}: {rows} samples cannot be split into {count} slices of {self.copies} copies'
+            )
 
 
 def _aliases(dim: str) -> list[str] | None:
@@ -148,10 +158,10 @@ def _unlike(operator: Operator, laid: Sequence[TensorLayout]) -> str:
     for index, (names, layout) in enumerate(zip(operator.inputs, laid, strict=True)):
         for dim, (name, axes) in enumerate(zip(names, layout.dims, strict=True)):
             if name != ONE and seen.setdefault(name, axes) != axes:
-                return f'dim {dim} of input {index} is cut by other axes than the dim that it is one with'
+                return f'dim {dim} of input {index} is sharded by other axes than the dim that it is one with'
     used = [axis for axes in seen.values() for axis in axes]
     shared = any(_overlap(one, other) for place, one in enumerate(used) for other in used[:place])
-    return 'an axis cuts two dims that are not one' if shared else ''
+    return 'an axis shards two dims that are not one' if shared else ''
 
 
 def _overlap(one: Axis, other: Axis) -> bool:
@@ -160,9 +170,10 @@ def _overlap(one: Axis, other: Axis) -> bool:
 
 
 def outermost(axes: Sequence[Axis], length: int) -> tuple[Axis, ...]:
-    """What of axes, from the outermost on, cuts a dim of a length into equal slices."""
+    """What of axes, from the outermost on, shards a dim of a length into equal slices."""
     found: list[Axis] = []
     for axis in axes:
+        # The outermost positions of an axis are those of the greatest stride.
         size = gcd(axis.size, length)
         found.append(Axis(size, axis.stride * (axis.size // size)))
         length //= size
@@ -184,7 +195,7 @@ def seen_as(layout: TensorLayout, shape: Sequence[int], other: Sequence[int]) ->
 
 
 _Digit = tuple[int, Axis | None]
-"""Of an element's place, outermost first: how far it counts, and the axis that cuts it."""
+"""Of an element's place, outermost first: how far it counts, and the axis that shards it."""
 
 
 def _digits(axes: Sequence[Axis], length: int) -> list[_Digit]:
@@ -197,10 +208,12 @@ def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
     found: list[_Digit] = []
     while length > 1:
         size, axis = digits.pop(0)
+        # Free digits that follow one another count on, so they are one.
         while axis is None and digits and digits[0][1] is None:
             size *= digits.pop(0)[0]
         part = gcd(size, length)
         inner = size // part
+        # The digit and the dim share no factor: a slice would not be one block there.
         if part == 1 < size:
             return None
         if inner > 1:

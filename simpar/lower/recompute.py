@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.lower.pieces import layer_of
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import layer_of
 from simpar.model.model import Graph
 from simpar.plan import Plan
 from simpar.program import OpClass
@@ -50,6 +50,7 @@ class Recompute:
 
     def takes(self, op: OpClass) -> bool:
         """Whether a forward op is run again where the backward needs what it makes."""
+        # A message that has arrived cannot be asked for again, and the loss is read at once.
         if op.kind not in ('compute', 'collective') or layer_of(op.name) == _LOSS:
             return False
         if op.kind == 'collective' and not self.communication:
@@ -126,6 +127,7 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
     for op in ops:
         again = _wanted(op, forward, makers, together, done) if op.phase != 'F' else set()
         done |= again
+        # In the order of the forward, as clones read one another.
         found += [_clone(tape, forward[place], kept) for place in sorted(again)]
         found.append(op)
     return found
@@ -149,8 +151,8 @@ def _together(forward: Sequence[OpClass], choice: Recompute) -> dict[int, Collec
     for place, op in enumerate(forward):
         members.setdefault(choice.region(op) if choice.regions else '', []).append(place)
     alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(forward))}
-    whole = [mine for region, mine in members.items() if region and all(choice.takes(forward[one]) for one in mine)]
-    return alone | {place: mine for mine in whole for place in mine}
+    regions = [mine for region, mine in members.items() if region and all(choice.takes(forward[one]) for one in mine)]
+    return alone | {place: mine for mine in regions for place in mine}
 
 
 def _wanted(
@@ -168,6 +170,7 @@ def _wanted(
     names = list(op.reads)
     while names:
         place = makers.get(names.pop())
+        # What has been made again stays until its last reader, so no clone is made twice.
         if place is not None and place not in wanted and place not in done:
             wanted.update(together[place])
             names += [name for one in together[place] for name in forward[one].reads]
@@ -179,6 +182,7 @@ def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
     writes = []
     for name in op.writes:
         again = f'{name}.{RECOMPUTE}' if name in kept else name
+        # A kept tensor must not be written again: others may read it still.
         tape.tensors.setdefault(again, replace(tape.tensors[name], name=again))
         writes.append(again)
     attributes = {**op.attributes, RECOMPUTE: True}

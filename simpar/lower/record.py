@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from simpar.errors import Infeasible
 from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
+from simpar.lower.given import has_strategies, with_strategies
 from simpar.lower.mesh import Mesh, mesh_of
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
@@ -25,12 +27,6 @@ class Recorded(NamedTuple):
 
     tape: Tape
     graph: Graph
-
-
-def has_strategies(workload: Workload) -> bool:
-    """Whether an operator of the model, or its loss, says itself how it is split."""
-    given = (operator.strategy or operator.layout for operator in workload.model.operators.values())
-    return any(given) or bool(workload.loss_strategy) or workload.loss_operators != 'one'
 
 
 def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
@@ -60,6 +56,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     )
     given = () if isinstance(plan.stages, str) else plan.stages
     graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
+    graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:
@@ -89,14 +86,14 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
 
 def _by_strategies(workload: Workload, plan: Plan) -> bool:
     """Whether layouts come from strategies: given ones, or by batch for a graph without degrees."""
-    return has_strategies(workload) or (workload.model.by_batch and plan.tensor == 1)
+    return has_strategies(workload, plan) or (workload.model.by_batch and plan.tensor == 1)
 
 
 def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
     ranks = world // plan.pipeline
-    if plan.data and plan.data * plan.tensor != ranks:
+    if plan.data > 1 and plan.data * plan.tensor != ranks:
         raise Infeasible(
             f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
         )

@@ -23,6 +23,7 @@ def regions_of(nodes: Sequence[Node], of_node: Mapping[str, str]) -> Callable[[s
     @cache
     def region(name: str) -> str:
         while name and name not in owner:
+            # Ops of a node have its name and more: what was made of it is found by taking endings off.
             name = name[: max(name.rfind('.'), name.rfind('@'), 0)]
         return of_node.get(owner.get(name, ''), '')
 
@@ -56,6 +57,7 @@ def _core(softmax: Node, by_name: Mapping[str, Node], readers: Mapping[str, Sequ
         at = before
     at = softmax
     while not isinstance(at.operator, PRODUCTS):
+        # With two readers it is no plain attention, and running it again would make more than asked.
         if len(readers.get(at.name, ())) != 1:
             return []
         (at,) = readers[at.name]

@@ -47,6 +47,7 @@ def place_kinds(stages: Sequence[int]) -> list[tuple[bool, ...]]:
 
 def recorded_for_real(kinds: Sequence[tuple[bool, ...]]) -> frozenset[int]:
     """Layers that are recorded: the forward meets the first of a kind first, the backward the last."""
+    # Of equal keys a dict keeps the last: reversed, that is the first layer of a kind.
     first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
     last = {kind: layer for layer, kind in enumerate(kinds)}
     return frozenset({*first.values(), *last.values()})
@@ -125,6 +126,8 @@ class Repeats:
             return made
         before, rules = _Mark.of(self.tape, self.results), len(self.tape.rules)
         values = run()
+        # The layer's rules are taken off and run by ``_back``, so that the backward's part can be recorded as a
+        # template, too.
         mine = self.tape.rules[rules:]
         del self.tape.rules[rules:]
         self.forward.setdefault(key, (number, before.added(self.tape, self.results, number, values)))
@@ -133,6 +136,7 @@ class Repeats:
 
     def _back(self, number: int, forward: object, rules: Sequence[Rule] | None) -> None:
         own = re.compile(rf'(d:)?layer{number}\.')
+        # Gradients that other layers gave: they decide what the backward emits.
         coming = {name: parts for name, parts in self.tape.contributions.items() if own.match(name)}
         key = (forward, tuple((_marked(name, number), tuple(_known(part, number) for part in parts))
                               for name, parts in sorted(coming.items())))  # fmt: skip
@@ -152,10 +156,12 @@ class Repeats:
     def _put(self, template: _Template, number: int) -> list[tuple[str, Value]]:
         """An instance of a template; its values."""
         tape, text = self.tape, template.text
+        # Marks are replaced in all names at once, which is faster than name by name.
         for offset in range(-NEAR, NEAR + 1):
             text = text.replace(f'\0{offset + NEAR}\0', f'layer{number + offset}')
         names = text.split('\n')
         for tensor, name, like in template.tensors:
+            # A weight that layers share is there already.
             tape.tensors.setdefault(names[name], _tensor(tensor, names[name], names[like]))
         tape.layouts.update((names[name], layout) for name, layout in template.layouts)
         tape.pending.update((names[name], axes) for name, axes in template.pending)
@@ -170,7 +176,7 @@ class Repeats:
 
 
 def _tensor(like: Tensor, name: str, of: str) -> Tensor:
-    return Tensor(name, like.kind, like.shape, like.dtype, like.cuts, like.partial, like.batch_dim, like.initial, of)
+    return Tensor(name, like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial, of)
 
 
 def _value(value: _Value, names: Sequence[str]) -> Value:

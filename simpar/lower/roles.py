@@ -65,15 +65,15 @@ def stages_of(
     for stage, mine in enumerate(ops):
         elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
         again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        cut = tiled(tape, again, elsewhere, tiles)
-        made += cut
-        found.append(_stage(tape, cut, elsewhere, overlap, split=(stage, 'I') in done, whole=(stage, 'B') in done))
+        ready = tiled(tape, again, elsewhere, tiles)
+        made += ready
+        found.append(_stage(tape, ready, elsewhere, overlap, split=(stage, 'I') in done, joint=(stage, 'B') in done))
     tape.notes += nothing_tiled(made, tiles)
     return found
 
 
 def _stage(
-    tape: Tape, ops: list[OpClass], elsewhere: set[str], overlap: Overlap, *, split: bool, whole: bool
+    tape: Tape, ops: list[OpClass], elsewhere: set[str], overlap: Overlap, *, split: bool, joint: bool
 ) -> StageOps:
     """Where a stage does both B and I with W, the order of its readers differs, and so do the ops that free."""
     forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
@@ -84,9 +84,11 @@ def _stage(
     weights = [op for op in backward if op.phase == 'W']
     gathered = _gathered(tape)
     filled = [op for part in segments(backward, gathered, fill=overlap.fill) for op in part]
-    b = _freeing(tape, elsewhere, forward, transfers, filled) if whole or not split else {}
+    # Frees follow from an order, so they are worked out for each order that the stage is done in.
+    b = _freeing(tape, elsewhere, forward, transfers, filled) if joint or not split else {}
     i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
     b = b or i
+    # Equal ops are shared; those that free otherwise in a split backward have a name of their own.
     names = {op.name for op in ops if b[op.name] != i[op.name]}
     apart = {name: replace(i[name], name=f'{name}.split') if name in names else i[name] for name in i}
     return StageOps(
@@ -141,6 +143,7 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
         first = actions[0][0]
         if len(actions) == 1:
             micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
+            # Actions of one kind do the same for every micro-batch, so they share a run.
             key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind)
         else:
             # Parts that are of one micro-batch have it once.
@@ -202,10 +205,10 @@ def _run(
         mine = [stages[action.stage] for action in actions]
         fill = all(stage.fill for stage in mine)
         ops = [op for stage, action in zip(mine, actions, strict=True) for op in stage.parts[action.kind]]
-        cut = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
+        parts = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
         part = micro_batches.index(actions[0].micro_batch or 0)
         found += [
-            [[Issue(op, part, copy, not fill and _sums_input(op)) for op in segment] for segment in cut]
+            [[Issue(op, part, copy, not fill and _sums_input(op)) for op in segment] for segment in parts]
             for copy in range(copies)
         ]
     return Run(tuple(interleave(found)))

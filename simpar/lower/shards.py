@@ -1,6 +1,6 @@
 """Sharding of parameters: which are sharded, in which form, and the tensors that this puts on the tape.
 
-``dim`` cuts a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
+``dim`` shards a parameter into equal slices of one dim; what does not divide stays full. The other two forms divide
 everything, for they pad: ``padded`` each parameter's rows, ``flat`` the parameters of a message in one buffer.
 """
 
@@ -14,10 +14,10 @@ from fnmatch import fnmatchcase
 from simpar.lower.fusion import fuse
 from simpar.lower.optimizer_parallel import Choice, Shard, Shards, choice_of, size_of
 from simpar.lower.packed import flat_shard, output_dims, padded_shard
-from simpar.lower.pieces import local_elements, local_shape
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import local_elements, local_shape
 from simpar.plan import Plan
-from simpar.program import Cut, OpClass, Tensor
+from simpar.program import OpClass, Split, Tensor
 from simpar.program.tensor import BYTES
 
 
@@ -77,13 +77,14 @@ def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
 
 
 def _dim(local: tuple[int, ...], size: int) -> int | None:
-    """The dim to cut: the first; where a weight has more than two, whose first are its outputs, any that divides."""
+    """The dim to shard: the first; where a weight has more than two, whose first are its outputs, any that divides."""
+    # The first dim, as MindSpore and FSDP shard; queries, keys and values by heads have several that are outputs.
     dims = range(len(local)) if len(local) > 2 else range(1)
     return next((dim for dim in dims if local[dim] % size == 0), None)
 
 
 def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
-    """A note for what cannot be cut; one for all layers that are alike."""
+    """A note for what cannot be sharded; one for all layers that are alike."""
     alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
     for one in wanted:
         key = (re.sub(r'\d+', '*', one.tensor.name), local_shape(tape, one.tensor), one.size)
@@ -109,11 +110,14 @@ def _messages(
     apart: dict[tuple[int, str, str], list[str]] = {}
     for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''
+        # One message has one group of ranks and is ready in one stage.
         apart.setdefault((min(stages[name]), one.groups[0], alone), []).append(name)
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
     for (stage, _, alone), names in apart.items():
-        for bucket, members in fuse(names, size, plan, ids, f'stage{stage}.' if several else '').items():
+        # Not the names of other messages: those are counted without regard to what is used in two stages.
+        scope = f'stage{stage}.packed.' if several else 'packed.'
+        for bucket, members in fuse(names, size, plan, ids, scope).items():
             yield alone or bucket, members
 
 
@@ -135,25 +139,25 @@ def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
     """Register a parameter's equal shards and what is full of it."""
     tensor, (partition, replica) = wanted.tensor, wanted.groups
     assert wanted.dim is not None
-    cut = (Cut(wanted.dim, partition),)
+    split = (Split(wanted.dim, partition),)
     gradient = tape.tensors[f'd:{tensor.name}']
     full = replace(gradient, name=f'{gradient.name}.whole')
-    piece = replace(gradient, cuts=gradient.cuts + cut)
+    sharded = replace(gradient, splits=gradient.splits + split)
     if weights:
-        weight = replace(tensor, cuts=tensor.cuts + cut)
+        weight = replace(tensor, splits=tensor.splits + split)
         gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
     else:
         weight = replace(
-            tensor, name=f'{tensor.name}.piece', kind='view', cuts=tensor.cuts + cut, initial='', like=tensor.name
+            tensor, name=f'{tensor.name}.piece', kind='view', splits=tensor.splits + split, initial='', like=tensor.name
         )
         gathered = tensor
-    for made in (full, piece, weight, gathered):
+    for made in (full, sharded, weight, gathered):
         tape.tensors[made.name] = made
     return Shard(
         parameters=(tensor.name,),
         weight=weight,
-        gradient=piece,
-        wholes=(full,),
+        gradient=sharded,
+        fulls=(full,),
         gathered=(gathered.name,),
         dim=wanted.dim,
         partition=partition,
@@ -166,10 +170,11 @@ def _rename(tape: Tape, shards: Shards) -> None:
     reads: dict[str, str] = {}
     adds: dict[str, str] = {}
     for one in shards.all:
-        for name, full, gathered in zip(one.parameters, one.wholes, one.gathered, strict=True):
+        for name, full, gathered in zip(one.parameters, one.fulls, one.gathered, strict=True):
             adds[f'd:{name}'] = full.name
             if gathered != name:
                 reads[name] = gathered
+    # In place: others hold the list.
     tape.ops[:] = [_renamed(op, reads, adds) for op in tape.ops]
 
 

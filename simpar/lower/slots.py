@@ -51,6 +51,7 @@ def _after(slots: Slots, runs: tuple[Run, ...], *, fused: bool) -> Ints:
     computed = np.flatnonzero(slots.spread(computes))
     if not len(computed):
         return slots.after
+    # The last computation before each late op; −1 where none is.
     at = np.searchsorted(computed, waits) - 1
     pairs = np.column_stack((waits, computed[at]))[at >= 0]
     if fused:

@@ -41,5 +41,7 @@ class Streams:
             return op.partition
         peer = (self._place + op.peer) % self._mesh.pipeline
         ends = (self._place, peer) if op.kind == 'send' else (peer, self._place)
+        # A stream a direction: a send that waits for its receiver must not hold up what comes the other way.
         name = f'{PIPELINE}.{"B" if op.phase == "I" else op.phase}.{ends[0]}-{ends[1]}'
+        # And a stream a copy, whose messages may overtake each other.
         return f'{name}.c{issue.copy}' if self._mesh.copies > 1 else name

@@ -20,7 +20,7 @@ from simpar.layout import Axis, Layout, TensorLayout
 from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
 from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
-from simpar.program import Cut, OpClass, Partition, Tensor
+from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
 
@@ -71,6 +71,7 @@ class Tape:
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
         self.notes: list[str] = []
+        # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
         self._shard_group = shard_group
         self._known: dict[tuple[Axis, ...], str] = {}
@@ -78,6 +79,7 @@ class Tape:
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
         self.rules: list[Rule] = []
+        # How many values each gradient was given to: see ``cross``.
         self.handed_on: Counter[str] = Counter()
 
     # partitions
@@ -130,7 +132,9 @@ class Tape:
         like: str = '',
     ) -> Value:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
-        shards = tuple(Cut(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes)
+        shards = tuple(
+            Split(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes
+        )
         self.layouts[value.name] = value.layout
         partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
         tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
@@ -149,19 +153,23 @@ class Tape:
         if name not in self.tensors:
             self.register(value, 'parameter', batch_dim=None, initial=initial)
             self.register(value.like(f'd:{name}'), 'gradient', self.gradients, batch_dim=None, like=name)
+        elif self.layouts[name] != layout:
+            raise Infeasible(
+                f'{name}: two operators have it (tied), and their strategies split it unlike; split both alike, or none'
+            )
         return value
 
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        count = prod(tensor.shape) // prod(self.partitions[cut.partition].size for cut in tensor.cuts)
+        count = prod(tensor.shape) // prod(self.partitions[split.partition].size for split in tensor.splits)
         return count if tensor.batch_dim is None else count // self.mesh.copies
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""
         return self.held(name) * BYTES[self.tensors[name].dtype]
 
-    def cutting(self, name: str) -> str:
+    def sharded_over(self, name: str) -> str:
         """The partition of the ranks that hold different shards of a tensor; empty: all hold all of it."""
         axes = [axis for dim in self.layouts[name].dims for axis in dim]
         return self.partition(axes) if axes else ''
@@ -263,7 +271,7 @@ class Tape:
 
     def gradient_layout(self, value: Value) -> TensorLayout:
         """How the gradient of a value lies once it is popped."""
-        return value.layout.whole() if self.early else value.layout.with_partial(value.layout.repeated)
+        return value.layout.without_partial() if self.early else value.layout.with_partial(value.layout.replicated_axes)
 
     def layout_given(self, value: Value, gradient: Value) -> TensorLayout:
         """How an operator gives the gradient of a value that it reads, from the gradient of its result.
@@ -272,7 +280,7 @@ class Tape:
         """
         if not self.early:
             return self.gradient_layout(value)
-        pending = minus(gradient.layout.cutting, value.layout.cutting)
+        pending = minus(gradient.layout.sharding_axes, value.layout.sharding_axes)
         return value.layout.with_partial(union(pending, gradient.layout.partial))
 
     def new_gradient(self, value: Value, of: str, gradient: Value) -> Value:
@@ -296,6 +304,7 @@ class Tape:
         """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
         given = self.contributions.pop(value.name, [])
         wanted = self.gradient_layout(value)
+        # Pending parts are added before they are reduced: one all-reduce instead of one a part.
         pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
         others = [part for part in given if part.layout == wanted]
         if pending is not None:
@@ -322,9 +331,10 @@ class Tape:
         """The names of the gradients of parameters, to which an op adds that reads values and gradients ``of``."""
         sharded: tuple[Axis, ...] = ()
         for value in of if self.early else ():
-            sharded = union(sharded, union(value.layout.cutting, value.layout.partial))
+            sharded = union(sharded, union(value.layout.sharding_axes, value.layout.partial))
         for parameter in parameters:
-            pending = minus(sharded, parameter.layout.cutting) if self.early else parameter.layout.uncut
+            pending = minus(sharded, parameter.layout.sharding_axes) if self.early else parameter.layout.unsharded_axes
+            # One gradient has one sum: a weight that is used twice must be used alike.
             if self.pending.setdefault(parameter.name, pending) != pending:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
@@ -348,7 +358,7 @@ class Tape:
         """
         if self.degrees:
             return self.mesh.sharding
-        mirror = self._groups(self.layouts[parameter].uncut)
+        mirror = self._groups(self.layouts[parameter].unsharded_axes)
         size = min(self._shard_group or mirror.size, mirror.size)
         if mirror.size % size:
             raise Infeasible(
@@ -358,6 +368,7 @@ class Tape:
         if size in (1, mirror.size):
             return (self._registered(mirror) if size > 1 else ''), ''
         groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
+        # Neighbours shard, those at equal places replicate, as in ``Mesh.partitions``.
         near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
         far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
         return self._registered(near), self._registered(far)

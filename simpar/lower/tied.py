@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.optimizer_parallel import Shards
-from simpar.lower.pieces import local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import local_elements
 from simpar.program import OpClass
 from simpar.program.tensor import BYTES
 
@@ -35,12 +35,13 @@ class Exchange:
         """
         if self.gradient not in held:
             return ()
+        # In a split backward the op that adds may have a name of its own.
         names = {op.name.removesuffix('.split') for op in issued}
         return next((ops for adder, ops in self.ends if adder in names), ())
 
 
 def exchange(tape: Tape, shards: Shards) -> Exchange:
-    """The exchange of the gradient that two pipeline ranks accumulate, if there is one; of its piece, if it is cut."""
+    """The exchange of the gradient, or of its shard, that two pipeline ranks accumulate, if there is one."""
     adders: dict[str, list[OpClass]] = {}
     for op in tape.ops:
         for name in op.accumulates:
@@ -48,12 +49,12 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
     for gradient, ops in adders.items():
         places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
         if len(set(places)) == 2:
-            (piece,) = shards.held([gradient])
+            (shard,) = shards.held([gradient])
             ends = [
-                (op.name, _end(tape, piece, index, places[1 - index] - place, op.stage))
+                (op.name, _end(tape, shard, index, places[1 - index] - place, op.stage))
                 for index, (op, place) in enumerate(zip(ops, places, strict=True))
             ]
-            return Exchange(piece, tuple(ends))
+            return Exchange(shard, tuple(ends))
     return Exchange()
 
 
@@ -88,4 +89,5 @@ def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tupl
         frees=(other,),
         stage=stage,
     )
+    # One end receives first: on a single stream two blocking sends would wait for each other for ever.
     return (receive, send, add) if index else (send, receive, add)

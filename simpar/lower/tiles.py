@@ -1,12 +1,12 @@
-"""Tiles: a matrix product and the collective next to it, cut into pieces along the rows.
+"""Tiles: a matrix product and the collective next to it, split into chunks along the rows.
 
 The collective of one tile travels while the next is computed: of a product and the sum behind it, or of a gather and
 the product behind it. So do CoC of MindSpeed, MC2, AsyncTP and MindSpore's ``interleaved_matmul_comm``. The gradient of
-a weight (W) stays whole. Products read their rows of a whole operand; what is gathered is split, and tiles are joined,
+a weight (W) stays full. Products read their rows of a full operand; what is gathered is split, and tiles are joined,
 by views that do no work.
 
-Where the collective cuts the dim that tiles are cut along, a tile holds rows of every rank's slice, in ``blocks``, so
-that joined tiles lie as the whole would.
+Where the collective shards the dim that tiles are split along, a tile holds rows of every rank's slice, in ``blocks``,
+so that joined tiles lie as the full tensor would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUMS: Final = frozenset({'all_reduce', 'reduce_scatter'})
 GATHERS: Final = frozenset({'all_gather'})
 _PHASES: Final = frozenset({'F', 'I'})
 _ROWS: Final = 2
-"""Dims that rows may be cut along: the batch, or else the sequence."""
+"""Dims that rows may be split along: the batch, or else the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class _Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """How tiles are cut along ``dim``; ``blocks``, ranks over which the collective cuts that dim too, else 1."""
+class _Tiling:
+    """How tiles are split along ``dim``; ``blocks``, ranks over which the collective shards that dim too, else 1."""
 
     dim: int
     blocks: int
@@ -58,32 +58,32 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
     """The ops of a stage with products and their collectives in tiles.
 
     Arguments: ``ops`` in order, forward first; ``elsewhere``, what other stages of the rank read; ``tiles`` of each
-    pair. Adds tensors to the tape, and a note for what does not divide and stays whole. Does not model: copies where
+    pair. Adds tensors to the tape, and a note for what does not divide and stays full. Does not model: copies where
     tiles lie in blocks, kernels that compute and communicate in one.
     """
     if tiles == 1:
         return list(ops)
     found: dict[int, list[OpClass]] = {}
-    whole: list[OpClass] = []
+    untiled: list[OpClass] = []
     splits: dict[str, OpClass] = {}
     for pair in _pairs(ops, elsewhere):
         product, collective = ops[pair.product], ops[pair.collective]
-        cut = _cut(tape, product, collective, tiles)
-        if cut is None:
-            whole.append(product)
+        tiling = _tiling(tape, product, collective, tiles)
+        if tiling is None:
+            untiled.append(product)
         elif collective.operator in SUMS:
             found[pair.product] = []
-            found[pair.collective] = _summed(tape, product, collective, cut)
+            found[pair.collective] = _summed(tape, product, collective, tiling)
         else:
-            split, *gathers = _gathers(tape, collective, cut)
+            split, *gathers = _gathers(tape, collective, tiling)
             # Where two collectives gather one tensor, they share its tiles: the first splits it.
             first = splits.setdefault(split.name, split)
             if first.attributes != split.attributes:
-                whole.append(product)
+                untiled.append(product)
                 continue
             found[pair.collective] = [split, *gathers] if first is split else gathers
-            found[pair.product] = _of_gathered(tape, product, collective, cut, joins=pair.others)
-    tape.notes += _notes(whole, tiles)
+            found[pair.product] = _of_gathered(tape, product, collective, tiling, joins=pair.others)
+    tape.notes += _notes(untiled, tiles)
     return [made for place, op in enumerate(ops) for made in found.get(place, [op])]
 
 
@@ -140,55 +140,57 @@ def _lives(ops: Sequence[OpClass]) -> tuple[Mapping[tuple[int, str], int], Mappi
     return writers, readers
 
 
-# where it can be cut
+# where it can be sharded
 
 
-def _cut(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _Cut | None:
+def _tiling(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _Tiling | None:
     """The first dim of rows that divides on both sides of the collective, and in the product; None if there is none."""
     ends = [_local(tape, tape.tensors[name]) for name in (product.reads[0], product.writes[0])]
     both = [_local(tape, tape.tensors[name]) for name in (*collective.reads, *collective.writes)]
     for dim in range(min(_ROWS, *(len(shape) - 1 for shape in ends))):
         lengths = [shape[dim] for shape in (*ends, *both)]
+        # A dim that the product changes is none of its rows.
         if ends[0][dim] == ends[1][dim] and all(length % tiles == 0 for length in lengths):
+            # An all-reduce leaves rows where they are; a scatter or gather along the rows deals them out by rank.
             apart = collective.operator != 'all_reduce' and collective.attributes.get('dim') == dim
-            return _Cut(dim, tape.partitions[collective.partition].size if apart else 1, tiles)
+            return _Tiling(dim, tape.partitions[collective.partition].size if apart else 1, tiles)
     return None
 
 
 def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     """The shape that one rank has of one copy."""
     shape = list(tensor.shape)
-    for cut in tensor.cuts:
-        shape[cut.dim] //= tape.partitions[cut.partition].size
+    for split in tensor.splits:
+        shape[split.dim] //= tape.partitions[split.partition].size
     if tensor.batch_dim is not None:
         shape[tensor.batch_dim] //= tape.mesh.copies
     return tuple(shape)
 
 
-def _notes(whole: Sequence[OpClass], tiles: int) -> Iterator[str]:
+def _notes(untiled: Sequence[OpClass], tiles: int) -> Iterator[str]:
     """One for all products that are alike."""
-    for name in dict.fromkeys(re.sub(r'^(\D+)\d+', r'\1*', op.name) for op in whole):
+    for name in dict.fromkeys(re.sub(r'^(\D+)\d+', r'\1*', op.name) for op in untiled):
         yield f'{name} stays whole: neither its batch nor its sequence on a rank divides by tiles {tiles}'
 
 
 # tiles
 
 
-def _summed(tape: Tape, product: OpClass, collective: OpClass, cut: _Cut) -> list[OpClass]:
+def _summed(tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
     """Product and sum of each tile in turn, then the join."""
     partial, target = product.writes[0], collective.writes[0]
     found = []
-    for index in range(cut.tiles):
+    for index in range(tiling.tiles):
         rows: dict[str, Attribute] = {
-            'tile': index, 'tiles': cut.tiles, 'tile_dim': cut.dim, 'tile_blocks': cut.blocks
+            'tile': index, 'tiles': tiling.tiles, 'tile_dim': tiling.dim, 'tile_blocks': tiling.blocks
         }  # fmt: skip
-        made = _product(tape, product, index, cut, reads=product.reads, writes=_tile(tape, partial, index, cut))
+        made = _product(tape, product, index, tiling, reads=product.reads, writes=_tile(tape, partial, index, tiling))
         found.append(replace(made, attributes=made.attributes | rows))
-        found.append(_collective(tape, collective, index, cut))
-    return [*found, _join(tape, collective, target, cut, blocks=1)]
+        found.append(_collective(tape, collective, index, tiling))
+    return [*found, _join(tape, collective, target, tiling, blocks=1)]
 
 
-def _gathers(tape: Tape, collective: OpClass, cut: _Cut) -> list[OpClass]:
+def _gathers(tape: Tape, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
     """The split of what is gathered, and the gather of each tile."""
     source = collective.reads[0]
     split = OpClass(
@@ -198,70 +200,71 @@ def _gathers(tape: Tape, collective: OpClass, cut: _Cut) -> list[OpClass]:
         phase=collective.phase,
         dtype=collective.dtype,
         reads=(source,),
-        writes=tuple(_tile(tape, source, index, cut) for index in range(cut.tiles)),
-        attributes=cut.attributes(1) | _again(collective),
+        writes=tuple(_tile(tape, source, index, tiling) for index in range(tiling.tiles)),
+        attributes=tiling.attributes(1) | _again(collective),
         stage=collective.stage,
     )
-    return [split, *(_collective(tape, collective, index, cut) for index in range(cut.tiles))]
+    return [split, *(_collective(tape, collective, index, tiling) for index in range(tiling.tiles))]
 
 
-def _of_gathered(tape: Tape, product: OpClass, collective: OpClass, cut: _Cut, *, joins: bool) -> list[OpClass]:
+def _of_gathered(tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling, *, joins: bool) -> list[OpClass]:
     """The product of each gathered tile, and the join of what they make; where ``joins``, of what was gathered too."""
-    whole, target = collective.writes[0], product.writes[0]
+    full, target = collective.writes[0], product.writes[0]
     found = []
-    for index in range(cut.tiles):
-        reads = (_tile(tape, whole, index, cut), *product.reads[1:])
-        writes = _tile(tape, target, index, cut)
-        found.append(_product(tape, product, index, cut, reads=reads, writes=writes))
-    found.append(_join(tape, product, target, cut, blocks=cut.blocks))
-    return [*found, _join(tape, product, whole, cut, blocks=cut.blocks)] if joins else found
+    for index in range(tiling.tiles):
+        reads = (_tile(tape, full, index, tiling), *product.reads[1:])
+        writes = _tile(tape, target, index, tiling)
+        found.append(_product(tape, product, index, tiling, reads=reads, writes=writes))
+    found.append(_join(tape, product, target, tiling, blocks=tiling.blocks))
+    return [*found, _join(tape, product, full, tiling, blocks=tiling.blocks)] if joins else found
 
 
 def _product(
-    tape: Tape, product: OpClass, index: int, cut: _Cut, *, reads: tuple[str, ...], writes: str
+    tape: Tape, product: OpClass, index: int, tiling: _Tiling, *, reads: tuple[str, ...], writes: str
 ) -> OpClass:  # fmt: skip
-    """One tile of a product: its share of the rows, and the weight as a whole."""
+    """One tile of a product: its share of the rows, and the full weight."""
     ends = sum(_size(tape, name) for name in (product.reads[0], product.writes[0]))
     return replace(
         product,
         name=_tile_name(product, f'.{product.phase}', index),
-        dims={**product.dims, 'm': product.dims['m'] // cut.tiles},
-        flops=product.flops / cut.tiles,
-        bytes=product.bytes - ends + ends / cut.tiles,
+        dims={**product.dims, 'm': product.dims['m'] // tiling.tiles},
+        flops=product.flops / tiling.tiles,
+        # The weight is read in full by every tile; only the rows shrink.
+        bytes=product.bytes - ends + ends / tiling.tiles,
         reads=reads,
         writes=(writes,),
     )
 
 
-def _collective(tape: Tape, collective: OpClass, index: int, cut: _Cut) -> OpClass:
+def _collective(tape: Tape, collective: OpClass, index: int, tiling: _Tiling) -> OpClass:
     return replace(
         collective,
         name=_tile_name(collective, f'.{collective.operator}.{collective.phase}', index),
-        bytes=collective.bytes / cut.tiles,
-        reads=(_tile(tape, collective.reads[0], index, cut),),
-        writes=(_tile(tape, collective.writes[0], index, cut),),
+        bytes=collective.bytes / tiling.tiles,
+        reads=(_tile(tape, collective.reads[0], index, tiling),),
+        writes=(_tile(tape, collective.writes[0], index, tiling),),
     )
 
 
-def _join(tape: Tape, like: OpClass, whole: str, cut: _Cut, *, blocks: int) -> OpClass:
+def _join(tape: Tape, like: OpClass, full: str, tiling: _Tiling, *, blocks: int) -> OpClass:
     """The tiles of a tensor as one; ``like``, the op in whose place it stands."""
     return OpClass(
-        name=_named(like, f'{whole}.join'),
+        name=_named(like, f'{full}.join'),
         kind='compute',
         operator=JOIN,
         phase=like.phase,
-        dtype=tape.tensors[whole].dtype,
-        reads=tuple(_tile(tape, whole, index, cut) for index in range(cut.tiles)),
-        writes=(whole,),
-        attributes=cut.attributes(blocks) | _again(like),
+        dtype=tape.tensors[full].dtype,
+        reads=tuple(_tile(tape, full, index, tiling) for index in range(tiling.tiles)),
+        writes=(full,),
+        attributes=tiling.attributes(blocks) | _again(like),
         stage=like.stage,
     )
 
 
-def _tile(tape: Tape, name: str, index: int, cut: _Cut) -> str:
+def _tile(tape: Tape, name: str, index: int, tiling: _Tiling) -> str:
     """The name of a tensor's tile, which is registered; the same for what is recomputed."""
     tensor = tape.tensors[name]
-    shape = tuple(size // cut.tiles if dim == cut.dim else size for dim, size in enumerate(tensor.shape))
+    shape = tuple(size // tiling.tiles if dim == tiling.dim else size for dim, size in enumerate(tensor.shape))
     tile = replace(tensor, name=f'{name}.tile{index}', kind='activation', shape=shape, initial='', like='')
     return tape.tensors.setdefault(tile.name, tile).name
 

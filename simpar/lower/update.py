@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
 from simpar.lower.packed import MEMBERS
-from simpar.lower.pieces import Piece, local_elements
 from simpar.lower.tape import Tape
+from simpar.lower.update_shards import UpdateShard, local_elements
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES
@@ -48,13 +48,14 @@ class Updates:
         return [*self.check.ops(held), *(op for op in self.layers if held.issuperset(op.frees))]
 
 
-def updates(tape: Tape, workload: Workload, pieces: Sequence[Piece]) -> Updates:
+def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Updates:
     """All updates; states are registered as tensors."""
-    layers: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        layers.setdefault(piece.layer, []).append(piece)
+    layers: dict[str, list[UpdateShard]] = {}
+    for shard in shards:
+        layers.setdefault(shard.layer, []).append(shard)
+    # The backward finishes the last layer first.
     ops = (_update(tape, layer, own, workload) for layer, own in reversed(layers.items()))
-    return Updates(check(tape, workload, pieces), tuple(ops))
+    return Updates(check(tape, workload, shards), tuple(ops))
 
 
 def _rule(optimizer: Optimizer) -> _Rule:
@@ -71,13 +72,13 @@ def _rule(optimizer: Optimizer) -> _Rule:
     return _Rule('adam', ('m', 'v'), 13, {**rate, **moments, 'weight_decay': optimizer.weight_decay})
 
 
-def _update(tape: Tape, layer: str, pieces: list[Piece], workload: Workload) -> OpClass:
+def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workload) -> OpClass:
     """Reads gradients, weights, states, the count of updates where they can be left out, and the check's numbers."""
     optimizer, rule = workload.optimizer, _rule(workload.optimizer)
-    names = tuple(piece.gradient.name for piece in pieces)
-    weights = tuple(piece.weight.name for piece in pieces)
+    names = tuple(shard.gradient.name for shard in shards)
+    weights = tuple(shard.weight.name for shard in shards)
     kinds = (*rule.states, MASTER) if optimizer.master_weights else rule.states
-    states = tuple(_state(tape, kind, piece) for kind in kinds for piece in pieces)
+    states = tuple(_state(tape, kind, shard) for kind in kinds for shard in shards)
     attributes, numbers = dict(rule.attributes), []
     if optimizer.master_weights:
         attributes['master_weights'] = True
@@ -88,14 +89,17 @@ def _update(tape: Tape, layer: str, pieces: list[Piece], workload: Workload) -> 
         attributes['loss_scale'] = workload.loss_scale
         numbers.append(OVERFLOW)
         states += (_count(tape, layer),) if isinstance(optimizer, Adam | AdamW) else ()
-    elements = sum(local_elements(tape, piece.weight) for piece in pieces)
-    moved = BYTES[pieces[0].gradient.dtype] + 2 * STATE * len(kinds)
+    elements = sum(local_elements(tape, shard.weight) for shard in shards)
+    # Bytes an element: the gradient is read, states are read and written.
+    moved = BYTES[shards[0].gradient.dtype] + 2 * STATE * len(kinds)
+    # With master weights the weight itself is only written.
     moved += BYTES[tape.dtype] * (1 if optimizer.master_weights else 2)
     return OpClass(
         name=f'{layer}.update.U',
         kind='compute',
         operator=rule.operator,
         phase='U',
+        # One more operation an element: the gradient is scaled by what the check found.
         flops=float(elements * (rule.flops + bool(numbers))),
         bytes=float(elements * moved),
         dtype=tape.dtype,
@@ -103,18 +107,25 @@ def _update(tape: Tape, layer: str, pieces: list[Piece], workload: Workload) -> 
         writes=(*weights, *states),
         frees=names,
         attributes=attributes,
-        stage=pieces[0].stage,
+        stage=shards[0].stage,
     )
 
 
-def _state(tape: Tape, kind: str, piece: Piece) -> str:
-    """Register a state of a weight, in fp32 and cut as the update has the weight."""
-    name = f'{kind}:{piece.parameter}'
-    members = piece.weight.members
-    initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[piece.parameter].initial
-    like = piece.parameter if piece.parameter in tape.tensors else ''
+def _state(tape: Tape, kind: str, shard: UpdateShard) -> str:
+    """Register a state of a weight, in fp32 and sharded as the update has the weight."""
+    name = f'{kind}:{shard.parameter}'
+    members = shard.weight.members
+    initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[shard.parameter].initial
+    like = shard.parameter if shard.parameter in tape.tensors else ''
     tape.tensors[name] = Tensor(
-        name, 'state', piece.weight.shape, 'fp32', cuts=piece.weight.cuts, initial=initial, like=like, members=members
+        name,
+        'state',
+        shard.weight.shape,
+        'fp32',
+        splits=shard.weight.splits,
+        initial=initial,
+        like=like,
+        members=members,
     )
     return name
 

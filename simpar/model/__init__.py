@@ -12,7 +12,7 @@ from simpar.model.operators.conv import Conv2d
 from simpar.model.operators.embedding import Embedding
 from simpar.model.operators.linear import Dense
 from simpar.model.operators.norm import LayerNorm, RmsNorm, Softmax
-from simpar.model.operators.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu
+from simpar.model.operators.pointwise import Add, Gelu, Mul, Multiply, Relu, Silu, SquaredRelu
 from simpar.model.operators.product import MatMul
 from simpar.model.operators.reduce import Reduce
 from simpar.model.operators.shape import Flatten, Reshape, Transpose
@@ -48,6 +48,7 @@ __all__ = [
     'Sharded',
     'Silu',
     'Softmax',
+    'SquaredRelu',
     'Strategy',
     'Trained',
     'Transpose',

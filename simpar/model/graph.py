@@ -76,6 +76,10 @@ class Network(Model):
         """All layers."""
         return self.layers
 
+    def with_listed(self, operators: Sequence[Operator]) -> Self:
+        """Other layers."""
+        return replace(self, layers=tuple(operators))
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """Its layers."""

@@ -98,6 +98,11 @@ class Model(ABC):
         """The operators that a file lists, each with keys of its own."""
         return ()
 
+    def with_listed(self, operators: Sequence[Operator]) -> Self:
+        """The same with other operators in the place of those that a file lists."""
+        del operators
+        return self
+
     @abstractmethod
     def graph(self, batch: int, *, digits: bool = False) -> Graph:
         """The graph of so many samples; raises ``Infeasible`` where operators do not fit each other.

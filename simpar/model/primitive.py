@@ -113,6 +113,18 @@ class Primitive(ABC):
         """A strategy for all that it reads, made of one tensor's pieces."""
         return tuple(same(pieces, shape) for shape in use.shapes)
 
+    def as_seen(self, shape: Shape) -> Shape:
+        """A shape as the search sees it where it splits the primitive itself."""
+        return shape
+
+    def main_output(self, use: Use, main: Main, rank: int) -> Pieces:
+        """How its output is split as a main operator, for a reader.
+
+        Arguments: ``rank``, of what the reader reads.
+        """
+        del use
+        return main.output[4 - rank :]
+
     def main_strategy(self, use: Use, main: Main) -> Strategy:
         """Its strategy as a main operator."""
         first, *others = use.shapes

@@ -16,7 +16,9 @@ SHARDING: Final = frozenset[Kind]({'UNSHARD', 'RESHARD', 'REDUCE_GRAD'})
 NO_STAGE: Final = -1
 """The stage of an ``OVERLAP_F_B``, which spans the stages of its two parts."""
 
+# Nine digits at most: a file cannot ask for a list of 10¹⁸ stages.
 _NUMBER: Final = '(0|[1-9][0-9]{0,8})'
+# The longest kinds first: an alternation takes the first that fits.
 _SINGLE: Final = re.compile(f'{_NUMBER}({"|".join(sorted(KINDS[:-1], key=len, reverse=True))}){_NUMBER}?')
 _OVERLAP: Final = re.compile(r'\(([^();]*);([^();]*)\)OVERLAP_F_B')
 _EXAMPLE: Final = 'write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B'
@@ -28,7 +30,7 @@ class Action:
 
     Arguments:
         stage: of the pipeline; ``NO_STAGE`` for an overlap.
-        kind: F forward, B the whole backward, I gradient of the input, W gradient of the weights; sends and receives of
+        kind: F forward, B the full backward, I gradient of the input, W gradient of the weights; sends and receives of
             an activation (F) or a gradient (B); UNSHARD, RESHARD and REDUCE_GRAD of a stage's sharded weights;
             OVERLAP_F_B, a forward and a backward that interleave.
         micro_batch: None for overlaps and for what is done to a stage's weights.
@@ -61,13 +63,14 @@ def overlap(forward: Action, backward: Action) -> Action:
 def parse_action(text: str) -> Action:
     """Read one action.
 
-    Arguments: ``text``, the whole of it: nothing may stand before or behind, and numbers have no leading zeros.
+    Arguments: ``text``, an action and nothing else; numbers have no leading zeros.
     Raises ``ValueError`` in the form "what is wrong; what to write", where the text is no action.
     """
     match = _OVERLAP.fullmatch(text)
     if match is None:
         return _single(text)
     first, second = _single(match[1]), _single(match[2])
+    # Either part may stand first.
     if sorted((first.kind, second.kind)) not in (['B', 'F'], ['F', 'I']):
         raise ValueError(f'{_shown(text)} overlaps no forward with a backward; write e.g. (0F7;7B3)OVERLAP_F_B')
     return overlap(first, second)

@@ -38,6 +38,7 @@ def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequen
     Does not model streams, links that are shared, launches, or what happens between steps.
     """
     setting = _setting(micro_batches, times, limit, kept)
+    # min keeps the first of equals, and candidates come in a fixed order: the same arguments give the same order.
     return min(_candidates(setting), key=lambda order: _cost(order, setting.times))
 
 
@@ -49,6 +50,7 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
     if micro_batches < 1 or not 0 <= kept <= 1:
         what = f'{micro_batches} micro-batches, {kept:g} of an activation kept for W'
         raise refuse('automatic', what, 'give at least 1, and a share from 0 to 1')
+    # On the engine's grid, so that the clock's ties here are ties in the simulation.
     rounded = StageTimes(
         forward=tuple(map(quantise, times.forward)),
         input=tuple(map(quantise, times.input)),
@@ -60,19 +62,22 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
 
 def _candidates(setting: Setting) -> Iterator[Order]:
     """Handcrafted orders first, so that they win where nothing is better."""
+    # 1F1B, ZB-H1 and ZB-H2: the answer is never worse than what has a name.
     for ahead, lag in ((1, 0), (1, 1), (2, 2)):
-        yield _cut_down(setting, ahead, lag)
+        yield _within_limit(setting, ahead, lag)
     found = dict(greedy(setting, rule) for rule in RULES)
+    # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
     for rows in sorted(found, key=found.__getitem__)[:SHORTLIST]:
         yield make_order(map(_row, range(setting.ranks), rows), loop(setting.ranks), setting.micro_batches)
 
 
-def _cut_down(setting: Setting, ahead: int, lag: int) -> Order:
+def _within_limit(setting: Setting, ahead: int, lag: int) -> Order:
     """1F1B (1, 0), ZB-H1 (1, 1) or ZB-H2 (2, 2), with less warm-up and then less lag where the limit is lower."""
     ranks = setting.ranks
     order = lagging(ranks, setting.micro_batches, lambda rank: ahead * (ranks - 1 - rank), lambda rank: lag * rank)
     if all(peak <= limit for peak, limit in zip(peak_live(order, setting.kept), setting.limits, strict=True)):
         return order
+    # One activation is the one that is worked on.
     room = [floor(limit) - 1 for limit in setting.limits]
     # A rank that were ahead by more than the one before it would wait for forwards that never come.
     warm_up = list(accumulate((min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)), min))
@@ -95,5 +100,6 @@ def _row(rank: int, letters: str) -> list[Action]:
 
 def _cost(order: Order, times: StageTimes) -> tuple[float, float]:
     """Step time in the steady state, and the first step."""
+    # The second step may still feel the empty pipeline of the first; from then on steps repeat.
     first, second, third = run(tasks(order, times), steps=3)
     return max(third.end) - max(second.end), max(first.end)

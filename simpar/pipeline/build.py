@@ -37,7 +37,9 @@ def split(row: Sequence[Action]) -> list[Action]:
 
 def alternate(forward: Sequence[Action], backward: Sequence[Action], warm_up: int) -> list[Action]:
     """Some forwards first, then one backward behind each further forward, then the backwards that are left."""
+    # Fewer micro-batches than stages leave no steady state.
     warm_up = min(warm_up, len(forward))
+    # The forward goes first: torch's and Megatron's 1F1B send it before they wait for a gradient.
     steady = [action for pair in zip(forward[warm_up:], backward, strict=False) for action in pair]
     return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
 
@@ -68,6 +70,7 @@ class RowCounter:
 
     def take(self, stage: int, kind: Kind) -> Action:
         """The next action of this stage and kind, not written yet."""
+        # A micro-batch's backward is done once, as a B or as an I: both count on.
         key = stage, 'F' if kind == 'F' else 'B'
         action = Action(stage, kind, self._next[key])
         self._next[key] += 1

@@ -65,7 +65,9 @@ def faults(order: Order) -> tuple[Fault, ...]:
         for position, action in enumerate(row):
             for part in action.parts:
                 places[part].append((rank, position))
+    # Bounded before it is sorted: a file of nonsense has millions of faults.
     found = sorted(islice(_static(order, places), MOST_FAULTS))
+    # An order that lacks actions waits for ever, too; told together, the cause would drown.
     return tuple(found or islice(_waits(order), MOST_FAULTS))
 
 
@@ -80,22 +82,25 @@ def peak_live(order: Order, kept: float = 1.0) -> tuple[float, ...]:
 
 def _live(row: Row, kept: float) -> Iterator[float]:
     """What a rank keeps behind each action; counted, so that no share is lost in sums."""
-    whole = waiting = 0
+    full = waiting = 0
     for action in row:
+        # In an overlap both activations live at once, so the forward's is counted before the backward's is freed.
         for part in sorted(action.parts, key=lambda part: part.kind != 'F'):
-            whole += (part.kind == 'F') - (part.kind in ('I', 'B'))
+            full += (part.kind == 'F') - (part.kind in ('I', 'B'))
             waiting += (part.kind == 'I') - (part.kind == 'W')
-            yield whole + kept * waiting
+            # Integers are counted and multiplied once: a running sum of shares would drift.
+            yield full + kept * waiting
 
 
 def _static(order: Order, places: _Places) -> Iterator[Fault]:
     homeless = [stage for stage, rank in enumerate(order.placement) if not 0 <= rank < order.ranks]
+    # Without a rank for each stage no other check can look anything up.
     if homeless:
         yield Fault(0, 0, f'stage {homeless[0]} is on rank {order.placement[homeless[0]]} of {order.ranks}')
         return
     yield from (Fault(rank, 0, f'rank {rank} does nothing') for rank, row in enumerate(order.actions) if not row)
     yield from _strangers(order, places)
-    yield from _repeated(places)
+    yield from _duplicates(places)
     yield from _missing(order, places)
     if order.communicates:
         yield from _unpaired(order, places)
@@ -116,8 +121,9 @@ def _strangers(order: Order, places: _Places) -> Iterator[Fault]:
                 yield Fault(rank, position, what)
 
 
-def _repeated(places: _Places) -> Iterator[Fault]:
+def _duplicates(places: _Places) -> Iterator[Fault]:
     for action, where in places.items():
+        # Weights may be gathered and resharded as often as one likes.
         if action.kind in SHARDING:
             continue
         for rank, position in where[1:]:
@@ -152,6 +158,7 @@ def _unpaired(order: Order, places: _Places) -> Iterator[Fault]:
     """Messages that lack a side, and sends and receives of what does not leave its rank."""
     expected = {side: action for action in places for pair in sends(action, order) for side in pair}
     for side, action in expected.items():
+        # A stage that is not there has been told already.
         if side not in places and 0 <= side.stage < order.stages:
             rank = order.placement[side.stage]
             yield Fault(rank, len(order.actions[rank]), f'{side} is missing: {action} crosses ranks')
@@ -167,6 +174,7 @@ def _disordered(places: _Places) -> Iterator[Fault]:
         kind = _BEFORE.get(action.kind)
         if kind is not None:
             first = places.get(replace(action, kind=kind), ())
+            # On different ranks positions cannot be compared; the dry run decides there.
             if first and first[0][0] == where[0][0] and first[0][1] >= where[0][1]:
                 verb = 'overlaps' if first[0][1] == where[0][1] else 'before'
                 yield Fault(*where[0], f'{action} {verb} {replace(action, kind=kind)}, which it needs')

@@ -92,8 +92,10 @@ def tasks(order: Order, times: StageTimes) -> list[list[Task]]:
     if times.stages != order.stages:
         what = f'times of {times.stages} stages, but the order has {order.stages}'
         raise ScheduleError(Problem('pipeline order', what))
+    # Results as numbers: the automatic search times thousands of orders, and tuples hash slowly.
     numbers: defaultdict[Result, int] = defaultdict(lambda: len(numbers))
     seconds = {'F': times.forward, 'I': times.input, 'W': times.weight}
+    # A full backward hands its gradient on at its very end, as autograd's does; that is what splitting it gains.
     seconds['B'] = tuple(i + w for i, w in zip(times.input, times.weight, strict=True))
 
     def travel(result: Result, rank: int) -> float:
@@ -109,6 +111,7 @@ def tasks(order: Order, times: StageTimes) -> list[list[Task]]:
                 tuple((numbers[need], travel(need, rank)) for need in needs(action, order)),
             )
             for action in row
+            # Sends and receives take no time on their ranks here: ``travel`` has it.
             if action.sub_actions or action.kind in COMPUTE
         ]
         for rank, row in enumerate(order.actions)
@@ -130,6 +133,7 @@ def run(rows: Sequence[Sequence[Task]], steps: int = 1) -> list[Step]:
 
 
 def _one_step(rows: Sequence[Sequence[Task]], free: Sequence[float]) -> tuple[list[float], list[float]]:
+    # −1 is before any time, so it tells that a rank has not begun.
     begin, end = [-1.0] * len(rows), list(free)
     position = [0] * len(rows)
     known: dict[int, float] = {}
@@ -151,6 +155,8 @@ def _one_step(rows: Sequence[Sequence[Task]], free: Sequence[float]) -> tuple[li
                 position[rank] += 1
                 for result in task.gives:
                     known[result] = now
+                    # Ranks wait for one result at a time and look again when it is there: each need is looked at a few
+                    # times only.
                     ready += waiting.pop(result, ())
                 continue
             break

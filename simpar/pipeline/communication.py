@@ -34,6 +34,7 @@ def _early(order: Order) -> Order:
     position = [0] * order.ranks
     going = [rank for rank, row in enumerate(order.actions) if row]
     while going:
+        # If a full round moves nobody, nobody will ever move.
         before = sum(position)
         for rank in going:
             action = order.actions[rank][position[rank]]
@@ -54,7 +55,10 @@ def _do(
     for send, receive in sends(action, order):
         peer = order.placement[receive.stage]
         rows[rank].append(send)
+        # The receive is written at once, whatever the peer is doing: both ranks see their messages in one order, so
+        # blocking ends.
         rows[peer].append(receive)
         sent = message(send)
         if sent is not None:
+            # Known as soon as it is received; whether the peer then waits for it is the engine's business.
             known[peer].add(sent)

@@ -22,6 +22,7 @@ class _DryRun:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._position = [0] * order.ranks
+        # Without messages all ranks look into one set: a result is everywhere as soon as it exists.
         shared: set[Result] = set()
         self._known = [set() if order.communicates else shared for _ in order.actions]
         self._waiting: defaultdict[Result, list[int]] = defaultdict(list)
@@ -49,10 +50,12 @@ class _DryRun:
             action = row[self._position[rank]]
             lacks = self._lacks(rank)
             if lacks:
+                # One lack is enough to wait for; the others are looked at when it is there.
                 self._waiting[lacks[0]].append(rank)
                 break
             sent = message(action)
             if sent is not None:
+                # The rank stops here either way: where both sides meet, it comes back as ready.
                 return freed + self._meet(rank, sent, action.kind.startswith('SEND'))
             for result in gives(action):
                 self._known[rank].add(result)

@@ -24,6 +24,7 @@ def _row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     row = RowCounter()
     warm_up(row, rank, ranks)
     for number in range(micro_batches - 2 * ranks + rank + 1):
+        # On the last rank the first backward needs the very forward that it would overlap.
         if number == 0 and rank == ranks - 1:
             row.do(down, 'F')
             row.do(up, 'B')
@@ -55,6 +56,8 @@ def _cool_down(row: RowCounter, rank: int, ranks: int) -> None:
     """The last backwards: from the middle of them on, in two parts, so that weight gradients fill the tail."""
     down, up = rank, 2 * ranks - 1 - rank
     for number in range(2 * (rank + 1)):
+        # From the middle on only the gradient of the input is done at once: the rank before waits for it, for W nobody
+        # does.
         row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
     for _ in range(ranks - rank - 1):
         row.weight()

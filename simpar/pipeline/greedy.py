@@ -85,12 +85,14 @@ class _Greedy:
         self._begin = [inf] * ranks
         self._idled = [0.0] * ranks
         self._asleep: set[int] = set()
+        # Negative ranks: of ranks that become free together the last decides first, as gradients come from there.
         self._heap = [(0.0, -rank) for rank in range(ranks)]
         heapq.heapify(self._heap)
 
     def run(self) -> tuple[tuple[str, ...], float]:
         while self._heap:
             now, minus = heapq.heappop(self._heap)
+            # A rank may be in the heap several times; only an entry at or behind its last work counts.
             if now >= self._free[-minus] and len(self._rows[-minus]) < 3 * self._setting.micro_batches:
                 self._decide(-minus, now)
         longest = max(free - begin for free, begin in zip(self._free, self._begin, strict=True))
@@ -110,6 +112,7 @@ class _Greedy:
         forward, full = self._forward(rank, now)
         gradient = self._gradient(rank)
         if gradient <= now:
+            # There is a gradient, so there was a forward, and the row is not empty.
             turn = self._rule.turns and self._rows[rank][-1] != 'F'
             return ('F' if forward <= now and turn else 'I'), now
         if forward <= now:
@@ -124,14 +127,19 @@ class _Greedy:
         arrives = 0.0 if rank == 0 else self._arrives('F', rank - 1, done, rank - 1)
         if done == self._setting.micro_batches or arrives == inf:
             return inf, False
+        # Forwards ahead as of 1F1B; ZB-H2 has twice as many, less one.
         hop = self._setting.ranks - rank
         if self._rule.ahead and done - back >= (hop if self._rule.ahead == 1 else 2 * hop - 1):
             return inf, False
+        # Warm-up must not delay the rank's first gradient by more than the rule allows: that delay reaches all ranks
+        # before it.
         if done and not back:
             seconds = self._seconds['F'][rank]
             if max(arrives, now) + seconds > self._first[rank] + (self._rule.delay * seconds if seconds else 0.0):
                 return inf, False
+        # After the next forward; between I and W only a share of an activation is left.
         live = done + 1 - back + self._setting.kept * (back - self._done(rank, 'W'))
+        # Only a W frees memory then, which is why it is told that memory alone is full.
         return (inf, arrives <= now) if live > self._setting.limits[rank] else (arrives, False)
 
     def _gradient(self, rank: int) -> float:
@@ -156,6 +164,7 @@ class _Greedy:
         return len(self._ends[kind][rank])
 
     def _do(self, rank: int, kind: Letter, now: float) -> None:
+        # Idling before the first work is the pipeline's filling, which no order avoids.
         if self._rows[rank]:
             self._idled[rank] += now - self._free[rank]
         self._begin[rank] = min(self._begin[rank], now)
@@ -166,4 +175,5 @@ class _Greedy:
         neighbour = {'F': rank + 1, 'I': rank - 1, 'W': -1}[kind]
         if neighbour in self._asleep:
             self._asleep.discard(neighbour)
+            # The neighbour slept without a time to wake: now there is something that it may wait for.
             heapq.heappush(self._heap, (max(self._free[neighbour], now), -neighbour))

@@ -19,6 +19,7 @@ def draw(order: Order, here: Collection[tuple[int, int]] = (), around: int | Non
     columns = [[str(row[step]) if step < len(row) else '' for step in shown] for row in order.actions]
     heads = [f'Rank {rank}' for rank in range(order.ranks)]
     widths = [max(map(len, [head, *column])) for head, column in zip(heads, columns, strict=True)]
+    # Zeros in front, as torch writes them, keep columns straight.
     labels = [f'Step {step:0{len(str(max(0, steps - 1)))}}: ' for step in shown]
     lines = [' ' * len(labels[0] if labels else '') + _row(heads, widths)]
     for line, (step, label) in enumerate(zip(shown, labels, strict=True)):
@@ -26,6 +27,7 @@ def draw(order: Order, here: Collection[tuple[int, int]] = (), around: int | Non
         mark = f' <-- here, rank {", ".join(map(str, ranks))}' if ranks else ''
         if line and shown[line - 1] != step - 1:
             lines.append('...')
+        # Trailing blanks are kept where a mark follows, so that marks stand in a column.
         lines.append(label + _row([column[line] for column in columns], widths, keep=bool(mark)) + mark)
     return '\n'.join(lines)
 

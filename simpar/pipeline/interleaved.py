@@ -21,6 +21,7 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Order:
 
     def row(rank: int) -> list[Action]:
         ahead, back = _directions(rank, ranks, chunks, [size] * (micro_batches // size))
+        # Megatron's warm-up: all chunks but the last for a round, and there and back again to the last rank.
         return alternate(ahead, back, (chunks - 1) * size + 2 * (ranks - 1 - rank))
 
     return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
@@ -43,6 +44,7 @@ def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Orde
 
 def round_size(name: str, ranks: int, micro_batches: int) -> int:
     """Micro-batches that a chunk does before the next chunk begins. Raises `ScheduleError` where they are not even."""
+    # torch's rule, where Megatron wants the ranks to divide the micro-batches: rounds may be longer than ranks.
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         below, above = micro_batches - micro_batches % rounds, micro_batches + 1

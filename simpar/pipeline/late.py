@@ -31,6 +31,7 @@ class _Late:
 
     def run(self) -> Order:
         while self._going():
+            # Every rank does one thing a round; a list, as any() over a generator would stop at the first that moves.
             moved = [self._step(rank) for rank in self._going()]
             if not any(moved):
                 self._receive_before(self._sender_in_ring())
@@ -45,6 +46,7 @@ class _Late:
         """One thing that a rank can do; False where it waits."""
         if self._pending[rank]:
             peer = self._peer(rank)
+            # A peer that itself stands at a send cannot receive; the ring is broken only where nobody moves at all.
             if self._pending[peer] or rank not in self._wanted(peer):
                 return False
             self._receive_before(rank)
@@ -90,4 +92,6 @@ class _Late:
         senders = [rank for rank in ring if self._pending[rank]]
         if not senders:
             raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
+        # Any sender would break the ring; the lowest receiver is torch's choice for two ranks, and the same on every
+        # run.
         return min(senders, key=self._peer)

@@ -27,6 +27,8 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
     Arguments: pipeline ranks, micro-batches (at least as many), chunks on each rank. Raises `ScheduleError`.
     """
     require(f'{VERSION}/1f1b', micro_batches, ranks, f'one for each of {ranks} ranks')
+    # Over several chunks each rank further from the last has two forwards more, as in Megatron's VPP; over one, 1F1B's
+    # one.
     rest, hop = micro_batches % ranks, 1 if chunks == 1 else 2
     rounds = [ranks + rest, *[ranks] * (micro_batches // ranks - 1)]
     return _in_rounds(ranks, chunks, rounds, (ranks + rest) * (chunks - 1), hop)
@@ -35,26 +37,27 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     """Its ``gpipe``, which in 2.10 is recorded in the order of 1F1B. Arguments and raises: see there."""
     require(f'{VERSION}/gpipe', micro_batches, ranks, f'one for each of {ranks} ranks')
+    # The recorded stage graphs of 2.10 have the 1F1B order under this name, so that is what the name gives.
     return one_forward_one_backward(ranks, micro_batches, chunks)
 
 
 def seqpipe(ranks: int, micro_batches: int, chunks: int = 1, sequence_chunks: int = 1) -> Order:
-    """Its ``seqpipe``: 1F1B, or VPP, over pieces of the sequence.
+    """Its ``seqpipe``: 1F1B, or VPP, over chunks of the sequence.
 
     Rounds take what ranks do not divide one by one, from the first. Arguments: pipeline ranks, micro-batches, chunks
-    on each rank, ``sequence_chunks``, pieces of a sample (``seq_split_num``). Raises `ScheduleError`. With several
-    pieces it follows the sources alone: no record has them.
+    on each rank, ``sequence_chunks`` of a sample (``seq_split_num``). Raises `ScheduleError`. With several
+    of these it follows the sources alone: no record has them.
     """
     require(f'{VERSION}/seqpipe', micro_batches, ranks, f'one for each of {ranks} ranks')
     rounds = _even_rounds(micro_batches, ranks)
-    return _over_pieces(ranks, chunks, rounds, 1 if chunks == 1 else 2, sequence_chunks)
+    return _over_sequence_chunks(ranks, chunks, rounds, 1 if chunks == 1 else 2, sequence_chunks)
 
 
 def seqvpp(ranks: int, micro_batches: int, chunks: int = 2, sequence_chunks: int = 1) -> Order:
-    """Its ``seqvpp``: VPP over pieces of the sequence, in rounds of ranks // pieces micro-batches.
+    """Its ``seqvpp``: VPP over chunks of the sequence, in rounds of ranks // sequence_chunks micro-batches.
 
-    Arguments and raises: see ``seqpipe``; chunks at least 2, pieces at most as many as ranks. Refused too where rounds
-    are so much smaller than the ranks, which pieces do not divide, that the sources' order never ends.
+    Arguments and raises: see ``seqpipe``; chunks at least 2, sequence chunks at most as many as ranks. Raises also
+    where the sequence chunks do not divide the ranks and rounds are so small that the sources' order never ends.
     """
     return _seqvpp('seqvpp', ranks, micro_batches, chunks, sequence_chunks, hop=2)
 
@@ -75,13 +78,18 @@ def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
     return make_order(rows, v_shape(ranks, chunks), micro_batches)
 
 
-def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, pieces: int, hop: int) -> Order:
-    if pieces > ranks:
-        raise refuse(f'{VERSION}/{name}', f'{pieces} sequence chunks on {ranks} ranks', f'write at most {ranks}')
-    require(f'{VERSION}/{name}', micro_batches, -(-ranks // pieces), f'{ranks} pieces of the sequence')
-    order = _over_pieces(ranks, chunks, _even_rounds(micro_batches, ranks // pieces), hop, pieces)
-    if ranks % pieces and stuck(order):
-        what = f'with {pieces} sequence chunks, {ranks} ranks wait for each other for ever'
+def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, sequence_chunks: int, hop: int) -> Order:
+    if sequence_chunks > ranks:
+        raise refuse(
+            f'{VERSION}/{name}', f'{sequence_chunks} sequence chunks on {ranks} ranks', f'write at most {ranks}'
+        )
+    require(f'{VERSION}/{name}', micro_batches, -(-ranks // sequence_chunks), f'{ranks} pieces of the sequence')
+    order = _over_sequence_chunks(
+        ranks, chunks, _even_rounds(micro_batches, ranks // sequence_chunks), hop, sequence_chunks
+    )
+    # No closed form tells when, so the order is carried out; only uneven counts can hang.
+    if ranks % sequence_chunks and stuck(order):
+        what = f'with {sequence_chunks} sequence chunks, {ranks} ranks wait for each other for ever'
         raise refuse(f'{VERSION}/{name}', what, f'write a number of sequence chunks that divides {ranks}')
     return order
 
@@ -90,24 +98,26 @@ def _even_rounds(micro_batches: int, size: int) -> list[int]:
     """Rounds of this size; what is left goes one by one to the rounds, from the first."""
     number = micro_batches // size
     rest = micro_batches - number * size
+    # As even as can be, the first rounds one longer.
     return [size + rest // number + (place < rest % number) for place in range(number)]
 
 
-def _over_pieces(ranks: int, chunks: int, rounds: Sequence[int], hop: int, pieces: int) -> Order:
-    """In rounds over micro-batches × pieces; a piece's backward stands where that of its mirror image would."""
-    ahead = (chunks - 1) * rounds[0] * pieces + pieces - 1
-    order = _in_rounds(ranks, chunks, [size * pieces for size in rounds], ahead, hop)
-    if pieces == 1:
+def _over_sequence_chunks(ranks: int, chunks: int, rounds: Sequence[int], hop: int, sequence_chunks: int) -> Order:
+    """In rounds over micro-batches × sequence chunks; a chunk's backward stands where its mirror image's would."""
+    ahead = (chunks - 1) * rounds[0] * sequence_chunks + sequence_chunks - 1
+    order = _in_rounds(ranks, chunks, [size * sequence_chunks for size in rounds], ahead, hop)
+    if sequence_chunks == 1:
         return order
-    rows = tuple(tuple(_mirrored(action, pieces) for action in row) for row in order.actions)
-    return replace(order, actions=rows, sequence_chunks=pieces)
+    rows = tuple(tuple(_mirrored(action, sequence_chunks) for action in row) for row in order.actions)
+    return replace(order, actions=rows, sequence_chunks=sequence_chunks)
 
 
-def _mirrored(action: Action, pieces: int) -> Action:
+def _mirrored(action: Action, sequence_chunks: int) -> Action:
+    # A chunk attends to those before it, so that gradients come back from the last chunk to the first.
     if action.kind == 'F' or action.micro_batch is None:
         return action
-    micro_batch, piece = divmod(action.micro_batch, pieces)
-    return replace(action, micro_batch=micro_batch * pieces + pieces - 1 - piece)
+    micro_batch, chunk = divmod(action.micro_batch, sequence_chunks)
+    return replace(action, micro_batch=micro_batch * sequence_chunks + sequence_chunks - 1 - chunk)
 
 
 def _in_rounds(ranks: int, chunks: int, rounds: Sequence[int], ahead: int, hop: int) -> Order:
@@ -138,6 +148,7 @@ def _zero_bubble_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     for number in range(2 * (rank + 1)):
         row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
     for _ in range(ranks - rank - 1):
+        # On rank 0 no earlier rank waits for the gradient, and the records have its W at the end.
         if rank:
             row.weight(down)
         row.do(down, 'I')

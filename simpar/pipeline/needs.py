@@ -31,8 +31,10 @@ def _needs(action: Action, order: Order) -> tuple[Result, ...]:
     stage, micro_batch = action.stage, action.micro_batch or 0
     if action.kind == 'F':
         before: tuple[Result, ...] = (('F', stage - 1, micro_batch),) if stage else ()
+        # Attention reads keys and values of the chunks before, whose forward must be over.
         return (*before, ('F', stage, micro_batch - 1)) if micro_batch % order.sequence_chunks else before
     if action.kind in ('I', 'B'):
+        # The last stage's gradient starts from its own forward: nothing comes from behind.
         later: tuple[Result, ...] = (('I', stage + 1, micro_batch),) if stage + 1 < order.stages else ()
         if (micro_batch + 1) % order.sequence_chunks:
             later = (*later, ('I', stage, micro_batch + 1))

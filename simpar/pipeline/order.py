@@ -18,9 +18,9 @@ class Order:
         actions: by pipeline rank, in the order that it does them.
         placement: by stage, the pipeline rank that holds it.
         micro_batches: the micro-batch of an action is below it.
-        sequence_chunks: pieces of a sample's sequence (MindSpore's ``seq_split_num``); with more than one, the
-            micro-batch of an action counts pieces: micro-batch × sequence_chunks + piece. A piece's forward needs that
-            of the piece before it, its backward that of the piece behind it.
+        sequence_chunks: parts of a sample's sequence (MindSpore's ``seq_split_num``). With more than one, the
+            micro-batch of an action counts them: micro-batch × sequence_chunks + chunk. A chunk's forward needs that of
+            the chunk before it, its backward that of the chunk behind it.
 
     An order is not checked where it is made: see ``check_order``.
     """
@@ -66,6 +66,7 @@ def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:
 
 def v_shape(ranks: int, chunks: int = 2) -> tuple[int, ...]:
     """The placement that turns around at each end: with two chunks, rank r holds stages r and 2 × ranks − 1 − r."""
+    # At the turn a rank follows itself, so that nothing is sent there.
     rounds = (range(ranks) if chunk % 2 == 0 else reversed(range(ranks)) for chunk in range(chunks))
     return tuple(rank for turn in rounds for rank in turn)
 

@@ -30,7 +30,7 @@ class Family:
         build: (pipeline ranks, micro-batches, chunks) → Order; also ``sequence_chunks``, where ``sequences`` is set.
         chunks: least and most chunks (stages) on a rank.
         placement: how stages lie on ranks.
-        sequences: whether it can cut the sequence of a sample.
+        sequences: whether it can split the sequence of a sample.
     """
 
     build: Callable[..., Order]
@@ -74,11 +74,12 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
     """The order of this name.
 
     Arguments: pipeline ranks, micro-batches; ``chunks``, stages on each rank, 0 for the least that the order has;
-    ``sequence_chunks``, pieces of a sample's sequence, 1 except for MindSpore's seq orders.
+    ``sequence_chunks``, parts of a sample's sequence, 1 except for MindSpore's seq orders.
     Raises `ScheduleError` for an unknown name, and for counts that the order cannot have.
     """
     found = family(name)
     least, most = found.chunks
+    # 0 stands for what a plan does not say.
     chunks = chunks or least
     _check_counts(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, sequence_chunks=sequence_chunks)
     if not least <= chunks <= most:
@@ -87,7 +88,7 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
     if not found.sequences:
         if sequence_chunks > 1:
             known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
-            raise refuse(name, 'does not cut the sequence', f'orders that do: {known}')
+            raise refuse(name, 'does not split the sequence', f'orders that do: {known}')
         return found.build(ranks, micro_batches, chunks)
     return found.build(ranks, micro_batches, chunks, sequence_chunks)
 

@@ -26,6 +26,7 @@ def order_of_rows(rows: Sequence[str], name: str = 'plan.rows') -> Order:
     micro_batches = 0
     for rank, row in enumerate(actions):
         for part in (part for action in row for part in action.parts):
+            # The first rank that names a stage has it; another that does is told as a fault by check_order.
             placement.setdefault(part.stage, rank)
             micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
     if not problems and (not placement or sorted(placement) != list(range(len(placement)))):

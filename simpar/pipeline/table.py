@@ -56,6 +56,7 @@ def _text(path: Path) -> str:
     if len(data) > MOST_BYTES:
         raise ScheduleError(Problem(str(path), f'{len(data)} bytes', f'write at most {MOST_BYTES}'))
     try:
+        # Spreadsheets put a byte order mark in front.
         return data.decode('utf-8-sig')
     except UnicodeDecodeError as error:
         line = data.count(b'\n', 0, error.start) + 1
@@ -64,6 +65,7 @@ def _text(path: Path) -> str:
 
 def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
     """Rows of cells without the empty ones, and every cell that is no action."""
+    # Line by line, not csv.reader over the file: a stray quote must not swallow the lines behind it.
     lines = text.rstrip().replace('\r\n', '\n').split('\n')
     rows: list[list[_Cell]] = []
     problems: list[Problem] = []
@@ -99,6 +101,7 @@ def _numbering(path: Path, cells: list[list[_Cell]]) -> list[Problem]:
         ('stage', {part.stage for *_, part in flat}),
         ('micro-batch', {part.micro_batch for *_, part in flat if part.micro_batch is not None}),
     ):
+        # Of n numbers one from 0 to n is always missing: n itself where there is no gap.
         gap = next(number for number in range(len(numbers) + 1) if number not in numbers)
         if gap < len(numbers):
             line, column, part = next(

@@ -1,6 +1,6 @@
 """ZB-H1 and ZB-H2, the handcrafted zero-bubble orders of Qi et al., 2023 (arXiv 2401.10241, section 2).
 
-What the paper calls B, the gradient of the input, is I here and in torch; B is the whole backward, I + W.
+What the paper calls B, the gradient of the input, is I here and in torch; B is the full backward, I + W.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
 
     Bubble (ranks − 1)(T_F + T_I − T_W), for T_W ≤ T_F; every rank keeps at most as many activations as the first of
     1F1B, ranks.
-    Where an I frees a part of an activation, rank r keeps ranks − r whole ones and r that only wait for their W.
+    Where an I frees a part of an activation, rank r keeps ranks − r full ones and r that only wait for their W.
     Arguments: pipeline ranks, micro-batches, ``chunks`` 1.
     """
     return lagging(ranks, micro_batches, lambda rank: ranks - 1 - rank, lambda rank: rank)
@@ -27,7 +27,7 @@ def zb_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     """ZB-H2: twice the warm-up and twice the lag of ZB-H1; no bubble for equal times, in the steady state.
 
     Bubble (ranks − 1)(T_F + T_I − 2 T_W) of the rank that takes longest, for T_W ≤ T_F, T_I; every rank keeps at most
-    2 ranks − 1 activations: rank r keeps 2(ranks − r) − 1 whole ones and 2r that only wait for their W.
+    2 ranks − 1 activations: rank r keeps 2(ranks − r) − 1 full ones and 2r that only wait for their W.
     Arguments: pipeline ranks, micro-batches (the closed forms need 2 ranks − 1 of them), ``chunks`` 1.
     """
     return lagging(ranks, micro_batches, lambda rank: 2 * (ranks - 1 - rank), lambda rank: 2 * rank)

@@ -15,6 +15,8 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
     than 2 × ranks − 1 micro-batches it is the order for that many, without those that are not there. Equals torch's
     ScheduleZBVZeroBubble.
     """
+    # The order is defined from 2 × ranks − 1 micro-batches on; of a shorter one what is not there is left out, as torch
+    # does.
     full = max(2 * ranks - 1, micro_batches)
     rows = (
         [action for action in _row(rank, ranks, full) if (action.micro_batch or 0) < micro_batches]

@@ -7,7 +7,7 @@ from simpar.program.partition import Partition as Partition
 from simpar.program.partition import grid as grid
 from simpar.program.program import Program as Program
 from simpar.program.role import Role as Role
-from simpar.program.tensor import Cut as Cut
+from simpar.program.tensor import Split as Split
 from simpar.program.tensor import Tensor as Tensor
 
-__all__ = ['Csr', 'Cut', 'OpClass', 'Partition', 'Program', 'ProgramBuilder', 'Role', 'Tensor', 'grid']
+__all__ = ['Csr', 'OpClass', 'Partition', 'Program', 'ProgramBuilder', 'Role', 'Split', 'Tensor', 'grid']

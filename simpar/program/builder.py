@@ -63,6 +63,7 @@ class ProgramBuilder:
         issued = list(slots)
         rows = [(self._index[slot[0]], number[slot[1]], slot[2], slot[3]) for slot in issued]
         after = [(place, one) for place, slot in enumerate(issued) for many in slot[4:] for one in many]
+        # reshape keeps four columns where there are no slots at all.
         op_class, stream, micro_batch, copy = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         pairs = np.array(after, dtype=np.int64).reshape(-1, 2)
         self.add_slots(name, ranks, plain_slots(op_class, stream, micro_batch, copy, pairs), streams)
@@ -82,6 +83,7 @@ class ProgramBuilder:
         """The frozen Program, its needs derived."""
         role_of_rank = np.zeros(self._world, dtype=np.int32)
         for index, (*_, ranks) in enumerate(self._roles):
+            # Lowering names every rank; one that a hand-made program leaves out falls to the first role.
             role_of_rank[list(ranks)] = index
         op_classes = tuple(self._op_classes.values())
         touches = touches_of(op_classes, self._tensors)
@@ -98,6 +100,7 @@ class ProgramBuilder:
 
 
 def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:
+    # Templates cost a fixed time to look at; in a small role one pass over all slots takes less.
     need, carry = derive(slots.as_one() if len(slots) < SMALL else slots, touches, len(streams))
     return Role(
         name=name,

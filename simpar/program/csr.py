@@ -23,12 +23,14 @@ class Csr:
     @staticmethod
     def of(row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
         """From pairs (row, item) in any order; the items of a row keep theirs."""
+        # Stable, so that the items of a row keep the order in which they came.
         order = np.argsort(row, kind='stable')
         return Csr.counted(np.bincount(row, minlength=rows), item[order])
 
     @staticmethod
     def counted(count: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]]) -> Csr:
         """From how many items each row has, and the items row by row."""
+        # int32 halves the memory of needs; a role with 2³¹ of them would not fit otherwise either.
         start = np.zeros(len(count) + 1, dtype=np.int32)
         np.cumsum(count, out=start[1:])
         return Csr(start, item.astype(np.int32))
@@ -44,6 +46,7 @@ class Csr:
     def without(self, index: int) -> Csr:
         """The lists less the item of this index."""
         count = np.diff(self.start)
+        # ``row`` is taken before the count changes: both are of the list as it was.
         count[self.row[index]] -= 1
         return Csr.counted(count, np.delete(self.item, index))
 

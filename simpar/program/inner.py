@@ -42,10 +42,12 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
     """
     count, stream = len(template), template.stream
     later, before = EMPTY, EMPTY
+    # On one stream, order implies every need.
     if (stream != stream[0]).any():
         later, before = _pairs(template, touches)
         later, before = latest(np.append(later, after[:, 0]), np.append(before, after[:, 1]), stream, streams)
     closure = Closure(stream, later, before, streams)
+    # A need that another implies is left out once for all blocks of the template.
     kept = ~closure.implied(later, before)
     clock = closure.clock
     own = stream[:, None] == np.arange(streams)
@@ -55,6 +57,8 @@ def inner(template: Template, touches: Touches, after: Ints, streams: int) -> In
     edge = np.zeros(count, dtype=bool)
     edge[last[last >= 0]] = True
     first = np.empty(streams, dtype=np.int64)
+    # Of several assignments to one place numpy keeps the last, so that reversed order leaves the first slot of a
+    # stream.
     first[stream[::-1]] = np.arange(count)[::-1]
     edge[first[stream]] = True
     meets = np.zeros((streams, streams), dtype=bool)
@@ -75,5 +79,6 @@ def _pairs(template: Template, touches: Touches) -> tuple[Ints, Ints]:
     slot, touch = touches.of(template.op_class)
     tensor = touches.tensor[touch]
     part = template.part * (template.copy.max(initial=0) + 1) + template.copy
+    # One number for each buffer: per micro-batch and copy, except where a rank has one for all.
     key = tensor * (part.max(initial=0) + 1) + np.where(touches.per_rank[tensor], 0, part[slot])
     return dataflow(slot, key, touches.changes[touch])

@@ -44,6 +44,7 @@ def _after(slots: Slots) -> list[Ints]:
         first = np.empty(len(slots.templates), dtype=np.int64)
         first[slots.which[::-1]] = np.arange(len(slots.which))[::-1]
         for number, one in enumerate(first.tolist()):
+            # Pairs inside of a block are equal in all blocks of a template, so those of its first block are enough.
             found[number] = slots.after[(block == one).all(axis=1)] - slots.start[one]
     return found
 
@@ -59,6 +60,7 @@ def _with(inside: Csr, slot: Ints, before: Ints) -> Csr:
     """Needs of earlier blocks put behind those of the own block, which are all later."""
     if not len(slot):
         return inside
+    # The latest first: whoever waits looks at it first, and mostly need not look at the others.
     order = np.lexsort((-before, slot))
     slot, before = slot[order], before[order]
     count = np.diff(inside.start) + np.bincount(slot, minlength=len(inside))
@@ -86,15 +88,19 @@ class _Frame:
         step = later >= slots
         later = np.searchsorted(slot, later - slots * step) + count * step
         before = np.searchsorted(slot, before)
+        # Needs inside the second step are the same as in the first; with both, a path through either is seen.
         again = np.column_stack((later[~step], before[~step])) + count
         later, before = np.concatenate((joined, joined + count, again, np.column_stack((later, before)))).T
         stream = np.append(stream, stream)
         later, before = latest(later, before, stream, self._streams)
         closure = Closure(stream, later, before, self._streams)
+        # A need between slots of the second step is known from the first.
         kept = ~closure.implied(later, before) & (before < count)
+        # Carry needs are kept by the earliest slot, the one that ends first in the step before.
         order = np.argsort(before[kept], kind='stable')
         later, before = later[kept][order], before[kept][order]
         carried = later >= count
+        # Pairs of one block came into the frame only to carry paths; its needs are known from the template.
         apart = ~carried & (block[later % count] != block[before])
         return (slot[later[apart]], slot[before[apart]]), (slot[later[carried] - count], slot[before[carried]])
 
@@ -104,6 +110,7 @@ class _Frame:
         ends = np.append(between.in_template(later), between.in_template(before))
         stays = np.concatenate([of.edge for of in self._insides])
         stays[ends] = True
+        # Most streams of communication are joined to compute alone; a frame without them is small.
         stays &= ~self._aside(between.stream[ends])[between.stream]
         bounds = slots.base.tolist()
         places, joined = [], []
@@ -125,6 +132,7 @@ class _Frame:
         A path that leaves that one for a while would have come as far without.
         """
         partners = np.logical_or.reduce([of.meets for of in self._insides]).sum(axis=1)
+        # A stream with pairs of its own always stays.
         partners[busy] = self._streams
         return np.asarray(partners <= 1)
 
@@ -140,6 +148,7 @@ def _joined(of: Inner, places: Ints, stream: Ints) -> Ints:
         return np.zeros((0, 2), dtype=np.int64)
     number = np.full(of.clock.shape, NONE, dtype=np.int64)
     number[places, stream[places]] = np.arange(len(places))
+    # For each slot the latest member at or before it on each stream, by number.
     number = np.maximum.accumulate(number, axis=0)
     # At least the first slot of a stream is a member, unless none of them is.
     before = number[clock[member, on], on]

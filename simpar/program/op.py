@@ -57,11 +57,13 @@ class OpClass:
     @property
     def part(self) -> Phase:
         """The phase whose action does it: what is recomputed belongs to the backward."""
+        # A clone keeps phase F, as its kernel and its price are the forward's.
         return 'I' if 'recompute' in self.attributes else self.phase
 
     @property
     def cost_key(self) -> tuple[object, ...]:
         """What decides its isolated seconds: op classes with equal keys cost the same."""
+        # Dicts of equal items compare equal in any order, tuples do not.
         dims = tuple(sorted(self.dims.items()))
         return (
             self.kind,

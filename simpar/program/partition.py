@@ -28,6 +28,7 @@ class Partition:
 
     def place(self, rank: int) -> tuple[int, int]:
         """The group of a rank and its position there."""
+        # Every rank stands in exactly one group, so that the first hit is the only one.
         group, position = np.argwhere(self.groups_GP == rank)[0]
         return int(group), int(position)
 
@@ -46,5 +47,6 @@ def grid(world: int, degrees: dict[str, int]) -> dict[str, Partition]:
     partitions = {}
     for axis, (name, size) in enumerate(degrees.items()):
         if size > 1:
+            # With its axis last, each row of the flattened mesh is one group by position.
             partitions[name] = Partition(name, np.moveaxis(mesh, axis, -1).reshape(-1, size))
     return partitions

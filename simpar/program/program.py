@@ -26,7 +26,7 @@ class Program:
         role_of_rank: shape [world], index into ``roles``.
         partitions: by name; an op names a partition, never a list of ranks.
         op_classes, tensors: the tables; a tensor is found by its name.
-        micro_batches, copies: how often the batch is cut; a copy is a slice of a micro-batch.
+        micro_batches, copies: how often the batch is split; a copy is a slice of a micro-batch.
         notes: choices that the plan asked for and lowering could not keep, in words.
     """
 
@@ -52,6 +52,7 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
+        # Imported here, as the text form reads programs back and so imports this module.
         from simpar.program.text import digest
 
         return digest(self)
@@ -74,7 +75,7 @@ class Program:
         )
 
     def holds(self, rank: int, tensor: str) -> bool:
-        """Whether a rank has its piece of a tensor."""
+        """Whether a rank has its shard of a tensor."""
         return tensor in self.tensors_of_role[int(self.role_of_rank[rank])]
 
     def op(self, role: Role, slot: int) -> OpClass:
@@ -84,6 +85,7 @@ class Program:
     def sliced(self, op: OpClass) -> bool:
         """Whether an op is done for each micro-batch and copy; sums of gradients and updates are done once a step."""
         names = (*op.reads, *op.writes, *op.accumulates)
+        # An op without tensors, as a pure barrier, is done wherever it is issued.
         return not names or any(self.tensor[name].batch_dim is not None for name in names)
 
     def action(self, role: Role, slot: int) -> str:
@@ -97,16 +99,17 @@ class Program:
         return f'{name}.c{role.copy[slot]}' if self.copies > 1 else name
 
     def local_shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Shape of the piece that one rank holds (of one copy, where copies cut it)."""
+        """Shape of the shard that one rank holds (of one copy, where copies split it)."""
         shape = list(tensor.shape)
-        for cut in tensor.cuts:
-            shape[cut.dim] //= self.partitions[cut.partition].size
+        for split in tensor.splits:
+            shape[split.dim] //= self.partitions[split.partition].size
         if tensor.batch_dim is not None:
+            # Copies come last: they split what a rank has left of the batch.
             shape[tensor.batch_dim] //= self.copies
         return tuple(shape)
 
     def local_bytes(self, tensor: Tensor) -> int:
-        """Bytes of the piece that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
+        """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
 
     @cached_property
@@ -125,5 +128,6 @@ class Program:
 
     def unfold(self) -> Program:
         """The same program with one role per rank, for machines that tell ranks apart."""
+        # The arrays are shared, so that unfolding a thousand ranks costs a thousand headers.
         roles = tuple(dataclasses.replace(self.role(r), name=f'rank{r}') for r in range(self.world))
         return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))

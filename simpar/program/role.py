@@ -44,5 +44,6 @@ class Role:
 
     def by_stream(self) -> Csr:
         """For each stream, its slots in issue order."""
+        # Stable, since within a stream issue order is the order that counts.
         order = np.argsort(self.stream, kind='stable')
         return Csr.counted(np.bincount(self.stream, minlength=len(self.streams)), order)

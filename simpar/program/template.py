@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-Whole = TypeVar('Whole', bound=np.integer[Any])
+Integer = TypeVar('Integer', bound=np.integer[Any])
 EMPTY: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -72,11 +72,12 @@ class Slots:
         shift = self.base[self.which] - self.start[:-1]
         return np.arange(len(self)) + np.repeat(shift, np.diff(self.start))
 
-    def column(self, of: Callable[[Template], Ints], kind: type[Whole]) -> NDArray[Whole]:
+    def column(self, of: Callable[[Template], Ints], kind: type[Integer]) -> NDArray[Integer]:
         """A column of all slots from that of each template, as whole numbers of some size."""
+        # One gather over all slots, where a loop over blocks would run in Python.
         return np.concatenate([of(template).astype(kind) for template in self.templates])[self.place]
 
-    def micro_batch(self, kind: type[Whole]) -> NDArray[Whole]:
+    def micro_batch(self, kind: type[Integer]) -> NDArray[Integer]:
         """Shape [slots]."""
         block = np.repeat(np.arange(len(self.which)), np.diff(self.start))
         part = self.column(lambda template: template.part, np.int64)
@@ -96,5 +97,6 @@ class Slots:
 
 def plain_slots(op_class: Ints, stream: Ints, micro_batch: Ints, copy: Ints, after: Ints) -> Slots:
     """Slots of one block, whose parts are the micro-batches themselves."""
+    # Part i is micro-batch i, so that slots name micro-batches directly.
     parts = np.arange(int(micro_batch.max(initial=0)) + 1)[None]
     return Slots((Template(op_class, stream, micro_batch, copy),), np.zeros(1, dtype=np.int64), parts, after)

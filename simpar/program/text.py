@@ -29,7 +29,7 @@ from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.program import Program
 from simpar.program.role import Role
-from simpar.program.tensor import Cut, Tensor
+from simpar.program.tensor import Split, Tensor
 
 HEADER = 'simpar-program 1'
 Row = TypeVar('Row', OpClass, Tensor)
@@ -46,10 +46,12 @@ def digest(program: Program) -> str:
 
 
 def _line(keyword: str, value: object) -> str:
+    # NaN is no JSON, and two programs with one would not compare.
     return f'{keyword} {json.dumps(value, ensure_ascii=False, allow_nan=False)}'
 
 
 def _lines(program: Program) -> Iterator[str]:
+    # A version on the first line, so that a later form can be told apart.
     yield HEADER
     yield _line(
         'program',
@@ -88,7 +90,11 @@ def _fields(row: OpClass | Tensor) -> dict[str, Any]:
         value = getattr(row, field.name)
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         if value != default:
-            shown[field.name] = [[cut.dim, cut.partition] for cut in value] if field.name == 'cuts' else value
+            if field.name == 'splits':
+                # The text says ``cuts``, as programs that were kept and hashed before this name do.
+                shown['cuts'] = [[split.dim, split.partition] for split in value]
+            else:
+                shown[field.name] = value
     return shown
 
 
@@ -127,8 +133,8 @@ class _Parts:
                 raise ValueError('groups must be lists of ranks of equal length')
             self.partitions[value['name']] = Partition(value['name'], groups)
         elif keyword == 'tensor':
-            cuts = tuple(Cut(int(dim), str(partition)) for dim, partition in value.pop('cuts', ()))
-            self.tensors.append(_row(Tensor, {**value, 'cuts': cuts}))
+            splits = tuple(Split(int(dim), str(partition)) for dim, partition in value.pop('cuts', ()))
+            self.tensors.append(_row(Tensor, value, splits=splits))
         elif keyword == 'op':
             self.ops[value['name']] = _row(OpClass, value)
         elif keyword == 'role':
@@ -173,6 +179,7 @@ class _Parts:
         index = {name: position for position, name in enumerate(self.ops)}
         stream = {name: position for position, name in enumerate(role['streams'])}
         needs, carry = (_lists([row[column] for row in slots]) for column in (4, 5))
+        # A need on a later slot of its own step could never be met; validator and engines count on that.
         if (needs.item >= needs.row).any() or (carry.item >= len(slots)).any():
             raise ValueError(f'role {role["name"]}: a need must stand before its slot')
         return Role(
@@ -192,9 +199,12 @@ def _lists(rows: list[list[int]]) -> Csr:
     return Csr.counted(count, np.array([item for row in rows for item in row], dtype=np.int32))
 
 
-def _row(kind: type[Row], fields: dict[str, Any]) -> Row:
-    """A row of a table; lists become tuples."""
+def _row(kind: type[Row], fields: dict[str, Any], **made: Any) -> Row:
+    """A row of a table; lists become tuples.
+
+    Arguments: ``made``, fields that are values already; a text that has one of them by this name is refused.
+    """
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
-    return kind(**values)
+    return kind(**made, **values)

@@ -74,10 +74,13 @@ def dataflow(slot: Ints, key: Ints, changes: Ints) -> tuple[Ints, Ints]:
     order = np.argsort(key, kind='stable')
     # Behind the last touch stands one of no buffer, for those that have no change before or behind them.
     slot, key, changes = slot[order], np.append(key[order], NONE), changes[order]
+    # The last entry is the touch of no buffer behind all others.
     change = np.append(np.flatnonzero(changes), len(slot))
     done = np.cumsum(changes)
+    # The change before a touch and the one behind it; index -1, where none is before, is the touch of no buffer too.
     last, following = change[done - changes - 1], change[done]
     changed = key[:-1] == key[last]
+    # A read must be over before the next change; of two changes the first pair above tells the order already.
     read = (key[:-1] == key[following]) & (changes == 0)
     return (
         np.concatenate((slot[changed], slot[following[read]])),

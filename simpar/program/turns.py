@@ -34,6 +34,7 @@ class Kind(NamedTuple):
         """The kind of what this one meets, in groups of a size."""
         if self.kind == 'collective':
             return self
+        # Modulo the size: from 0 to 1 of a group of two, +1 and −1 are one offset.
         return self._replace(kind='recv' if self.kind == 'send' else 'send', peer=-self.peer % size)
 
 
@@ -68,6 +69,7 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
     communicates = np.array([op.kind != 'compute' for op in op_classes], dtype=bool)
     slots = np.flatnonzero(communicates[role.op_class])
     streams = len(role.streams)
+    # Kinds are worked out once for each op class and stream, not once for each slot.
     key = role.op_class[slots].astype(np.int64) * streams + role.stream[slots]
     numbers: dict[Kind, int] = {}
     of_key = np.full(len(op_classes) * streams, NONE, dtype=np.int64)
@@ -76,6 +78,7 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
     mine = of_key[key]
+    # Stable, so that turns of a kind count in issue order.
     order = np.argsort(mine, kind='stable')
     count = np.bincount(mine, minlength=1)
     of_slot, turn = np.full(len(role), NONE, dtype=np.int64), np.zeros(len(role), dtype=np.int64)

@@ -5,13 +5,17 @@ They differ in two ways: a graph has the weights of dense layers as [out, in], a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Collection, Mapping
 from math import prod
+from typing import Final
 
 from simpar.layout import operators
+from simpar.lower.given import told
 from simpar.model import Dense, Mul, Operator, Shape, Sharded, Strategy
 from simpar.strategy_search import Choice
+
+LAYER: Final = re.compile(r'^layer\d+\.')
 
 
 def in_graph(layer: Operator, strategy: Strategy) -> Choice:
@@ -19,17 +23,23 @@ def in_graph(layer: Operator, strategy: Strategy) -> Choice:
     if isinstance(layer, Dense):
         x, weight = strategy
         return Choice((x, weight[::-1]), layer.out_strategy or None)
-    return Choice((*strategy, ()) if isinstance(layer, Mul) else strategy)
+    return Choice((*strategy, ()) if isinstance(layer, Mul) else strategy, layer.out_strategy or None)
+
+
+def written(layer: Operator, choice: Choice) -> Strategy:
+    """What was chosen for a layer as a plan writes it: slices of its inputs, and of its result where that is told."""
+    strategy = choice.strategy[:1] if isinstance(layer, Mul) else choice.strategy
+    if isinstance(layer, Dense):
+        x, weight = strategy
+        strategy = (x, weight[::-1])
+    return (*strategy, choice.out_strategy) if choice.out_strategy else strategy
 
 
 def cut(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
     if choice is None or not isinstance(layer, Sharded):
         return layer
-    if isinstance(layer, Dense):
-        x, weight = choice.strategy
-        return replace(layer, strategy=(x, weight[::-1]), out_strategy=choice.out_strategy or ())
-    return replace(layer, strategy=choice.strategy[:1] if isinstance(layer, Mul) else choice.strategy)
+    return told(layer, written(layer, choice))
 
 
 def flatten_choice(choice: Choice, x: Shape) -> Choice:
@@ -49,3 +59,21 @@ def flatten_choice(choice: Choice, x: Shape) -> Choice:
 def in_graphs(layers: Mapping[str, Operator], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
     """Choices by name."""
     return {name: in_graph(layers[name], strategy) for name, strategy in strategies.items()}
+
+
+def in_patterns(strategies: Mapping[str, Strategy], names: Collection[str]) -> dict[str, Strategy]:
+    """Strategies by name, where all layers agree by a pattern: ``layer*.fc1``.
+
+    Arguments: ``names``, of all operators.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(LAYER.sub('layer*.', name), []).append(name)
+    found: dict[str, Strategy] = {}
+    for pattern, members in groups.items():
+        given = [strategies.get(name) for name in members]
+        if len(members) > 1 and given[0] is not None and all(one == given[0] for one in given):
+            found[pattern] = given[0]
+        else:
+            found |= {name: strategies[name] for name in members if name in strategies}
+    return found

@@ -1,6 +1,6 @@
-"""Degrees as strategies: the data × tensor layout of a network (Megatron-LM, Shoeybi et al. 2019).
+"""Degrees as strategies: the data × tensor layout of a graph (Megatron-LM, Shoeybi et al. 2019).
 
-Dim 0 of every value is cut by data. A dense layer whose features come in cut by tensor is cut by rows, and gives whole
+Dim 0 of every value is cut by data. A product whose features come in cut by tensor is cut by rows, and gives whole
 features; else by columns, and what follows keeps that cut: activations as they come, products of values by their
 leading dims, LayerNorm and softmax with their last dim whole, an embedding by its vocabulary.
 """
@@ -9,38 +9,25 @@ from __future__ import annotations
 
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
-from simpar.model import (
-    INPUT,
-    Dense,
-    Embedding,
-    Flatten,
-    MatMul,
-    Network,
-    Operator,
-    Reshape,
-    Strategy,
-    layer_names,
-    network_shapes,
-    reads_of,
-)
+from simpar.model import Dense, Embedding, Flatten, MatMul, Operator, Sharded, Strategy
+from simpar.model.model import Graph
+from simpar.model.operators.linear import Product
 
+PRODUCTS = Dense | Product
 WHOLE = 0
 """In the place of the dim that tensor cuts: none. Dim 0 is always that of data."""
 
 
-def degree_strategies(network: Network, samples: int, data: int, tensor: int) -> dict[str, Strategy]:
-    """The strategy of every layer that takes one, by name; they need not divide.
-
-    Arguments: ``samples`` in dim 0 of the input.
-    """
-    shapes = network_shapes(network, samples)
-    cut_dim, found = {INPUT: WHOLE}, {}
-    for name, layer, reads in zip(layer_names(network), network.layers, reads_of(network), strict=True):
-        rule = layer.axes(name, *(shapes[read] for read in reads))
-        dim = _kept(layer, rule, cut_dim[reads[0]])
-        if not isinstance(layer, Flatten | Reshape):
-            found[name] = _strategy(layer, rule, dim, data, tensor)
-        cut_dim[name] = _given(layer, rule, dim)
+def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strategy]:
+    """The strategy of every operator that takes one, by name; they need not divide."""
+    cut_dim, found = dict.fromkeys((source.name for source in graph.sources), WHOLE), {}
+    for node in graph.nodes:
+        shapes = [graph.shapes[read] for read in node.reads]
+        rule = node.operator.axes(node.name, *shapes)
+        dim = _kept(node.operator, rule, cut_dim[node.reads[0]])
+        if isinstance(node.operator, Sharded) and not isinstance(node.operator, Flatten):
+            found[node.name] = _strategy(node.operator, rule, dim, data, tensor)
+        cut_dim[node.name] = _given(node.operator, rule, dim)
     return found
 
 
@@ -49,8 +36,8 @@ def _strategy(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> 
     cuts = {read[0]: data}
     if dim:
         cuts[read[dim]] = tensor
-    elif isinstance(layer, Dense | Embedding):
-        cuts['n' if isinstance(layer, Dense) else 'v'] = tensor
+    elif isinstance(layer, PRODUCTS | Embedding):
+        cuts['v' if isinstance(layer, Embedding) else 'n'] = tensor
     return rule.strategy(cuts)
 
 
@@ -63,7 +50,7 @@ def _kept(layer: Operator, rule: Axes, dim: int) -> int:
 
 def _given(layer: Operator, rule: Axes, dim: int) -> int:
     """Which dim of a layer's result is cut by tensor."""
-    if isinstance(layer, Dense):
-        return WHOLE if dim else 1
+    if isinstance(layer, PRODUCTS):
+        return WHOLE if dim else len(rule.output) - 1
     named = rule.inputs[layer.lead][dim]
     return rule.output.index(named) if dim and named in rule.output else WHOLE

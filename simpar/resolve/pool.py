@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
+from simpar.model import Strategy
 from simpar.plan import Plan
 from simpar.resolve.proposal import Proposal, least_first, weighed
 from simpar.workload import Workload
@@ -20,14 +22,19 @@ class Pool:
     known: dict[object, Proposal] = field(default_factory=dict)
     problems: list[Infeasible] = field(default_factory=list)
 
-    def add(self, name: str, workload: Workload) -> None:
-        """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out."""
-        key = workload.model, workload.loss_strategy, tuple(workload.loss_strategies.items())
+    def add(self, name: str, workload: Workload, strategies: Mapping[str, Strategy]) -> None:
+        """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out.
+
+        Arguments: ``strategies`` of the plan.
+        """
+        told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
+        key = workload.model, workload.loss_strategy, *told
         if key in self.known:
             self.known[key] = replace(self.known[key], also=(*self.known[key].also, name))
             return
         try:
-            self.known[key] = weighed(name, workload, self.plan, self.cluster)
+            plan = replace(self.plan, strategies=dict(strategies))
+            self.known[key] = weighed(name, workload, plan, self.cluster)
         except Infeasible as wrong:
             self.problems.append(wrong)
 

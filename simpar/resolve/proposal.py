@@ -21,13 +21,15 @@ from simpar.workload import Workload
 class Proposal:
     """Strategies and what becomes of them.
 
-    Arguments: ``name``, who proposed them first, and ``also``, who else did; ``sent``, bytes that the busiest rank
+    Arguments: ``name``, who proposed them first, and ``also``, who else did; ``plan``, with the strategies that are not
+    in the workload; ``sent``, bytes that the busiest rank
     sends in a step, in ring and pairwise form; ``step``, predicted seconds; ``too_much``, bytes that the fullest rank
     lacks.
     """
 
     name: str
     workload: Workload
+    plan: Plan
     sent: float
     step: float
     too_much: float
@@ -45,6 +47,7 @@ def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Prop
     return Proposal(
         name=name,
         workload=workload,
+        plan=plan,
         sent=max(sent_bytes(program, role) for role in program.roles),
         step=trace.step,
         too_much=max(0.0, lacking),

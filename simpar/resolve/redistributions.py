@@ -8,7 +8,7 @@ from typing import Final
 
 from simpar.hardware import Cluster
 from simpar.layout.redistribution import Method
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.plan import Plan
 from simpar.resolve.trial import tried
 from simpar.workload import Workload
@@ -23,7 +23,7 @@ def redistributed(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``METHODS``, without all-to-all.
     Raises what ``lower`` does. Not searched: another method for each tensor.
     """
-    if not has_strategies(workload):
+    if not has_strategies(workload, plan):
         return replace(plan, redistribution=METHODS[0])
     trials = (
         tried(workload, replace(plan, redistribution=method, all_to_all=all_to_all), cluster)

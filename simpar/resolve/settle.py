@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from simpar.lower.given import has_strategies
 from simpar.lower.lower import order_of
 from simpar.lower.optimizer_parallel import Part, choice_of
 from simpar.lower.stages import stage_of_layer, unit_of
@@ -20,7 +21,7 @@ def settled_plan(workload: Workload, plan: Plan) -> Plan:
     Arguments: ``plan``, whose data degree is filled in and whose searches are done. The program stays the same.
     Raises what ``order_of`` raises. Presets stay beside what they come to: fusion by size reads ``hsdp`` itself.
     """
-    return _sharded(_staged(workload, plan))
+    return _sharded(workload, _staged(workload, plan))
 
 
 def _staged(workload: Workload, plan: Plan) -> Plan:
@@ -47,7 +48,7 @@ def recomputes(workload: Workload, plan: Plan) -> bool:
     return plan.recompute not in ('none', ()) or any(marks)
 
 
-def _sharded(plan: Plan) -> Plan:
+def _sharded(workload: Workload, plan: Plan) -> Plan:
     choice = choice_of(plan)
     if not choice.parts:
         return plan
@@ -55,7 +56,8 @@ def _sharded(plan: Plan) -> Plan:
         plan,
         shard=tuple(part for part in _PARTS if part in choice.parts),
         gather=choice.gather,
-        shard_group=plan.shard_group or plan.data,
+        # Beside strategies a parameter is sharded over all that hold the same slice, tensor ranks too.
+        shard_group=plan.shard_group or plan.data * (plan.tensor if has_strategies(workload, plan) else 1),
         shard_threshold=float(choice.threshold),
         accumulate='sharded' if choice.sharded else 'full',
     )

@@ -67,7 +67,7 @@ def _is_view(graph: Graph, operator: Operator, candidate: Candidate, devices: in
     strategy = candidate.choice.strategy
     if rule.wrong(strategy, devices):
         return False
-    return rule.sharded(strategy, devices).output.cuts == counts(candidate.output)
+    return rule.sharded(strategy, devices).output.shard_counts == counts(candidate.output)
 
 
 @lru_cache(maxsize=1 << 17)

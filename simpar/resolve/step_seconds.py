@@ -16,6 +16,7 @@ from simpar.cost.model import CollectiveModel, ComputeModel
 from simpar.layout import Axis
 from simpar.layout.axis import group_of, merged
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
+from simpar.model.operators.attention import AttentionCore
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
 from simpar.program import OpClass
@@ -26,7 +27,9 @@ from simpar.strategy_search.candidates import Candidate
 from simpar.strategy_search.graph import Graph, Operator
 
 _CALLED: Final = {primitive.name: name for name, primitive in reversed(OP_CLASSES.items()) if primitive != BIAS_ADD}
-PRODUCTS: Final = {name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'matrix'}
+PRODUCTS: Final = {'RowMatMul': 'matmul'} | {
+    name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'matrix'
+}
 """What programs call primitives that are products."""
 STREAMING: Final = {
     **{name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'streaming'},
@@ -87,7 +90,9 @@ class StepSeconds:
             for name, bits in zip(operator.reads, candidate.inputs, strict=True)
         ]
         output = prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.summed))
-        if operator.primitive in PRODUCTS:
+        if isinstance(operator.kind, AttentionCore):
+            yield from self._attention(graph, operator, candidate)
+        elif operator.primitive in PRODUCTS:
             yield from self._products(graph, operator, candidate, output)
         elif operator.primitive in STREAMING and not self._ends(graph, operator):
             moved = self.bytes.itemsize * (sum(local) + output)
@@ -116,6 +121,17 @@ class StepSeconds:
         backward: tuple[tuple[Phase, tuple[float, float, float]], ...] = (('I', (m, k, n)), ('W', (n, k, m)))
         for phase, size in (('F', (m, n, k)), *backward):
             yield self._product(PRODUCTS[operator.primitive], phase, size, moved)
+
+    def _attention(self, graph: Graph, operator: Operator, candidate: Candidate) -> Iterator[float]:
+        """Attention or a product of it, as products of all heads' rows with as many tokens."""
+        (batch, tokens, width), *_ = [shape for shape in graph.read_shapes(operator) if len(shape) == 3]
+        whole = operator.kind.pricing == 'attention'
+        queries = graph.output_shape(operator)[-1] if len(graph.output_shape(operator)) == 3 else width // 3
+        m = batch * tokens * queries * 0.5 ** len(used(candidate.inputs[0])) / tokens
+        moved = self.bytes.itemsize * m * tokens
+        counts: tuple[tuple[Phase, int], ...] = (('F', 2 if whole else 1), ('I', 5 if whole else 2))
+        for phase, count in counts:
+            yield count * self._product('attention_values', phase, (m, tokens, tokens), moved)
 
     def _product(self, name: str, phase: Phase, size: tuple[float, float, float], moved: float) -> float:
         m, n, k = (max(1, round(length)) for length in size)

@@ -8,31 +8,25 @@ from functools import cached_property
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.errors import ScheduleError
+from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
+from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
-from simpar.model import (
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Network,
-    Operator,
-    Shape,
-    layer_names,
-    network_shapes,
-    reads_of,
-)
+from simpar.lower.given import counts_of, with_strategies
+from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
+from simpar.model.model import Graph as ModelGraph
+from simpar.model.node import Node
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.resolve.cuts import cut, flatten_choice, in_graphs
+from simpar.resolve.cuts import cut, flatten_choice, in_graphs, in_patterns, written
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.pool import Pool
 from simpar.resolve.proposal import Proposal
+from simpar.resolve.rows import Rules, divided, odd_factor, times
 from simpar.resolve.step_bytes import StepBytes
 from simpar.resolve.step_seconds import StepSeconds
 from simpar.strategy_search import (
@@ -44,9 +38,9 @@ from simpar.strategy_search import (
     exact,
     propagate,
     ranked,
-    workload_graph,
 )
 from simpar.strategy_search.graph import Dataset
+from simpar.strategy_search.networks import model_graph
 from simpar.workload import Workload
 
 GIVEN = 'given'
@@ -76,18 +70,16 @@ class Strategies:
 
 
 def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
-    """The workload with strategies for its dense layers, activations and loss, where ``plan.search`` asks for them.
+    """The workload, and the plan, with strategies for operators and the loss, where ``plan.search`` asks for them.
 
     Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
     the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
     by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
-    Raises ``Infeasible`` where ranks are no power of two or no strategies can be lowered, ``ScheduleError`` where the
-    search does not take the strategies that are given.
+    Devices that are no power of two, which MindSpore's searches do not take: the odd factor splits samples, and the
+    search splits the rest. Raises ``Infeasible`` where no strategies can be lowered, ``ScheduleError`` where the search
+    does not take the strategies that are given.
     """
-    model = workload.model
-    if not isinstance(model, Network):
-        return Strategies(workload=workload, plan=plan)
-    search = _Search(workload, model, plan, cluster)
+    search = _Search(workload, plan, cluster)
     if plan.search == 'none':
         return Strategies(workload=workload, plan=plan, origins=search.given)
     search.check_given()
@@ -99,15 +91,21 @@ def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strateg
 
 
 class _Search:
-    """The searches of one network, its layers under the names that programs give them."""
+    """The searches of one model, its operators under the names that programs give them."""
 
-    def __init__(self, workload: Workload, model: Network, plan: Plan, cluster: Cluster) -> None:
-        self.workload, self.model, self.plan, self.cluster = workload, model, plan, cluster
-        self.layers = _named(model)
+    def __init__(self, workload: Workload, plan: Plan, cluster: Cluster) -> None:
+        self.workload, self.plan, self.cluster = workload, plan, cluster
         self.devices = cluster.world // plan.pipeline
+        self.odd = odd_factor(self.devices)
+        self.twos = self.devices // self.odd
         self.slices = plan.micro_batches * plan.copies
-        given = {name: layer.strategy for name, layer in self.layers.items()}
-        self.fixed = in_graphs(self.layers, {name: strategy for name, strategy in given.items() if strategy})
+        self.nodes = with_strategies(workload.model.nodes, plan)
+        self.operators = {node.name: node.operator for node in self.nodes}
+        matrix = plan.device_matrix
+        given = {
+            name: operator.strategy or counts_of(operator.layout, matrix) for name, operator in self.operators.items()
+        }
+        self.fixed = in_graphs(self.operators, {name: strategy for name, strategy in given.items() if strategy})
         self.loss = first_node(workload)
         self.fixed |= given_loss(workload)
 
@@ -122,14 +120,34 @@ class _Search:
         return self.workload.batch // self.slices
 
     @cached_property
-    def shapes(self) -> dict[str, Shape]:
-        """Of what every layer gives, in one copy of a micro-batch."""
-        return network_shapes(self.model, self.batch)
+    def model(self) -> ModelGraph:
+        """One copy of a micro-batch."""
+        return replace(self.workload.model.graph(self.batch), nodes=self.nodes)
+
+    @cached_property
+    def part(self) -> ModelGraph:
+        """What the odd factor of the devices leaves of its samples to a search by twos."""
+        return (
+            replace(self.workload.model.graph(self.batch // self.odd), nodes=self.nodes) if self.odd > 1 else self.model
+        )
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Named dims of all operators."""
+        return {node.name: (self.axes(node), node.operator.lead) for node in self.nodes}
+
+    def by_twos(self, fixed: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """What is fixed in a part of the samples."""
+        return divided(fixed, self.rules, self.odd) if self.odd > 1 else fixed
+
+    def in_full(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        """What was chosen for a part of the samples, for all parts."""
+        return times(choices, self.rules, self.odd) if self.odd > 1 else choices
 
     @property
     def result(self) -> Shape:
         """Shape of what the loss reads."""
-        return self.shapes[next(reversed(self.layers))]
+        return self.model.shapes[self.nodes[-1].name]
 
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
@@ -146,49 +164,62 @@ class _Search:
 
         Arguments: ``workload``, by default the search's own.
         """
-        named = (replace(layer, name=name) for name, layer in self.layers.items())
-        layers = tuple(
-            replace(layer, bias=layer.bias and biases) if isinstance(layer, Dense | Conv2d) else layer
-            for layer in named
-        )
-        one = replace(workload or self.workload, model=replace(self.model, layers=layers), batch=self.batch)
+        told = workload or self.workload
+        nodes = self.nodes if biases else tuple(map(_without_bias, self.nodes))
         dataset: Dataset = 'full_batch' if self.plan.dataset == 'full-batch' else 'data_parallel'
-        return workload_graph(one, dataset)
+        loss = told.loss_operators if in_operators(told) else told.loss
+        return model_graph(replace(self.part, nodes=nodes), loss, dataset)
 
     def check_given(self) -> None:
         """Strategies are checked as users write them; a graph has its weights the other way round."""
-        for (name, layer), reads in zip(self.layers.items(), reads_of(self.model), strict=True):
-            if strategy := layer.strategy:
-                scattered = layer.out_strategy if isinstance(layer, Dense) else ()
-                layer.axes(name, *(self.shapes[read] for read in reads)).sharded(strategy, self.devices, scattered)
+        for node in self.nodes:
+            if strategy := node.operator.strategy:
+                self.axes(node).sharded(strategy, self.devices, node.operator.out_strategy)
         check_loss(self.workload, self.result, self.devices)
+
+    def axes(self, node: Node) -> Axes:
+        """The named dims of a node."""
+        return node.operator.axes(node.name, *(self.model.shapes[read] for read in node.reads))
 
     # searches
 
     def propagated(self, compat: Compat) -> Mapping[str, Choice]:
-        return self.with_flattens(propagate(self.graph(), self.fixed, self.devices, compat))
+        self.check_samples()
+        fixed = self.by_twos(self.fixed)
+        # Where the odd factor splits nobody's rows there is nothing to start from: degrees or the batch say all.
+        if not fixed:
+            return {}
+        return self.with_flattens(self.in_full(propagate(self.graph(), fixed, self.twos, compat)))
+
+    def check_samples(self) -> None:
+        """The odd factor of the devices must divide the samples of a copy."""
+        if self.batch % self.odd:
+            raise Infeasible(
+                f'plan.search: {self.devices} devices are no power of two, and their odd factor {self.odd} does not '
+                f'divide the {self.batch} samples of a copy; write a multiple of {self.slices * self.odd} as batch'
+            )
 
     def recursive(self, compat: Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
-        stages = self.plan.pipeline
-        found = double_recursive(self.graph(), self.cluster.world, compat, optimizer_parallel=parallel, stages=stages)
+        self.check_samples()
+        stages = self.plan.pipeline // odd_factor(self.plan.pipeline)
+        found = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
         # What the compiler makes of an embedding is not known from any record: it is left to be cut by batch.
-        kept = {name: choice for name, choice in found.items() if not isinstance(self.layers.get(name), Embedding)}
-        return self.with_flattens(kept)
+        kept = {name: choice for name, choice in found.items() if not isinstance(self.operators.get(name), Embedding)}
+        return self.with_flattens(self.in_full(kept))
 
     def with_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """Those of a flatten as the network's takes them."""
-        named = zip(self.layers.items(), reads_of(self.model), strict=True)
         own = {
-            name: flatten_choice(choices[name], self.shapes[reads[0]])
-            for (name, layer), reads in named
-            if isinstance(layer, Flatten) and name not in self.fixed
+            node.name: flatten_choice(choices[node.name], self.model.shapes[node.reads[0]])
+            for node in self.nodes
+            if isinstance(node.operator, Flatten) and node.name not in self.fixed
         }
         return {**choices, **own}
 
     def without_flattens(self, choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
         """A flatten lies as its input does: it is no work, and rows move as well behind it."""
-        return {name: choice for name, choice in choices.items() if not isinstance(self.layers.get(name), Flatten)}
+        return {name: choice for name, choice in choices.items() if not isinstance(self.operators.get(name), Flatten)}
 
     def reached(self) -> dict[str, str]:
         """From which of the given layers each other was reached."""
@@ -203,31 +234,43 @@ class _Search:
         """Exact search; whatever else is known takes part, so that nothing known is better."""
         objective = StepBytes(
             itemsize=BYTES[self.workload.precision],
-            devices=self.devices,
+            devices=self.twos,
             slices=self.slices,
             method=self.method,
             all_to_all=self.plan.all_to_all,
         )
-        graph = self.exact_graph()
-        least = exact(graph, self.devices, objective, fixed=self.exactly_fixed)
+        if self.batch % self.odd:
+            return self.of_known({}, None)
+        graph, fixed = self.exact_graph(), self.by_twos(self.exactly_fixed)
+        least = exact(graph, self.twos, objective, fixed=fixed)
         seconds = self.in_seconds(objective) if self.plan.objective == 'time' else {}
         count = BEST // 2 if seconds and len(graph.operators) > MANY else BEST
         few = {
-            name: ranked(graph, self.devices, count, one, fixed=self.exactly_fixed)
+            name: ranked(graph, self.twos, count, one, fixed=fixed)
             for name, one in {'exact': objective, **seconds}.items()
         }
+        few['exact'] = [least, *few['exact']]
+        return self.of_known(few, least.cost if self.odd == 1 else None)
+
+    def of_known(self, few: Mapping[str, Sequence[Found]], bound: float | None) -> Strategies:
+        """The best of all that is known.
+
+        Arguments: ``few``, the best few by each of some objectives, the first twice.
+        """
         known = Pool(replace(self.plan, search='none', redistribution=self.method), self.cluster)
-        for name, choices in self.tried(least, few):
-            known.add(name, self.applied(choices))
+        for name, choices in self.tried(few):
+            known.add(name, *self.applied(choices))
         ranking = known.ranking
-        origins = self.origins(ranking[0].workload, f'searched: {ranking[0].name}, least {self.plan.objective}')
+        best = ranking[0]
+        origin = f'searched: {best.name}, least {self.plan.objective}'
+        origins = self.origins(best.workload, best.plan.strategies, origin)
         return Strategies(
-            workload=ranking[0].workload,
-            plan=replace(self.plan, search='none'),
+            workload=best.workload,
+            plan=replace(self.plan, search='none', strategies=best.plan.strategies),
             origins=origins,
             proposals=ranking,
-            bound=least.cost,
-            seconds=min((few[name][0].cost for name in seconds), default=None),
+            bound=bound,
+            seconds=min((found[0].cost for name, found in few.items() if name != 'exact'), default=None),
         )
 
     def in_seconds(self, objective: StepBytes) -> dict[str, Objective]:
@@ -242,15 +285,15 @@ class _Search:
         )
         return {'exact by time': in_line, 'exact by time, gradients hidden': replace(in_line, hidden=True)}
 
-    def tried(self, least: Found, few: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Mapping[str, Choice]]]:
+    def tried(self, few: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Mapping[str, Choice]]]:
         """What is tried, by name.
 
         Arguments: ``few``, the best few by each of some objectives.
         """
-        yield 'exact', self.without_flattens(least.choices)
         for name, best in few.items():
-            for place, found in enumerate(best, 1):
-                yield f'{name}, number {place}', self.without_flattens(found.choices)
+            for place, found in enumerate(best, name != 'exact'):
+                called = f'{name}, number {place}' if place else name
+                yield called, self.without_flattens(self.in_full(found.choices))
         for compat in VERSIONS:
             yield f'double recursive {compat}', self.recursive(compat)
             if self.fixed:
@@ -259,31 +302,58 @@ class _Search:
                 except ScheduleError:
                     # 2.0 refuses given strategies that leave ranks unused; there is then nothing to try.
                     continue
-        tensor = 1
-        while tensor <= self.devices:
-            data = self.devices // tensor
-            yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
-            tensor *= 2
+        for tensor in range(1, self.devices + 1):
+            if self.devices % tensor == 0:
+                data = self.devices // tensor
+                yield f'data {data} × tensor {tensor}', self.degrees(data, tensor)
 
     def degrees(self, data: int, tensor: int) -> dict[str, Choice]:
         """A data × tensor layout."""
-        return in_graphs(self.layers, degree_strategies(self.model, self.batch, data, tensor))
+        return in_graphs(self.operators, degree_strategies(self.model, data, tensor))
 
     # results
 
-    def applied(self, choices: Mapping[str, Choice]) -> Workload:
-        """The workload with a strategy for each layer that has none, and for the loss; none: by batch."""
-        layers = tuple(
-            layer if name in self.fixed else cut(layer, choices.get(name)) for name, layer in self.layers.items()
-        )
-        return cut_loss(replace(self.workload, model=replace(self.model, layers=layers)), choices, self.result)
+    def applied(self, choices: Mapping[str, Choice]) -> tuple[Workload, dict[str, Strategy]]:
+        """The workload with a strategy for each operator that has none, and for the loss; none: by batch or degrees.
 
-    def origins(self, workload: Workload, origin: str | Mapping[str, str]) -> dict[str, str]:
-        """Where the strategies of layers and loss come from; of layers that have none, nothing."""
-        layers = _named(workload.model) if isinstance(workload.model, Network) else {}
-        names = [name for name, layer in layers.items() if layer.strategy]
+        What a file does not list has its strategy among those of the plan.
+        """
+        chosen = {node.name: choices[node.name] for node in self.nodes if self.takes(node, choices)}
+        workload, strategies = self.workload, dict(self.plan.strategies)
+        if workload.model.listed:
+            listed = [cut(operator, chosen.get(name)) for name, operator in workload.model.operators.items()]
+            workload = replace(workload, model=workload.model.with_listed(listed))
+        else:
+            strategies |= in_patterns({name: written(self.operators[name], one) for name, one in chosen.items()},
+                                      self.operators)  # fmt: skip
+        return cut_loss(workload, choices, self.result), strategies
+
+    def takes(self, node: Node, choices: Mapping[str, Choice]) -> bool:
+        """Whether an operator takes what was chosen for it; a file's own layers say what is wrong with it."""
+        if node.name in self.fixed or node.name not in choices or node.operator.layout:
+            return False
+        if node.name in self.tied or not isinstance(node.operator, Sharded):
+            return False
+        return node.operator.written or not self.axes(node).wrong(choices[node.name].strategy, self.devices)
+
+    @cached_property
+    def tied(self) -> frozenset[str]:
+        """Operators that share a weight, which lies one way: they are split by degrees, or by batch."""
+        shared = {node.operator.tied for node in self.nodes} - {''}
+        firsts = {name for name in self.operators if f'{name}.weight' in shared}
+        return frozenset(firsts | {node.name for node in self.nodes if node.operator.tied})
+
+    def origins(
+        self, workload: Workload, strategies: Mapping[str, Strategy], origin: str | Mapping[str, str]
+    ) -> dict[str, str]:
+        """Where the strategies of operators and loss come from; of those that have none, nothing.
+
+        Arguments: ``strategies`` of the plan.
+        """
+        nodes = with_strategies(workload.model.nodes, Plan(strategies=dict(strategies)))
+        names = [node.name for node in nodes if node.operator.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
-        found = {name: origin if isinstance(origin, str) else origin[name] for name in (*names, *of_loss)}
+        found = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}
         return found | self.given
 
     @property
@@ -292,13 +362,14 @@ class _Search:
         return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
     def found(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:
-        done = replace(self.plan, search='none')
-        workload = self.applied(choices)
-        return Strategies(workload=workload, plan=done, origins=self.origins(workload, origin))
+        workload, strategies = self.applied(choices)
+        done = replace(self.plan, search='none', strategies=strategies)
+        return Strategies(workload=workload, plan=done, origins=self.origins(workload, strategies, origin))
 
 
-def _named(network: Network) -> dict[str, Operator]:
-    return dict(zip(layer_names(network), network.layers, strict=True))
+def _without_bias(node: Node) -> Node:
+    layer = node.operator
+    return replace(node, operator=replace(layer, bias=False)) if isinstance(layer, Dense | Conv2d) else node
 
 
 def spread_from(graph: Graph, given: Collection[str]) -> dict[str, str]:

@@ -22,13 +22,14 @@ def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
     for place, layer in enumerate(model.operators.values()):
         for key, what, instead in _of_layer(layer, plan):
             yield Complaint(model.file_key(place, key), what, instead)
+    for pattern, layouts in plan.layouts.items():
+        for _, what, instead in _axes('layouts', chain.from_iterable(layouts), plan):
+            yield Complaint(('plan', 'layouts', pattern), what, instead)
 
 
 def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, remedy."""
     layout, out = layer.layout, layer.out_layout
-    if layout and plan.search != 'none':
-        yield 'layout', f'names axes, but {plan.search} takes strategies', 'write strategy instead, or search: none'
     if layout and (layer.strategy or layer.out_strategy):
         yield 'layout', 'stands beside a strategy', 'write one of them'
     if out and not layout:

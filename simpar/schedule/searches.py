@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.model import Network
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -15,13 +14,11 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     if plan.search == 'none':
         return
     key, model = ('plan', 'search'), workload.model
-    if not isinstance(model, Network):
-        yield Complaint(key, 'cuts the layers of a network; a transformer takes degrees', 'write none, and plan.tensor')
-        return
-    if plan.tensor > 1:
-        what = f'is a degree, but {plan.search} cuts every layer by itself'
-        yield Complaint(('plan', 'tensor'), what, 'write 1, or search: none')
-    given = any(layer.strategy for layer in model.layers)
+    told = (operator.strategy or operator.layout for operator in model.operators.values())
+    given = bool(plan.strategies or plan.layouts) or any(told)
     if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
         what = 'sharding-propagation starts at layers that you cut, and there is none'
-        yield Complaint(key, what, 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]')
+        instead = 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]'
+        if not model.listed:
+            instead = 'give an operator one, e.g. plan.strategies: {layer0.fc1: [[2, 1, 1], [1, 4]]}'
+        yield Complaint(key, what, instead)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.document import Complaint
-from simpar.lower.record import has_strategies
+from simpar.lower.given import has_strategies
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
@@ -38,4 +38,4 @@ def _loss_fits(workload: Workload) -> Iterator[Complaint]:
 
 def whole_batch(workload: Workload, plan: Plan) -> bool:
     """Whether every rank reads all samples, so that they need not divide over the ranks."""
-    return plan.dataset == 'full-batch' and (plan.search != 'none' or has_strategies(workload))
+    return plan.dataset == 'full-batch' and (plan.search != 'none' or has_strategies(workload, plan))

@@ -12,7 +12,10 @@ tells devices apart that hold the same slice. Two layouts are equal when the bit
 def device_bits(devices: int) -> int:
     """log2 of the devices; raises Infeasible where that is no whole number."""
     if devices < 1 or devices & (devices - 1):
-        raise Infeasible(f'strategy search: {devices} devices are not a power of two; write 2, 4, 8, …')
+        raise Infeasible(
+            f'strategy search: {devices} devices are not a power of two, and every loop of this search halves; write '
+            '2, 4, 8, … devices, or plan.search: exact'
+        )
     return devices.bit_length() - 1
 
 

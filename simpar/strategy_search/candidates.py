@@ -50,7 +50,7 @@ def widest(operator: Operator, found: Rule, devices: int) -> list[Cut]:
     Exact search may repeat the work of others.
     """
     cuts = found.cuts(devices)
-    if operator.kind.pricing != 'matrix':
+    if operator.kind.pricing not in ('matrix', 'attention'):
         return cuts
     most = max(cut.used for cut in cuts)
     return [cut for cut in cuts if cut.used == most]

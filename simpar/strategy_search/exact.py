@@ -139,8 +139,7 @@ class _Problem:
         """Operators of a kind have the same candidates and costs."""
         shapes = (self.graph.read_shapes(operator), self.graph.output_shape(operator))
         trained = tuple(name in self.graph.parameters for name in operator.reads)
-        how = (operator.transpose_a, operator.transpose_b, operator.permutation, operator.axes, operator.keep_dims)
-        return operator.primitive, shapes, trained, how, self.fixed.get(operator.name)
+        return operator.look, shapes, trained, self.fixed.get(operator.name)
 
     def candidates(self, operator: Operator) -> list[Candidate]:
         kind = self.kind(operator)

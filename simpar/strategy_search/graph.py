@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
+from simpar.layout.operator import Operator as Axes
 from simpar.model.operators import PRIMITIVES
 from simpar.model.operators.base import PLAIN
 from simpar.model.operators.base import Operator as ModelOperator
@@ -27,12 +28,21 @@ class Operator(Call):
         name: unique in its graph.
         primitive: its name in MindSpore (``MatMul``, ``ReLU``, …): see ``simpar.model.operators.PRIMITIVES``.
         reads, writes: names of tensors. Only a ``_VirtualDataset`` writes more than one.
+        named: its named dims, where they follow from more than its primitive and its shapes.
     """
 
     name: str
     primitive: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    named: Axes | None = field(default=None, compare=False)
+
+    @property
+    def look(self) -> object:
+        """What of it decides how it can be split, beside the shapes of its tensors."""
+        told = self.named
+        axes = told and (told.inputs, told.output, tuple(told.fixed), tuple(told.units.items()))
+        return (self.primitive, axes, self.transpose_a, self.transpose_b, self.permutation, self.axes, self.keep_dims)
 
     @property
     def kind(self) -> Primitive:
@@ -138,7 +148,8 @@ class GraphBuilder:
         for step in layer.steps(reads, layer.result_shape(samples or shapes[0][0], *shapes)):
             called = f'{name}.{step.part}' if step.part else name
             inputs = tuple(self._read(name, one) or written for one in step.reads)
-            written = self.add(step.primitive.name, called, inputs, step.shape, step.call)
+            named = None if layer.written or step.part else layer.axes(name, *shapes)
+            written = self.add(step.primitive.name, called, inputs, step.shape, step.call, named)
         return written
 
     def _read(self, name: str, one: str | Parameter) -> str:
@@ -147,13 +158,23 @@ class GraphBuilder:
         make = self.parameter if one.trained else self.constant
         return make(f'{name}.{one.role}', *one.shape)
 
-    def add(self, primitive: str, name: str, reads: tuple[str, ...], shape: Shape, call: Call = PLAIN) -> str:
+    def add(
+        self,
+        primitive: str,
+        name: str,
+        reads: tuple[str, ...],
+        shape: Shape,
+        call: Call = PLAIN,
+        named: Axes | None = None,
+    ) -> str:
         """An operator that writes one tensor of this shape, named after the operator.
 
-        Arguments: ``call``, its attributes.
+        Arguments: ``call``, its attributes; ``named``, its named dims where the primitive does not tell them.
         """
-        attributes = {part.name: getattr(call, part.name) for part in fields(Call)}
-        self.operators.append(Operator(name=name, primitive=primitive, reads=reads, writes=(name,), **attributes))
+        told = {part.name: getattr(call, part.name) for part in fields(Call)}
+        self.operators.append(
+            Operator(name=name, primitive=primitive, reads=reads, writes=(name,), named=named, **told)
+        )
         self.shapes[name] = shape
         return name
 

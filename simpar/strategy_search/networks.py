@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from simpar.model import INPUT, Dense, Flatten, Network, Softmax, layer_names, network_shapes, reads_of
+from simpar.model import Dense, Flatten, Network, Softmax
 from simpar.model.library.cross_entropy import (
     COUNT,
     CROSS_ENTROPY,
@@ -15,7 +15,7 @@ from simpar.model.library.cross_entropy import (
     SMOOTH,
     LossOperator,
 )
-from simpar.model.library.gpt import Transformer
+from simpar.model.model import Graph as ModelGraph
 from simpar.model.primitive import Call, Shape
 from simpar.strategy_search.graph import Dataset, Graph, GraphBuilder
 from simpar.workload import Workload
@@ -24,15 +24,9 @@ MNIST_SAMPLE = (1, 28, 28)
 
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
-    """The forward operators of a workload.
-
-    A ``network:`` becomes its layers and the operators of its loss; a ``transformer:`` its blocks with an embedding
-    before and norm, head and loss behind them. Not in the graph: dropout, and the position embedding's slice.
-    """
-    if isinstance(workload.model, Network):
-        loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
-        return network_graph(workload.model, workload.batch, loss, dataset)
-    return transformer_graph(workload.model, workload.batch, dataset)
+    """The forward operators of a workload and its loss."""
+    loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
+    return model_graph(workload.model.graph(workload.batch), loss, dataset)
 
 
 def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'full_batch') -> Graph:
@@ -40,25 +34,35 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
 
     Raises ``Infeasible`` where layers do not fit each other.
     """
+    return model_graph(network.graph(batch), loss, dataset)
+
+
+def model_graph(model: ModelGraph, loss: str, dataset: Dataset = 'full_batch') -> Graph:
+    """A model's operators under the names that programs give them, and its loss.
+
+    A bias that another operator adds is not in it; a weight that two have is two.
+    """
     build = GraphBuilder()
-    names, shapes = layer_names(network), network_shapes(network, batch)
-    result = shapes[names[-1]]
-    x, label = build.dataset(x=(batch, *_sample(network)), label=result if loss in ('mse', 'mae') else result[:1])
-    values = {INPUT: x}
-    for name, layer, reads in zip(names, network.layers, reads_of(network), strict=True):
-        values[name] = build.apply(layer, name, *(values[read] for read in reads), samples=batch)
-    LOSSES[loss](build, values[names[-1]], label)
+    first, *others = model.sources
+    batch, result = first.shape[0], model.shapes[model.nodes[-1].name]
+    inputs = {first.name: (batch, *_sample(model)), **{source.name: source.shape for source in others}}
+    *names, label = build.dataset(**inputs, label=result if loss in ('mse', 'mae') else result[:-1])
+    values = dict(zip(inputs, names, strict=True))
+    for node in model.nodes:
+        reads = (values[read] for read in node.reads)
+        values[node.name] = build.apply(node.operator, node.name, *reads, samples=batch)
+    LOSSES[loss](build, values[model.nodes[-1].name], label)
     return build.graph(dataset)
 
 
-def _sample(network: Network) -> Shape:
+def _sample(model: ModelGraph) -> Shape:
     """A sample's shape: an image where a flatten of so many pixels comes first, as in the compiler's networks.
 
     One that is cut by hand is cut as a file has it.
     """
-    first = network.layers[0]
-    image = isinstance(first, Flatten) and not first.strategy and network.sample == (prod(MNIST_SAMPLE),)
-    return MNIST_SAMPLE if image else network.sample
+    first, sample = model.nodes[0].operator, model.sources[0].shape[1:]
+    image = isinstance(first, Flatten) and not first.strategy and sample == (prod(MNIST_SAMPLE),)
+    return MNIST_SAMPLE if image else sample
 
 
 def dense_layer(build: GraphBuilder, name: str, x: str, outputs: int, *, bias: bool) -> str:
@@ -160,19 +164,4 @@ def transformer_blocks(
     for layer in range(layers):
         x = block(build, f'layer{layer}', x, batch, sequence, heads, ffn)
     mean_squared_error(build, x, label)
-    return build.graph(dataset)
-
-
-def transformer_graph(model: Transformer, batch: int, dataset: Dataset = 'full_batch') -> Graph:
-    """Token embedding, blocks, final norm, head and cross-entropy."""
-    build = GraphBuilder()
-    tokens, label = build.dataset(tokens=(batch, model.sequence), label=(batch * model.sequence,))
-    table = build.parameter('embedding.weight', model.vocab, model.hidden)
-    x = build.add('Gather', 'embedding', (table, tokens), (batch, model.sequence, model.hidden))
-    x = build.reshape('embedding.reshape', x, batch * model.sequence, model.hidden)
-    for layer in range(model.layers):
-        x = block(build, f'layer{layer}', x, batch, model.sequence, model.heads, model.ffn_width)
-    x = build.layer_norm('norm', x)
-    weight = table if model.tied else build.parameter('head.weight', model.vocab, model.hidden)
-    softmax_cross_entropy(build, build.matmul('head', x, weight, transpose_b=True), label)
     return build.graph(dataset)

@@ -127,10 +127,7 @@ class _Walk:
 
     def kind(self, operator: Operator) -> Rule:
         """The operator's rule; a rule is made once for operators that look alike."""
-        look = (
-            *(operator.primitive, self.graph.read_shapes(operator), self.graph.output_shape(operator)),
-            *(operator.transpose_a, operator.transpose_b, operator.permutation, operator.axes, operator.keep_dims),
-        )
+        look = (operator.look, self.graph.read_shapes(operator), self.graph.output_shape(operator))
         if look not in self.rules:
             self.rules[look] = rule(self.graph, operator)
         return self.rules[look]

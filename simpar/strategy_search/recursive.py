@@ -146,10 +146,10 @@ class _Search:
                 self.consumers.setdefault(name, []).append(node)
 
     def node(self, operator: Operator) -> _Node:
-        shape = four_dims(self.graph.read_shapes(operator)[0])
+        shape = four_dims(operator.kind.as_seen(self.graph.read_shapes(operator)[0]))
         if operator.transpose_a:
             shape = (*shape[:2], shape[3], shape[2])
-        output = four_dims(self.graph.output_shape(operator))
+        output = four_dims(operator.kind.as_seen(self.graph.output_shape(operator)))
         sizes = [shape[ROWS], output[COLUMNS], shape[COLUMNS]] if operator.kind.halved == 'product' else list(shape)
         return _Node(operator, shape, output, sizes)
 

@@ -110,7 +110,7 @@ def rule(graph: Graph, operator: Operator) -> Rule:
         # The dims of a layout have one name each; a search also splits dims that are made of several.
         return _reshape(operator, shapes[0], output)
     try:
-        return _of(operator.kind.axes(operator.name, operator, shapes, output))
+        return _of(operator.named or operator.kind.axes(operator.name, operator, shapes, output))
     except Infeasible as wrong:
         raise ScheduleError(Problem(operator.name, str(wrong).removeprefix(f'{operator.name}: '))) from None
 
@@ -118,10 +118,7 @@ def rule(graph: Graph, operator: Operator) -> Rule:
 def _of(named: Axes) -> Rule:
     """A rule of an operator's named dims; those without a name belong to no axis."""
     place = {name: axis for axis, name in enumerate(named.order)}
-    sizes: dict[str, int] = {}
-    tensors = [*zip(named.inputs, named.shapes, strict=True), (named.output, named.output_shape)]
-    for name, length in (pair for tensor in tensors for pair in zip(*tensor, strict=True)):
-        sizes.setdefault(name, length)
+    sizes = named.lengths
 
     def dims(names: tuple[str, ...]) -> AxisMap:
         return tuple((place[name],) if name in place else () for name in names)

@@ -104,7 +104,7 @@ class Spread:
             return ()
         if self.is_main(source):
             ranks = [len(shape) for shape in self.graph.read_shapes(operator) if shape]
-            return self.main[source.name].output[4 - ranks[0] :] if ranks else ()
+            return source.kind.main_output(self.use(source), self.main[source.name], ranks[0]) if ranks else ()
         return self.output_of(source) if source.name in self.found else ()
 
     def is_main(self, operator: Operator) -> bool:
@@ -149,7 +149,10 @@ class Spread:
             if factor > 1:
                 output = (1, 1, main.output[2] * factor, main.output[3])
                 self.main[operator.name] = Main(main.first, main.second, output)
-                self.scattered[operator.name] = output[2:]
+                rank = len(self.graph.output_shape(operator))
+                self.scattered[operator.name] = operator.kind.main_output(
+                    self.use(operator), self.main[operator.name], rank
+                )
 
     def valid(self, operator: Operator) -> Strategy:
         """The strategy with pieces that do not divide their dim taken back."""

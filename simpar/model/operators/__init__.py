@@ -26,6 +26,7 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     pointwise.Relu,
     pointwise.Gelu,
     pointwise.Silu,
+    pointwise.SquaredRelu,
     pointwise.Mul,
     pointwise.Add,
     pointwise.Multiply,

@@ -13,10 +13,10 @@ from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
 from simpar.model.dropout import dropped
-from simpar.model.operators.base import Sharded, operator
+from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
-from simpar.model.primitive import Call, Primitive, Shape, dim_names
+from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names
 
 _SEQUENCE = 'needs all of a sequence and must stay whole'
 
@@ -70,6 +70,20 @@ class AttentionCore(Primitive):
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """b, s, g, as its operator tells them."""
         raise NotImplementedError
+
+    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
+        """By samples, and by heads as the features of one input are."""
+        return tuple(_by_heads(pieces, len(shape)) for shape in use.shapes)
+
+    def output_pieces(self, use: Use, strategy: Strategy) -> Pieces:
+        """The same of its result."""
+        return _by_heads(strategy[0], len(use.output))
+
+
+def _by_heads(pieces: Pieces, rank: int) -> Pieces:
+    """Slices of samples and of heads, which are features of three dims and a dim of four."""
+    heads = pieces[-1] if len(pieces) == 3 else pieces[1] if len(pieces) == 4 else 1
+    return {1: pieces[:1], 3: (pieces[0], 1, heads), 4: (pieces[0], heads, 1, 1)}[rank]
 
 
 ATTENTION = AttentionCore('FlashAttention', 'attention')
@@ -169,8 +183,8 @@ class AttentionScores(Sharded):
 
 
 @operator
-class AttentionValues(Sharded):
-    """Probabilities · v for every head; the gradient of v is handed to the operator of the scores."""
+class AttentionValues(Operator):
+    """Probabilities · v for every head; the gradient of v is handed to the operator of the scores, as which it lies."""
 
     key = 'attention_values'
     written = False
@@ -209,7 +223,7 @@ class AttentionValues(Sharded):
 
 
 @operator
-class CausalSoftmax(SameShape, Sharded):
+class CausalSoftmax(SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future."""
 
     key = 'causal_softmax'

@@ -97,6 +97,8 @@ class Operator(ABC):
     """What of them no strategy splits, for the docs."""
     lead: ClassVar[int] = 0
     """Which of the inputs in its strategy is the first value that it reads."""
+    splits_result: ClassVar[int] = 0
+    """Where the sum behind it may be scattered, how many inputs stand in its strategy; 0: it may not."""
     roles: ClassVar[tuple[str, ...]] = ('x',)
     """The roles of what it reads, in its ops."""
 
@@ -156,6 +158,11 @@ class Operator(ABC):
     @abstractmethod
     def ops(self, local: Local) -> Ops:
         """What one rank does in F, I and W."""
+
+    @property
+    def tied(self) -> str:
+        """The name of the weight that it shares with an operator before it; empty: none."""
+        return ''
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """What it trains.

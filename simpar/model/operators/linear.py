@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -63,6 +63,27 @@ class RowProduct(MatrixProduct):
         x, (inputs, outputs) = shapes
         return product_axes(name, x, (outputs,), (inputs,))
 
+    def as_seen(self, shape: Shape) -> Shape:
+        """All rows in one dim."""
+        return (prod(shape[:-1]), shape[-1])
+
+    def main_output(self, use: Use, main: Main, rank: int) -> Pieces:
+        """Rows of samples first."""
+        return (*_rows(main.output[2], use.output), main.output[3])
+
+    def main_strategy(self, use: Use, main: Main) -> Pieced:
+        """Rows of samples first."""
+        return (*_rows(main.first[2], use.shapes[0]), main.first[3]), main.second[2:]
+
+
+def _rows(pieces: int, shape: Shape) -> Pieces:
+    """Slices of all rows, dealt to the dims before the last, the first first."""
+    found = []
+    for length in shape[:-1]:
+        found.append(gcd(pieces, length))
+        pieces //= found[-1]
+    return tuple(found)
+
 
 MAT_MUL, ROW_PRODUCT = MatrixProduct('MatMul', 'matrix'), RowProduct('RowMatMul', 'matrix')
 BIAS_ADD = BiasAddition('BiasAdd')
@@ -100,6 +121,7 @@ class Dense(Biased):
     key = 'dense'
     primitives: ClassVar = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
     inputs_told = 'x [rows, in], weight [in, out]'
+    splits_result = 2
 
     inputs: Annotated[Width, Field(alias='in', description='features of a sample')]
     outputs: Annotated[Width, Field(alias='out', description='features of its result')]
@@ -162,14 +184,27 @@ class Product(Weighted, Unary):
     written = False
     primitives: ClassVar = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
     inputs_told = 'x [..., in], weight [in, out]'
+    splits_result = 2
 
     outputs: Shape
     inputs: Shape
     bias: bool = True
     weight: str = ''
+    out_strategy: Cuts = ()
+    out_layout: Aliases = ()
     split: str = 'outputs'
     gathers: bool = False
     what: str = ''
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """The product; its bias lies as it does."""
+        weight = Parameter('weight', (prod(self.inputs), prod(self.outputs)))
+        yield Step(primitive=ROW_PRODUCT, reads=(*reads, weight), shape=result)
+
+    @property
+    def tied(self) -> str:
+        """Its weight, if that has a name of its own."""
+        return self.weight
 
     @property
     def has_own(self) -> bool:

@@ -62,6 +62,7 @@ def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
 
 
 RELU, GELU, SILU = Elementwise('ReLU'), Elementwise('GeLU'), Elementwise('SiLU')
+SQUARED_RELU = Elementwise('SquaredReLU')
 ADD, MUL = Arithmetic('Add'), Arithmetic('Mul', same_backward=True)
 
 
@@ -99,6 +100,18 @@ class Gelu(Pointwise, Sharded, Unary):
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
         return unary(local, 'gelu', saves=('x',), flops=(10, 10))
+
+
+@operator
+class SquaredRelu(Pointwise, Sharded, Unary):
+    """y = max(x, 0)² (So et al. 2021)."""
+
+    key = 'squared_relu'
+    primitives: ClassVar = {'squared_relu': SQUARED_RELU}
+
+    def ops(self, local: Local) -> Ops:
+        """The backward reads x: dx = 2 · max(x, 0) · dy."""
+        return unary(local, 'squared_relu', saves=('x',), flops=(2, 3))
 
 
 @operator

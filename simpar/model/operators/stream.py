@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,12 +10,12 @@ from simpar.layout import TensorLayout
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
 from simpar.model.dropout import dropped
-from simpar.model.operators.base import Sharded, Trained, operator
+from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
-from simpar.model.primitive import Call, Primitive, Shape, dim_names
+from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names, same
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class AlongRows(Primitive):
         names = dim_names(output)
         inputs = tuple(names if shape == output else (names[0], *(ONE,) * (len(shape) - 1)) for shape in shapes)
         return Axes(name, inputs, names, shapes, output, names, {})
+
+    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
+        """What has rows alone as the rows, a table full."""
+        return tuple(
+            same(pieces, shape) if shape == use.output else (pieces[0],) if len(shape) == 1 else (1,) * len(shape)
+            for shape in use.shapes
+        )
 
 
 POSITION, DROPOUT = AlongRows('Position'), AlongRows('Dropout')
@@ -65,7 +73,7 @@ class Position(SameShape, Trained):
 
 
 @operator
-class Dropout(SameShape, Sharded):
+class Dropout(SameShape):
     """x × mask / (1 − probability); keeps the mask, a byte an element.
 
     Arguments: ``site``, what its mask is drawn for.
@@ -116,6 +124,10 @@ class Residual(SameShape, Trained):
         names = dim_names(x)
         fixed = {names[-1]: 'is the dim of a full bias'} if self.bias_of else {}
         return Axes(name, (names, names, *(names[:1] for _ in keys)), names, (x, z, *keys), x, names, fixed)
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """The sum; the bias is full."""
+        yield Step(primitive=ADD, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The product's bias."""

@@ -1,4 +1,4 @@
-"""Pieces: what a rank's update reads and writes of every parameter: whole, unless optimizer parallelism has cut it."""
+"""What a rank's update reads and writes of every parameter: its shard, or all of it without optimizer parallelism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simpar.lower.tape import Tape
 from simpar.program import Tensor
 
 
-class Own(NamedTuple):
+class Owned(NamedTuple):
     """What a rank's update works on of one parameter, or of the parameters of a flat message.
 
     Arguments: ``fulls``, the gradients that W adds to; ``flat``, the name of a flat message; ``layer`` to update it in.
@@ -25,8 +25,8 @@ class Own(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One parameter's piece, or that of a flat message.
+class UpdateShard:
+    """One parameter's shard, or that of a flat message.
 
     Arguments: ``parameter``, its name; ``weight``, what the update reads and writes; ``gradient``, what it reads and
     frees; ``fulls``, the gradients that W adds to; ``stage``, whose backward adds to the gradient (the first, for a
@@ -48,30 +48,31 @@ def layer_of(parameter: str) -> str:
 
 def local_elements(tape: Tape, tensor: Tensor) -> int:
     """Elements of a parameter, gradient or state that one rank holds."""
-    return prod(tensor.shape) // prod(tape.partitions[cut.partition].size for cut in tensor.cuts)
+    return prod(tensor.shape) // prod(tape.partitions[split.partition].size for split in tensor.splits)
 
 
 def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     """The shape that one rank holds of a parameter, gradient or state."""
     local = list(tensor.shape)
-    for cut in tensor.cuts:
-        local[cut.dim] //= tape.partitions[cut.partition].size
+    for split in tensor.splits:
+        local[split.dim] //= tape.partitions[split.partition].size
     return tuple(local)
 
 
-def pieces(tape: Tape, cut: Mapping[str, Own] | None = None) -> list[Piece]:
-    """The pieces of all parameters, in the order in which the forward uses them; a flat message with its first.
+def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[UpdateShard]:
+    """The shards of all parameters, in the order in which the forward uses them; a flat message with its first.
 
-    Arguments: ``cut``, those of the parameters that are not whole.
+    Arguments: ``owned``, those of the parameters that are sharded.
     """
+    # The backward goes from the last stage to the first, so that of two users the first stage stays.
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
-    found: dict[str, Piece] = {}
+    found: dict[str, UpdateShard] = {}
     for parameter in tape.tensors:
         if parameter in adds:
-            own = (cut or {}).get(parameter) or _whole(tape, parameter)
+            own = (owned or {}).get(parameter) or _full(tape, parameter)
             name = own.flat or parameter
             if name not in found:
-                found[name] = Piece(
+                found[name] = UpdateShard(
                     parameter=name,
                     weight=own.weight,
                     gradient=own.gradient,
@@ -82,6 +83,6 @@ def pieces(tape: Tape, cut: Mapping[str, Own] | None = None) -> list[Piece]:
     return list(found.values())
 
 
-def _whole(tape: Tape, parameter: str) -> Own:
+def _full(tape: Tape, parameter: str) -> Owned:
     gradient = tape.tensors[f'd:{parameter}']
-    return Own(tape.tensors[parameter], gradient, (gradient,), '', layer_of(parameter))
+    return Owned(tape.tensors[parameter], gradient, (gradient,), '', layer_of(parameter))

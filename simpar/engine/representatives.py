@@ -1,4 +1,4 @@
-"""Lanes: which ranks behave alike, so that one is simulated in the place of all, exactly.
+"""Representatives: which ranks behave alike, so that one is simulated in the place of all, exactly.
 
 Colour refinement: ranks, links and exchanges start with the colour of what is known of each alone, and split until
 those of one colour also have neighbours of the same colours. The engine's arithmetic does not depend on order, so
@@ -31,6 +31,7 @@ class Groups:
     def __init__(self, partition: Partition) -> None:
         self.members: list[list[int]] = partition.groups_GP.tolist()
         self.size = partition.size
+        # One pass over the groups; ``Partition.place`` searches them all for each rank.
         places = {rank: (g, p) for g, group in enumerate(self.members) for p, rank in enumerate(group)}
         self.group = [places[rank][0] for rank in range(len(places))]
         self.position = [places[rank][1] for rank in range(len(places))]
@@ -59,6 +60,7 @@ class Exchange:
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
+        # Sorted, as a multiset: an exchange does not depend on who of its ranks is who.
         among = sorted([ranks[rank] for rank in self.ranks])
         over = sorted([(links[link], demand) for link, demand in self.links])
         return (self.kind, self.cost, tuple(among), tuple(over))
@@ -70,18 +72,19 @@ def groups_of(program: Program) -> dict[str, Groups]:
     return {name: Groups(partition) for name, partition in program.partitions.items()}
 
 
-class Lanes:
+class Representatives:
     """The ranks of a program in classes that behave alike.
 
-    Arguments: ``groups``, of each partition; ``of_rank``, the lane of each rank.
+    Arguments: ``groups``, of each partition; ``of_rank``, the representative of each rank.
     """
 
     def __init__(self, groups: dict[str, Groups], of_rank: Colours) -> None:
         self.groups = groups
         self.of_rank = of_rank
+        # Ranks are appended in order, so that the first of each list is the lowest, the one that is simulated.
         self.ranks: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
-        for rank, lane in enumerate(of_rank):
-            self.ranks[lane].append(rank)
+        for rank, representative in enumerate(of_rank):
+            self.ranks[representative].append(rank)
         self._among: dict[tuple[str, int], tuple[int, ...]] = {}
         groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name, on in groups.items():
@@ -90,37 +93,40 @@ class Lanes:
                 groups_among.setdefault((name, among), []).append(group)
         self._groups_among = {key: tuple(found) for key, found in groups_among.items()}
 
-    def among(self, partition: str, lane: int) -> tuple[int, ...]:
-        """The lanes in a lane's group, itself included."""
-        if (partition, lane) not in self._among:
+    def among(self, partition: str, representative: int) -> tuple[int, ...]:
+        """The representatives of all ranks in a representative's group, itself included."""
+        if (partition, representative) not in self._among:
             groups = self.groups[partition]
-            members = groups.members[groups.group[self.ranks[lane][0]]]
-            self._among[partition, lane] = tuple(sorted({self.of_rank[rank] for rank in members}))
-        return self._among[partition, lane]
+            members = groups.members[groups.group[self.ranks[representative][0]]]
+            self._among[partition, representative] = tuple(sorted({self.of_rank[rank] for rank in members}))
+        return self._among[partition, representative]
 
-    def peer(self, partition: str, lane: int, offset: int) -> int:
-        """The lane that stands ``offset`` positions further in a lane's group."""
-        return self.of_rank[self.groups[partition].peer(self.ranks[lane][0], offset)]
+    def peer(self, partition: str, representative: int, offset: int) -> int:
+        """The representative of the rank ``offset`` positions further in a representative's group."""
+        return self.of_rank[self.groups[partition].peer(self.ranks[representative][0], offset)]
 
-    def together(self, lane: int, op: OpClass, entries: int) -> tuple[int, ...]:
-        """Which of an op class's costs are for the groups, or pairs, in which an op of a lane is done at once."""
+    def together(self, representative: int, op: OpClass, entries: int) -> tuple[int, ...]:
+        """Which of an op class's costs are for the groups, or pairs, in which a representative stands for others."""
         if op.kind == 'collective':
-            return self._groups_among[op.partition, self.among(op.partition, lane)]
-        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[lane])
+            return self._groups_among[op.partition, self.among(op.partition, representative)]
+        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[representative])
 
 
-class LoadedLanes(Lanes):
+class LoadedRepresentatives(Representatives):
     """The ranks of a program in classes that behave alike, and its links in classes that are loaded alike."""
 
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
         super().__init__(groups, ranks)
         self._communication = costs.communication
         self._loads: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, float], ...]] = {}
+        # One link of each class is simulated; the others would carry the same.
         self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
 
     def load(self, op_class: int, groups: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once."""
         by_group = self._communication[op_class]
+        # Costs are shared between op classes by identity (``price`` makes equal ones once), so the id is a key while
+        # they live.
         key = (id(by_group), groups)
         if key not in self._loads:
             total: dict[int, float] = {}
@@ -128,23 +134,25 @@ class LoadedLanes(Lanes):
                 for link, demand in by_group[group].links:
                     if link in self._first_links:
                         total[link] = total.get(link, 0.0) + demand
+            # Sorted by link, as the arithmetic of shares must not depend on who asked first.
             self._loads[key] = tuple(sorted(total.items()))
         return self._loads[key]
 
 
-def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedLanes:
-    """The lanes of a program on a cluster.
+def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:
+    """The representatives of a program on a cluster.
 
-    Arguments: ``unfold``: True, a lane for each rank; False, a lane for each role; None, as few as are exact.
+    Arguments: ``unfold``: True, one for each rank; False, one for each role; None, as few as are exact.
     Raises ``ValueError`` where False would not be exact.
     """
     groups = groups_of(program)
     if unfold:
-        return LoadedLanes(costs, groups, list(range(program.world)), list(range(len(costs.links))))
+        return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
+    # Cached by what decides it: most ablations change seconds and not which of them are equal.
     ranks, links = _refine(program, _Told.by(costs))
     if unfold is False:
         _check_roles(program, ranks)
-    return LoadedLanes(costs, groups, ranks, links)
+    return LoadedRepresentatives(costs, groups, ranks, links)
 
 
 def _check_roles(program: Program, ranks: Colours) -> None:
@@ -180,6 +188,7 @@ class _Told(NamedTuple):
 
 def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
     number: dict[tuple[float, float], int] = {}
+    # Which costs are equal, not what they are: so the cache of ``_refine`` holds across effects.
     return tuple([(number.setdefault((cost.alpha, cost.transfer), len(number)), cost.links) for cost in by_group])
 
 
@@ -190,6 +199,7 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
             op = program.op_classes[index]
+            # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, number_of[index])
                 roles_of.setdefault(key, {})[number] = None
@@ -224,12 +234,14 @@ def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
     while True:
         exchanged = _colours(exchange.signature(*colours) for exchange in exchanges)
         finer = (_split(colours[0], of_rank, exchanged), _split(colours[1], of_link, exchanged))
+        # Numbering by first occurrence makes equal partitions equal lists; refining only ever splits, so it ends.
         if finer == colours:
             return colours
         colours = finer
 
 
 def _split(colours: Colours, edges: Edges, exchanged: Colours) -> Colours:
+    # Sorted: two ranks are alike if they do the same exchanges, in whatever order they were found.
     own = [tuple(sorted([(exchanged[exchange], demand) for exchange, demand in mine])) for mine in edges]
     return _colours(zip(colours, own, strict=True))
 
