@@ -24,8 +24,10 @@ Key = TypeVar('Key')
 class Execution(Result):
     """A run on real ranks: its trace, and what it gave.
 
-    Arguments: ``losses`` where compute was real; ``parameters`` and ``gradients`` where they were asked for; ``notes``:
-    what a reader of the times must know, in words.
+    Arguments:
+        losses: one a step; empty where compute was emulated.
+        parameters, gradients: full tensors by name; empty unless asked for.
+        notes: what a reader of the times must know, in words.
     """
 
     trace: Trace
@@ -35,7 +37,7 @@ class Execution(Result):
 def assemble_run(
     program: Program, outcomes: Sequence[Outcome], compute: Compute, notes: tuple[str, ...] = ()
 ) -> Execution:
-    """One Execution from the outcomes of all ranks.
+    """Make one Execution of the outcomes of all ranks.
 
     Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
     """
@@ -60,7 +62,7 @@ def assemble_run(
 
 
 def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
-    """A compute op starts when it arrives; a collective, or a send and its receive, when the last participant does."""
+    """Find the starts: a compute op starts when it arrives, a collective or transfer when its last participant does."""
     starts = [outcome.arrive_KS.copy() for outcome in outcomes]
     # Machines report arrivals alone, since no rank knows when the others came; starts follow only from all ranks'
     # times.
@@ -73,7 +75,7 @@ def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
 
 
 def meetings(program: Program) -> list[list[tuple[int, int]]]:
-    """The (rank, slot) that meet: in each group of a communicator, and in each direction of a pair, by their order."""
+    """List the (rank, slot) that meet, by their order in each group of a communicator and each direction of a pair."""
     met: list[list[tuple[int, int]]] = []
     for partition, stream in communicators(program):
         for group in partition.groups_GP.tolist():
@@ -92,7 +94,7 @@ def meetings(program: Program) -> list[list[tuple[int, int]]]:
 def _keyed(
     program: Program, rank: int, group: list[int], partition: str, stream: str
 ) -> list[tuple[tuple[int, ...], int]]:
-    """A rank's slots on a communicator, each with what tells whom it meets."""
+    """List a rank's slots on a communicator, each with a key that is equal for all whom it meets."""
     role = program.role(rank)
     if stream not in role.streams:
         return []
@@ -111,7 +113,7 @@ def _keyed(
 
 
 def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
-    """The sum over micro-batches, copies and the shards that ranks hold."""
+    """Sum a step's loss over micro-batches, copies and the shards that ranks hold."""
     losses = [outcome.losses[step] for outcome in outcomes]
     # Sorted, so that the floating-point sum does not depend on which rank reported first.
     parts = sorted({part for held in losses for part in held})

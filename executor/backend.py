@@ -35,9 +35,12 @@ HEAD_START: Final = 0.01
 class Pool:
     """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
 
-    Arguments: ``net``, see ``parse_net``; ``timeout``: a run in which nothing finishes for so many seconds has failed;
-    ``port`` of rank 0's store, 0 for any free one (one that is taken is replaced by a free one, and ``notes`` say so);
-    ``pinned``: every rank to one core. After a failure the pool is closed and no process is left.
+    Arguments:
+        net: the network that joins the ranks, see ``parse_net``.
+        timeout: seconds without progress after which a run has failed.
+        port: the port of rank 0's store, 0 for any free one. A taken port is replaced, and ``notes`` say so.
+        pinned: whether every rank keeps to one core.
+    After a failure the pool is closed and no process is left.
     Raises ``RunFailed`` where ranks cannot be started or the network cannot be built.
     """
 
@@ -111,9 +114,11 @@ class Pool:
     ) -> Execution:
         """Run a program for some steps, back to back.
 
-        Arguments: ``costs`` for ``compute='emulated'``; ``dtype`` (fp64, fp32, ...) takes the place of every floating
-        dtype of the program; ``keep``: give parameters and the last step's gradients back, whole; ``favour``: schedule
-        communication before computation on the same core.
+        Arguments:
+            costs: seconds of every op, for ``compute='emulated'``.
+            dtype: fp64, fp32, ...; it takes the place of every floating dtype of the program.
+            keep: whether the full parameters and the last step's gradients come back.
+            favour: whether communication is scheduled before computation on the same core.
         Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
         """
         request = Request(
@@ -146,7 +151,7 @@ class Pool:
         return assemble_run(program, outcomes, request.compute, self.notes)
 
     def cut(self, rank: int) -> None:
-        """Take a rank's cable out (namespaces only); what the run in progress makes of it is a failure."""
+        """Take a rank's cable out (namespaces only); the run in progress then fails."""
         if self._hub is not None:
             self._ask_hub('cut', rank, 0)
 
@@ -193,7 +198,7 @@ class Pool:
             raise RunFailed(problem)
 
     def _connect(self, port: int) -> None:
-        """Ranks into their network, rank 0's store up, and all ranks at it."""
+        """Put the ranks into their network, start rank 0's store, and connect all ranks to it."""
         pids = self._gather('hello', INIT_TIMEOUT)
         for rank, child in enumerate(self._children):
             if self.net.kind == 'netns':
@@ -211,7 +216,7 @@ class Pool:
     # running
 
     def _load(self, program: Program) -> None:
-        """Have the ranks open what channels a program needs, unless they have."""
+        """Have the ranks open the channels that a program needs, unless they have done so."""
         if program.hash not in self._loaded:
             for child in self._children:
                 child.say('load', program)
@@ -239,7 +244,7 @@ class Pool:
         children: Sequence[_Child] | None = None,
         program: Program | None = None,
     ) -> list[Any]:
-        """What every rank says to ``word``.
+        """Collect what every rank answers to ``word``.
 
         Raises ``RunFailed`` where one fails or dies, or where for ``timeout`` seconds nobody says anything and, while
         a program runs, no op finishes.
@@ -278,7 +283,7 @@ class Pool:
         return what
 
     def _fail(self, program: Program | None, failures: list[Failure]) -> None:
-        """Hear what the others have to say, then raise ``RunFailed``."""
+        """Hear what the other ranks report, then raise ``RunFailed``."""
         until = time.perf_counter() + GRACE
         failures = list(failures)
         # The first report is often a mere consequence (a lost peer); the cause may come a moment later.
@@ -292,7 +297,7 @@ class Pool:
         raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
 
     def _speaking(self, seconds: float) -> list[_Child]:
-        """The ranks that have something to say within some seconds; a pipe that has ended says so once."""
+        """Return the ranks that speak within some seconds; a pipe that has ended speaks once."""
         able = [child for child in self._children if not child.mute]
         # ``wait`` returns at once for an empty list, and the caller would spin.
         if not able:

@@ -59,8 +59,9 @@ class _Meeting:
 class Channel:
     """Messages among the ranks of one group, for one stream.
 
-    Arguments: ``members``, ranks by position; ``upward`` and ``downward``, the process groups of messages to higher and
-    to lower positions.
+    Arguments:
+        members: ranks by position.
+        upward, downward: the process groups of messages to higher and to lower positions.
     """
 
     def __init__(
@@ -129,9 +130,9 @@ class Channel:
         return max(map(float, stamps))
 
     def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
-        """Let ``known`` be called with the latest of the moments that this rank and those at ``peers`` call in.
+        """Agree with ``peers`` on the latest of their moments and this one, and call ``known`` with it.
 
-        That is while the next exchange is on its way, so that it does not wait, or in ``settle``.
+        The call comes while the next exchange is on its way, so that nothing waits for it, or in ``settle``.
         """
         # Moments travel as fp64: microseconds of a day's uptime do not fit into fp32.
         mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(len(peers), dtype=torch.float64)
@@ -148,7 +149,7 @@ class Channel:
             meeting.known(max(float(meeting.mine), float(meeting.theirs.max())))
 
     def latest(self, moment: float) -> float:
-        """The latest of the moments that the ranks of the group call in, each when it has arrived (dissemination)."""
+        """Return the latest of the moments that the ranks of the group give (a dissemination barrier)."""
         mine, theirs, distance = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64), 1
         # Each round doubles how many ranks one has heard of, so log2(w) rounds do for any w.
         while distance < self.size:
@@ -159,7 +160,7 @@ class Channel:
         return float(mine)
 
     def later(self, moment: float, peer: int) -> float:
-        """The later of the moments that this rank and the one at position ``peer`` call in."""
+        """Return the later of this rank's moment and that of the rank at position ``peer``."""
         mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64)
         self.exchange([(mine, peer)], [(theirs, peer)])
         return max(moment, float(theirs))
@@ -220,7 +221,7 @@ def all_to_all(
 
 
 def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:
-    """Everybody gets everything and reduces by position, so that all get the same bits."""
+    """Send everything to everybody; each rank reduces by position, so that all get the same bits."""
     everything = [torch.empty_like(flat) for _ in range(channel.size)]
     everything[channel.position].copy_(flat)
     peers = [peer for peer in range(channel.size) if peer != channel.position]
@@ -235,7 +236,7 @@ def _ring_reduce(
     channel: Channel, chunks: list[torch.Tensor], first: int, reduce: Add, pace: Pace | None, due: float | None
 ) -> float | None:
     """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank behind
-    sends; chunk ``first`` + 1 is then whole here. Returns since when it can be sent on."""
+    sends; chunk ``first`` + 1 is then complete here. Returns since when it can be sent on."""
     size = channel.size
     ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
     # One buffer for all rounds; chunks may differ by an element.
@@ -251,7 +252,7 @@ def _ring_reduce(
 def _ring_gather(
     channel: Channel, chunks: list[torch.Tensor], first: int, pace: Pace | None, due: float | None
 ) -> None:
-    """w − 1 rounds: send chunk ``first`` on, which is whole here, then each that comes."""
+    """Take w − 1 rounds: send chunk ``first``, which is complete here, then each chunk that comes."""
     size = channel.size
     ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
     for step in range(size - 1):

@@ -39,8 +39,10 @@ class VirtualDevice:
     def compute(self, start: float, seconds: float, beside_communication: float) -> float:
         """Run an op and return when it has ended.
 
-        Arguments: ``start``, when it arrived; ``seconds`` isolated; ``beside_communication``, its speed while a
-        collective runs on the rank.
+        Arguments:
+            start: the moment at which the op arrived.
+            seconds: what the op takes alone.
+            beside_communication: its speed while a collective runs on the rank.
         """
         if self._link is not None:
             self._link.computing(True, start)

@@ -21,8 +21,9 @@ def kept(
 ) -> torch.Tensor:
     """Which elements stay, as booleans [B, rest of ``full`` ...], or of one shard of it.
 
-    Arguments: ``full``, shape without the batch; ``shard``: (dim, first, length), a part along one dim of ``full``;
-    length 0: all.
+    Arguments:
+        full: shape without the batch.
+        shard: (dim, first, length), a part along one dim of ``full``; length 0: all.
     """
     dim, first, length = shard
     rows = [torch.arange(size, device=keys_B.device) for size in full]

@@ -80,7 +80,7 @@ class _External:
         return execution
 
     def _agree(self) -> float:
-        """All are ready, and begin at the moment that rank 0 says."""
+        """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
         self._store.set(f'simpar/ready/{self._rank}', b'1')
         if self._rank == 0:
             self._store.wait([f'simpar/ready/{rank}' for rank in range(self._program.world)])
@@ -113,7 +113,7 @@ class _External:
             self._store.set(f'simpar/failures/{self._rank}', json.dumps(found))
 
     def _explain(self, failures: list[Failure]) -> str:
-        """What this rank and the others know."""
+        """Explain a failure by what this rank and the others know."""
         try:
             self._report(failures)
             # Long enough that a dead rank's last report counts as old, so that the dead are told from the waiting.
@@ -148,7 +148,7 @@ class _External:
 
 
 def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
-    """Rank 0's clock, and a note where some rank had to estimate it by pings, being on another host."""
+    """Return rank 0's clock, and a note where ranks on other hosts estimate it by pings."""
     store.set(f'simpar/host/{rank}', host_identity().encode())
     # Only ranks away from rank 0 need pings: one host has one monotonic clock.
     hosts = [store.get(f'simpar/host/{other}') for other in range(world)]

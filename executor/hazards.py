@@ -121,7 +121,7 @@ def _touch(
 
 
 def _made_of(program: Program, written: set[str], buffers: dict[Instance, _Buffer]) -> Iterator[_Buffer]:
-    """What there is of gathered parameters and views of the written, or of what is packed in them."""
+    """Find the gathered parameters and views that were made of the written parameters or of their members."""
     packed = {member for name in written for member in program.tensor[name].members}
     for key, buffer in buffers.items():
         tensor = program.tensor[key[0]]
@@ -135,7 +135,7 @@ def _named(program: Program, role: Role, position: int) -> str:
 
 
 def _new_inputs(program: Program, buffers: dict[Instance, _Buffer]) -> None:
-    """A step finds its inputs afresh, whatever the step before has freed."""
+    """Give the next step its inputs anew, whatever the step before has freed."""
     for key, buffer in buffers.items():
         if program.tensor[key[0]].kind == 'input':
             buffer.exists, buffer.writer, buffer.readers = True, -1, []

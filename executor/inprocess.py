@@ -62,9 +62,12 @@ class _Walker:
 class InProcess:
     """Runs a program with real tensors.
 
-    Arguments: ``seed`` of weights and inputs; ``dtype`` takes the place of every floating dtype (None: the program's
-    own); ``trace``: run the ops in the order of its last step; ``shuffle``: a seed for a random one of the orders that
-    needs and streams allow, which must give the same bits. Neither: every stream in turn, as far as it goes.
+    Arguments:
+        seed: the seed of weights and inputs.
+        dtype: takes the place of every floating dtype; None keeps the program's own.
+        trace: a trace; the ops run in the order of its last step.
+        shuffle: a seed for a random one of the orders that needs and streams allow, which must give the same bits.
+    Neither: every stream in turn, as far as it goes.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class InProcess:
             self._start(walker)
 
     def _advance(self, walker: _Walker) -> int:
-        """Go on with one stream; how many ops there were to start."""
+        """Advance one stream as far as it goes; return how many ops it has started."""
         moved = 0
         while walker.step < self._steps and self._ready(walker):
             moved += 1

@@ -18,8 +18,11 @@ LOCAL: Final = ('localhost', '127.0.0.1', '::1')
 class Launch:
     """One rank of a world that somebody else has started.
 
-    Arguments: ``by``, who; ``host`` and ``port`` of the store that all ranks meet at; ``served``, whether the launcher
-    itself serves that store, else rank 0 does; ``idle``: this process is no rank and should end at once.
+    Arguments:
+        by: who started it.
+        host, port: where the store is at which all ranks meet.
+        served: whether the launcher itself serves that store, else rank 0 does.
+        idle: whether this process is no rank and should end at once.
     """
 
     by: str

@@ -13,7 +13,9 @@ from simpar.program import OpClass
 class Work:
     """One op of one step on one rank.
 
-    Arguments: ``index``, of the op class; ``channel``, to the group that it communicates in, None for compute.
+    Arguments:
+        index: the number of the op class in the program.
+        channel: the channel to the op's group, None for compute.
     """
 
     op: OpClass

@@ -57,10 +57,11 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What was measured of one case.
+    """The measurements of one case.
 
-    Arguments: ``step``, one sample a round: the median of its steady steps; ``execution``, the round whose step is the
-    nearest to the 10th percentile.
+    Arguments:
+        step: one sample a round: the median of its steady steps.
+        execution: the round whose step is the nearest to the 10th percentile.
     """
 
     step: Statistics
@@ -70,8 +71,10 @@ class Measured:
 def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2, seed: int = 0) -> list[Measured]:
     """Run every case once a round.
 
-    Arguments: ``cases``, pairs (program, request) of at least three steps; ``warmup``, rounds before those that count;
-    ``seed`` of the orders, which the parent decides for all ranks.
+    Arguments:
+        cases: pairs (program, request) of at least three steps.
+        warmup: rounds before those that count.
+        seed: the seed of the orders, which the parent decides for all ranks.
     """
     # The first two steps do not count, so fewer than three steps give no sample.
     if short := [request.steps for _, request in cases if request.steps <= FIRST_STEADY]:

@@ -1,4 +1,4 @@
-"""Where ranks meet to communicate in process, and what each takes home."""
+"""Communication in process: where ranks meet, and what each of them receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[object, ...]
 
 
 def seat(op: OpClass, stream: str, partition: Partition, rank: int) -> tuple[Place, int, int]:
-    """Where the participants of a communication meet, this rank's seat there, and how many seats there are.
+    """Return where a communication's participants meet, this rank's seat there, and the number of seats.
 
     A communicator is a partition and a stream; a send meets its receive on the way from one position to the other.
     """
@@ -32,7 +32,7 @@ def seat(op: OpClass, stream: str, partition: Partition, rank: int) -> tuple[Pla
 
 
 def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.Tensor]]:
-    """What every participant gets, by seat.
+    """Carry out a communication; return what every participant gets, by seat.
 
     Raises: ProgramError where the participants are in different collectives or bring tensors of different shapes.
     """

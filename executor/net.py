@@ -25,8 +25,9 @@ USAGE = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or netns:RATE (netns:1Gbi
 class Net:
     """What ``--net`` says.
 
-    Arguments: ``rate`` of each rank's link in bytes/s; ``latency`` in seconds, added to every message, keeps no link
-    busy.
+    Arguments:
+        rate: bytes/s of each rank's link.
+        latency: seconds that are added to every message; they keep no link busy.
     """
 
     kind: NetKind = 'none'
@@ -79,7 +80,9 @@ class _Transfer:
 class Link:
     """What one rank sends through: threads of several streams share it.
 
-    Arguments: ``rate``, bytes/s; ``latency``, seconds a message.
+    Arguments:
+        rate: bytes/s.
+        latency: seconds a message.
     """
 
     def __init__(self, clock: Clock, rate: float, latency: float) -> None:
@@ -94,8 +97,11 @@ class Link:
     def carry(self, size: int, due: float, demand: float = 1.0, beside_compute: float = 1.0) -> float:
         """Return when a message has gone through the link and its latency has passed: that moment, by the link's clock.
 
-        Arguments: ``size`` in bytes; ``due``, when it was there to be sent; ``demand``, share of the link that it can
-        use at most; ``beside_compute``, its highest speed while the device computes.
+        Arguments:
+            size: bytes of the message.
+            due: the moment at which the message was there to be sent.
+            demand: share of the link that it can use at most.
+            beside_compute: its highest speed while the device computes.
         """
         transfer = _Transfer(size / (self._rate * demand), demand, beside_compute)
         with self._changed:

@@ -23,7 +23,9 @@ Shape = tuple[int, ...]
 class Buffer:
     """One buffer of an op.
 
-    Arguments: ``shapes`` of a rank's members; ``length``, with padding; None: a tensor that is not packed.
+    Arguments:
+        shapes: the shapes of a rank's members.
+        length: elements with padding; None for a tensor that is not packed.
     """
 
     shapes: tuple[Shape, ...] = ()
@@ -47,7 +49,7 @@ def buffer(program: Program, tensor: Tensor) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What an op packs of what it reads, and takes apart of what it makes.
+    """The buffers that an op packs from its reads, and those that it unpacks into its writes.
 
     Arguments: one buffer for each tensor that it makes, or for each that it reads.
     """
@@ -57,7 +59,7 @@ class Packing:
 
     @classmethod
     def of(cls, program: Program, op: OpClass) -> Packing:
-        """That of an op of a program."""
+        """Find the packing of an op of a program."""
         packs, unpacks = op.operator in ('reduce_scatter', 'piece'), op.operator == 'all_gather'
         names = op.writes + op.accumulates if packs else op.reads if unpacks else ()
         found = tuple(buffer(program, program.tensor[name]) for name in names)
@@ -67,14 +69,14 @@ class Packing:
         return cls(reads=found if packs else (), makes=found if unpacks else ())
 
     def packed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the op works on, of what it reads."""
+        """Pack what the op reads into what the op works on."""
         if not self.reads:
             return list(tensors)
         rest = iter(tensors)
         return [_pack(one, list(islice(rest, one.members))) for one in self.reads]
 
     def unpacked(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the op writes, of what it makes."""
+        """Unpack what the op makes into what the op writes."""
         if not self.makes:
             return list(results)
         return [part for one, result in zip(self.makes, results, strict=True) for part in _unpack(one, result)]

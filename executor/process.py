@@ -34,8 +34,12 @@ LOOPBACK: Final = '127.0.0.1'
 class Setup:
     """What a rank must know before anything else.
 
-    Arguments: ``environment`` and ``directory`` of the parent; ``folder`` of this pool, for what outlives a rank;
-    ``port`` of rank 0's store, 0 for any; ``threads`` that a kernel uses; ``pinned``: to one core.
+    Arguments:
+        environment, directory: those of the parent.
+        folder: the pool's folder, for what outlives a rank.
+        port: the port of rank 0's store, 0 for any.
+        threads: how many threads a kernel uses.
+        pinned: whether the rank keeps to one core.
     """
 
     rank: int
@@ -129,7 +133,7 @@ def _die_with_parent(lifeline: Connection) -> None:
 
 
 def _watch_parent(lifeline: Connection) -> None:
-    """The parent may have gone before that; it never writes, and the read returns when its end is closed."""
+    """End this process when the parent has gone: it never writes, and the read returns when its end is closed."""
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):
@@ -137,7 +141,7 @@ def _watch_parent(lifeline: Connection) -> None:
 
 
 def _wait_for_the_end() -> None:
-    """The parent may still want to see what the others say."""
+    """Stay alive while the parent hears what the other ranks say."""
     time.sleep(INIT_TIMEOUT)
 
 
@@ -191,7 +195,7 @@ def _watch(streams: Streams) -> None:
 
 
 def _store(setup: Setup, talk: _Talk, host: str) -> dist.Store:
-    """Rank 0 serves it, and tells the parent where; the parent tells the others."""
+    """Open the store: rank 0 serves it and tells the parent where; the parent tells the others."""
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
     if setup.rank == 0:
         try:

@@ -37,8 +37,11 @@ INIT_TIMEOUT: Final = 60.0
 class Request:
     """What to run.
 
-    Arguments: ``costs`` for emulated compute; ``dtype`` takes the place of every floating dtype in real compute;
-    ``keep``: give parameters and gradients back; ``favour``: communication goes first where both want one core.
+    Arguments:
+        costs: seconds of every op, for emulated compute.
+        dtype: takes the place of every floating dtype in real compute.
+        keep: whether parameters and gradients come back.
+        favour: whether communication goes first where both want one core.
     """
 
     compute: Compute = 'real'
@@ -71,8 +74,10 @@ class Outcome:
 class Rank:
     """One rank of a world.
 
-    Arguments: ``store``, which all ranks share; ``timeout`` in seconds after which a message that does not come has
-    failed; ``status`` is told what every stream does.
+    Arguments:
+        store: the store that all ranks share.
+        timeout: seconds after which a message that does not come has failed.
+        status: learns what every stream does.
     """
 
     def __init__(
@@ -161,8 +166,9 @@ class Rank:
     ) -> Outcome:
         """Run a loaded program.
 
-        Arguments: ``agree`` is called when this rank is ready, and gives the moment at which all begin; ``watch``
-        returns when all streams are through, and raises otherwise.
+        Arguments:
+            agree: called when this rank is ready; it returns the moment at which all begin.
+            watch: returns when all streams are through, and raises otherwise.
         """
         log = _Log()
         # Only while data are read: that is when the executor's modules have something to say.

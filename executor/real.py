@@ -62,8 +62,10 @@ class FedMemory(Memory):
 class RealMachine:
     """One rank's tensors and kernels.
 
-    Arguments: ``steps`` that will run; ``dtype`` takes the place of every floating dtype of the program; ``link``, what
-    the rank sends through where the network is paced.
+    Arguments:
+        steps: how many steps will run.
+        dtype: takes the place of every floating dtype of the program.
+        link: what the rank sends through where the network is paced.
     """
 
     def __init__(

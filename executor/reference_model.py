@@ -20,8 +20,9 @@ Input = tuple[str, str, tuple[int, ...], bool]
 class OfModel:
     """A kind of model.
 
-    Arguments: ``inputs``, the model's input and its target; ``loss`` of a copy, from its input, its target and the keys
-    that dropout draws from.
+    Arguments:
+        inputs: the model's input and its target.
+        loss: gives the loss of a copy from its input, its target and the keys that dropout draws from.
     """
 
     inputs: Callable[[Workload], tuple[Input, Input]]

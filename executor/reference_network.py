@@ -62,8 +62,9 @@ def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
 def network_inputs(model: Network, batch: int, *, classes: bool, mnist: bool) -> tuple[Input, Input]:
     """The input and the target.
 
-    Arguments: ``classes``: the target is a class for each row of the last result, not a tensor like it; ``mnist``: both
-    are drawn from its samples.
+    Arguments:
+        classes: the target is a class for each row of the last result, not a tensor like it.
+        mnist: both are drawn from its samples.
     """
     *_, result = network_shapes(model, batch).values()
     first, digits = model.layers[0], 'mnist' if mnist else ''

@@ -9,7 +9,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """Arguments: ``losses``, one a step; ``parameters`` after the last step; ``gradients`` of the last step."""
+    """Arguments:
+    losses: one a step.
+    parameters: after the last step.
+    gradients: those of the last step.
+    """
 
     losses: tuple[float, ...]
     parameters: dict[str, torch.Tensor]

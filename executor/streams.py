@@ -46,8 +46,10 @@ class _Stream:
 class Streams:
     """One run of a rank's role.
 
-    Arguments: ``machine`` runs the ops; ``status`` is told what every stream does; ``favour``: communication goes first
-    where both want one core.
+    Arguments:
+        machine: what runs the ops.
+        status: learns what every stream does.
+        favour: whether communication goes first where both want one core.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Streams:
             thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether all streams are through, or one has failed, within so many seconds."""
+        """Wait up to ``seconds``; return whether all streams are through or one has failed."""
         until = time.perf_counter() + seconds
         for thread in self._threads:
             while thread.is_alive() and not self.failures:
@@ -160,7 +162,7 @@ class Streams:
         )
 
     def _wait_for_needs(self, step: int, slot: int) -> float:
-        """When the last of a slot's needs has ended."""
+        """Wait for a slot's needs; return when the last of them ended."""
         ends = [self._wait_for(step, need) for need in self._needs[slot]]
         if step:
             # Needs carried over from the step before; the first step has none.

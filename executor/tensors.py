@@ -39,8 +39,11 @@ def torch_dtype(dtype: str, override: torch.dtype | None = None) -> torch.dtype:
 def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
     """A full tensor.
 
-    Arguments: ``initial``: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers
-    below COUNT); ``key``: what is drawn, e.g. name, step, micro-batch. Raises ``ProgramError`` for another ``initial``.
+    Arguments:
+        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers below
+            COUNT).
+        key: what is drawn, e.g. name, step, micro-batch.
+    Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
     # A generator for each draw: its result must not depend on what was drawn before.
@@ -75,7 +78,7 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
-    """Where a rank's shard lies in the full tensor (of all copies)."""
+    """Return where a rank's shard lies in the full tensor (of all copies)."""
     first, length = [0] * len(tensor.shape), list(tensor.shape)
     for split in tensor.splits:
         partition = program.partitions[split.partition]
@@ -135,7 +138,7 @@ def inputs(
 def assemble(
     program: Program, tensor: Tensor, shards: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
 ) -> torch.Tensor:
-    """The full tensor from the shards of all ranks, or of those that hold it; of one copy, where copies split it.
+    """Join the shards of all ranks that hold a tensor; where copies split it, the tensor is one copy's.
 
     Raises ``NumericsWrong`` where ranks that hold the same shard differ by more than rounding.
     """
@@ -214,7 +217,7 @@ def joined(shards: Sequence[torch.Tensor], joins: Sequence[int], sizes: Sequence
 
 
 def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
-    """Summed by position, so that the result does not depend on who came first."""
+    """Reduce by position, so that the result does not depend on who came first."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total = torch.maximum(total, tensor) if reduce == 'max' else total.add_(tensor)

@@ -1,4 +1,4 @@
-"""Validation: what can be known to be wrong with a program before a process group exists.
+"""Validation: finds what is wrong with a program before a process group exists.
 
 gloo's own errors cannot be relied on: a wrong size aborts the process, collectives of one size in different orders give
 wrong numbers silently, and everything else is a timeout. Needs no torch.
@@ -78,7 +78,7 @@ def _shapes(program: Program) -> Iterator[str]:
 
 
 def _shape(program: Program, op: OpClass) -> Iterator[str]:
-    """Every tensor that a collective gives must have the shape that comes of the one it takes."""
+    """Check that every result of a collective has the shape that follows from its operand."""
     given = op.writes + op.accumulates
     scatters = op.operator == 'reduce_scatter'
     shares, fulls = (given, op.reads) if scatters else (op.reads, given)
@@ -110,7 +110,7 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
 
 
 def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple[str, ...]) -> Iterator[str]:
-    """A packed share is an equal part of its members, which are what is full, one behind the other, and padding."""
+    """Check packed shares: each is an equal part of its full members, one behind the other, plus padding."""
     try:
         dims = dims_of(op)
     except ValueError as wrong:
@@ -146,7 +146,7 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
 def _exchange(
     program: Program, op: OpClass, joins: tuple[int, ...], cuts: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[str]:
-    """What an all-to-all gives is what it takes, shorter along ``cuts`` and longer along ``joins``."""
+    """Check an all-to-all: its result is its operand, shorter along ``cuts`` and longer along ``joins``."""
     ranks = program.partitions[op.partition].size
     if prod(sizes) != ranks:
         yield f'{op.name}: {" × ".join(map(str, sizes))} positions, but {ranks} ranks in a group of {op.partition}'
@@ -223,7 +223,7 @@ def _communicators(program: Program) -> Iterator[str]:
 
 
 def _collectives(program: Program, lists: dict[int, list[Event]], where: str) -> Iterator[str]:
-    """All ranks of a group against its first."""
+    """Compare all ranks of a group with its first."""
     chosen = {rank: [event for event in list_ if event[1].kind == 'collective'] for rank, list_ in lists.items()}
     # Against the first rank only: equality is transitive.
     first, *others = chosen

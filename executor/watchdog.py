@@ -96,8 +96,10 @@ class Status:
 class Head:
     """One stream's head, in the program's terms.
 
-    Arguments: ``active``: it runs, or could; ``action`` and ``last``, what it is at and what it finished last, empty
-    where there is none; ``peers``, the ranks that it communicates with in ``partition``.
+    Arguments:
+        active: it runs, or could.
+        action, last: what it is at and what it finished last, empty where there is none.
+        peers: the ranks that it communicates with in ``partition``.
     """
 
     rank: int
@@ -180,7 +182,7 @@ def table(program: Program, status: Status, dead: dict[int, str]) -> str:
 
 
 def stalled(program: Program, status: Status) -> list[str]:
-    """Who is to blame when nothing moves: heads that could go on, and wait for no rank that is not in their op."""
+    """Name who is to blame when nothing moves: heads that could go on and wait for no absent rank."""
     active = [head for head in heads(program, status) if head.active]
     at = {(head.rank, head.stream): head for head in active if head.beat.state == RUNNING}
     blamed = []
@@ -206,7 +208,7 @@ def _in_the_same(head: Head, other: Head | None) -> bool:
 
 
 def _missing(active: list[Head], at: dict[tuple[int, str], Head]) -> list[str]:
-    """Who waits for whom, where no one is plainly stuck."""
+    """Say who waits for whom, where no rank is plainly stuck."""
     lines = []
     for head in active:
         away = [peer for peer in head.peers if not _in_the_same(head, at.get((peer, head.stream)))]
@@ -234,7 +236,7 @@ def death(code: int, stderr: str) -> str:
 
 
 def explain(program: Program, status: Status, dead: dict[int, str], failures: list[Failure], timeout: float) -> str:
-    """Why a run broke: the first line names rank, op and peer, a table of all ranks follows."""
+    """Explain why a run broke: the first line names rank, op and peer; a table of all ranks follows."""
     return '\n'.join((*_causes(program, status, dead, failures, timeout), table(program, status, dead)))
 
 

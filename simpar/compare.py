@@ -45,7 +45,10 @@ class Pair:
 class OpError:
     """One op on the rank where it errs most.
 
-    Arguments: ``pause``, after the op before on its stream; ``wait``, for its peers; ``run``, the op itself.
+    Arguments:
+        pause: seconds after the op before on its stream.
+        wait: seconds that the op waits for its peers.
+        run: the op itself.
     """
 
     op: str
@@ -62,7 +65,7 @@ class OpError:
 
     @property
     def why(self) -> str:
-        """Which of the three accounts for most of it."""
+        """Say which of the three accounts for most of the difference."""
         parts = {
             'waits for what it needs': self.pause.difference,
             'waits for its peers': self.wait.difference,
@@ -248,7 +251,7 @@ def _phases(ranks: Ranks) -> dict[str, Pair]:
 
 
 def _spent(rank: _Rank) -> dict[str, float]:
-    """What a rank spends a step on."""
+    """Sum what a rank spends a step on."""
     seconds: dict[str, float] = {}
     for slot, run in zip(rank.slots, rank.run.tolist(), strict=True):
         name = f'compute {slot.phase}' if slot.kind == 'compute' else f'{slot.partition} {slot.operator} {slot.phase}'
@@ -277,7 +280,7 @@ def _op_classes(ranks: Ranks) -> dict[str, Pair]:
 
 
 def _worst(ranks: Ranks) -> tuple[OpError, ...]:
-    """The ops with the largest difference; an op once, on the rank where it is largest."""
+    """Find the ops with the largest difference; an op stands once, for the rank where it errs most."""
     found: dict[str, OpError] = {}
     for rank, (predicted, measured) in enumerate(ranks):
         parts = [(getattr(predicted, part), getattr(measured, part)) for part in ('pause', 'wait', 'run')]

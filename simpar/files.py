@@ -10,7 +10,10 @@ from pathlib import Path
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, whatever goes wrong.
 
-    Arguments: ``path``, whose folder must exist; ``content``, text is written as UTF-8. Raises ``OSError``.
+    Arguments:
+        path: a file whose folder exists.
+        content: text is written as UTF-8.
+    Raises ``OSError``.
     """
     data = content.encode() if isinstance(content, str) else content
     # In the same folder: only within one file system is a rename atomic.

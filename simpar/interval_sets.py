@@ -29,7 +29,7 @@ def length(intervals: Intervals) -> float:
 
 
 def minus(intervals: Intervals, others: Intervals) -> Intervals:
-    """What of ``intervals`` no other covers, as disjoint intervals in order."""
+    """Return the parts of ``intervals`` that no other covers, as disjoint intervals in order."""
     mine, holes = union(intervals), union(others)
     if not len(mine) or not len(holes):
         return mine
@@ -46,7 +46,7 @@ def _covered(segments: Intervals, merged: Intervals) -> NDArray[np.bool_]:
 
 
 def fold(intervals: Intervals, begin: float, end: float) -> Intervals:
-    """Intervals moved into a window of the steady state: what lies before it appears one step later, at its end."""
+    """Move intervals into a window of the steady state: what lies before it appears one step later, at its end."""
     inside = np.clip(intervals, begin, end)
     # What lies before the window belongs to a step that began earlier; in the steady state the next step does the same
     # at the window's end.

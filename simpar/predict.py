@@ -57,9 +57,11 @@ class Contribution:
 class Prediction:
     """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
-    Arguments: ``profile`` of the cluster; ``baseline``, a prediction without a baseline; ``explanation``, whose seconds
-    sum to (baseline step − step); both empty where nothing was asked against; ``without_effect``, the keys of the
-    schedule that changed nothing, where it was made of one.
+    Arguments:
+        profile: the cluster's hardware profile.
+        baseline: a prediction without a baseline.
+        explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
+        without_effect: the keys of the schedule that changed nothing, where it was made of one.
     """
 
     name: str
@@ -158,9 +160,13 @@ def predict(
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
-    Arguments: ``steps`` that are simulated, of which the last is the answer; ``names`` of the plan and the baseline;
-    ``baseline_cluster``, where it is another; ``pricing``, in place of ``price``. Raises ``Deadlock``. Not modelled:
-    noise; what a gain costs in memory.
+    Arguments:
+        steps: how many steps are simulated; the last is the answer.
+        names: what to call the plan and the baseline.
+        baseline_cluster: the baseline's cluster, where it is another.
+        pricing: what prices programs in place of ``price``.
+    Raises ``Deadlock``.
+    Not modelled: noise; what a gain costs in memory.
     """
     priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
     if baseline is None:

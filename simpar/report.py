@@ -30,8 +30,9 @@ _MOST_PIPELINE_RANKS = 8
 def render(prediction: Prediction, *, colour: bool | None = None, width: int = 100) -> str:
     """The answer on one screen.
 
-    Arguments: ``colour``, unless given only if standard output is a terminal and NO_COLOR is not set; ``width`` in
-    columns.
+    Arguments:
+        colour: unless given only if standard output is a terminal and NO_COLOR is not set.
+        width: columns of the screen.
     """
     baseline = prediction.baseline
     answer = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
@@ -105,7 +106,7 @@ def grades_line(prediction: Prediction) -> str:
     """How well the numbers behind the answer are known."""
     # Below this a share would be shown as 0.0 %.
     shares = [f'{_percent(share)} {grade}' for grade, share in prediction.grades.items() if share >= 0.0005]
-    return f'Known from (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
+    return f'Grades of the numbers (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
 
 def _figures(prediction: Prediction) -> Table:

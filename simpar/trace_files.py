@@ -168,7 +168,7 @@ def load_trace(path: Path) -> SavedTrace:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:
         raise ScheduleError([_problem(path, one) for one in error.errors()[:_MOST_PROBLEMS]]) from error
-    if wrong := _misfit(content):
+    if wrong := _inconsistency(content):
         raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
     return SavedTrace(
         program=content.program,
@@ -225,7 +225,7 @@ def _problem(path: Path, error: ErrorDetails) -> Problem:
     return Problem(str(path), f'{place}: {what}' if place else what, f'expected a file of format "{FORMAT}"')
 
 
-def _misfit(content: _Content) -> str:
+def _inconsistency(content: _Content) -> str:
     """Why the parts do not fit together, or nothing."""
     if not content.lanes or not content.lane_of_rank:
         return 'has no ranks'
@@ -239,12 +239,12 @@ def _misfit(content: _Content) -> str:
     for number, lane in enumerate(content.lanes):
         if not 0 <= lane.role < len(content.roles) or not 0 <= lane.rank < len(content.lane_of_rank):
             return f'lanes.{number}: names a role or a rank that is not there'
-        if wrong := _misfit_of_times(lane, steps, len(content.roles[lane.role].op)):
+        if wrong := _wrong_times(lane, steps, len(content.roles[lane.role].op)):
             return f'lanes.{number}: {wrong}'
     return ''
 
 
-def _misfit_of_times(lane: _RankContent, steps: int, slots: int) -> str:
+def _wrong_times(lane: _RankContent, steps: int, slots: int) -> str:
     """Why the times of a rank cannot be a trace of so many steps and slots, or nothing."""
     tables = (lane.arrive, lane.start, lane.end)
     if not steps or any(len(table) != steps or any(len(row) != slots for row in table) for table in tables):

@@ -44,7 +44,9 @@ _QUANTITY: Final = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0
 def parse(text: object, kind: str) -> float:
     """Read a quantity such as ``"200 GB/s"``.
 
-    Arguments: ``text`` as it stands in the file; ``kind``, one of time, size, rate, flops.
+    Arguments:
+        text: as it stands in the file.
+        kind: one of time, size, rate, flops.
     Raises ``ValueError`` for a bare number, an unknown unit or anything else, saying what to write.
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None

@@ -186,7 +186,7 @@ def test_the_written_profile_carries_grades_and_words(tmp_path):
     assert profile.tables.matmul.grade == 'estimate'
     assert profile.tables.collective.grade == 'measured'
     assert profile.slow_down.matrix.grade == profile.slow_down.memory.grade == 'estimate'
-    assert 'matmul table: 64 of 64 lines are not known well' in text
+    assert 'matmul table: 64 of 64 lines are uncertain' in text
     assert 'beside all-reduces varies by 40%' in profile.slow_down.matrix.source
     lines = (tmp_path / 'mine.matmul.csv').read_text().splitlines()
     assert lines[1].startswith('m,n,k,seconds,grade,n,median,p10,iqr,cv,F,I,W,flags')

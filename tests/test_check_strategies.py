@@ -74,7 +74,7 @@ def test_what_an_exact_search_weighed_is_told():
     text = render(to_dict(case))
     best = case.strategies.proposals[0]
     assert f'searched: {best.name}, least time' in text
-    assert 'strategies that were weighed, best first' in text
+    assert 'strategies that were compared, best first' in text
     assert re.search(rf'  {re.escape(best.name)} .* us\n', text)
     assert 'least sum over operators: ' in text
 

@@ -4,6 +4,8 @@ import importlib
 import subprocess
 import sys
 
+import pytest
+
 import simpar
 
 NAMES = [
@@ -50,3 +52,19 @@ def test_importing_simpar_and_predicting_never_imports_torch_or_the_executor():
         'assert not {"torch", "executor", "matplotlib"} & set(sys.modules), sorted(sys.modules)\n'
     )
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+def test_former_names_still_work():
+    prediction = simpar.load_case('examples/multi_copy.yaml').predict()
+    trace = prediction.trace
+    assert trace.lanes is trace.representatives
+    assert trace.lane_of_rank is trace.representative_of_rank
+    assert prediction.critical_path.words == prediction.critical_path.summary
+
+
+def test_the_former_name_of_validation_still_runs_it():
+    pytest.importorskip('torch')
+    found = subprocess.run(
+        [sys.executable, '-m', 'executor.evidence', '--help'], capture_output=True, text=True, check=True
+    )
+    assert 'python -m executor.validation' in found.stdout

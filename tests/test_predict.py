@@ -120,7 +120,7 @@ def test_the_screen_answers_on_one_screen():
     assert figures['slow-down under overlap'] == ['-12', 's', '56', 's', '68', 's']
     assert figures['together'] == ['+12', 's']
     assert figures['overlap'] == ['100', '%', '0.0', '%']
-    assert 'Known from (share of the isolated seconds): 75.0 % measured, 25.0 % estimate.' in lines
+    assert 'Grades of the numbers (share of the isolated seconds): 75.0 % measured, 25.0 % estimate.' in lines
     assert any(line.startswith('Critical path: 100 % compute') for line in lines)
 
 

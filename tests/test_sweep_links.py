@@ -120,7 +120,7 @@ def test_a_changed_link_says_so(tmp_path, capsys):
     assert cli.main(['run', str(path)]) == 0
     out = capsys.readouterr().out
     assert f'Note: {note}' in out
-    assert 'estimate' in out[out.index('Known from') : out.index('Note')]
+    assert 'estimate' in out[out.index('Grades of the numbers') : out.index('Note')]
     answers = []
     for words in ([], ['--set', 'cluster.links={infiniband: 1}'], ['--set', 'cluster.links={}']):
         assert cli.main(['run', str(path), '--json', *words]) == 0

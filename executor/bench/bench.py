@@ -20,11 +20,11 @@ from simpar.errors import Problem, ScheduleError
 from simpar.program import Program
 
 CONTENDED = 0.2
-"""Where others took the processor in more of the trials than this, the record says so."""
+"""Share of trials in which others took the processor; above it, the record says so."""
 
 
 class Reporter(Protocol):
-    """Is told how far a bench has come."""
+    """Learns how far a bench has come."""
 
     def part(self, name: str, turns: int) -> None:
         """A part of so many turns begins."""
@@ -46,8 +46,10 @@ def bench(
 ) -> dict[str, Any]:
     """Measure this machine with so many ranks; the record as a JSON object.
 
-    Arguments: ``net_name``, as the user wrote it; ``programs`` whose exact ops are measured too; ``favour``:
-    communication is scheduled before computation, see ``Request``.
+    Arguments:
+        net_name: the network as the user wrote it.
+        programs: programs whose exact ops are measured too.
+        favour: whether communication is scheduled before computation, see ``Request``.
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:

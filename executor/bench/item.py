@@ -26,9 +26,12 @@ Key = Mapping[str, int | str]
 class Item:
     """One line of a table.
 
-    Arguments: ``table``, matmul, attention, operator or collective; ``key``, its columns without the times; ``ops``,
-    run one after the other, of which the last is measured; ``tensors`` that they touch; ``weight`` in the mean of all
-    items that have this key.
+    Arguments:
+        table: matmul, attention, operator or collective.
+        key: its columns without the times.
+        ops: op classes that run one after the other; the last is measured.
+        tensors: all tensors that the ops touch.
+        weight: the item's weight in the mean of all items that have this key.
     """
 
     table: str
@@ -91,8 +94,10 @@ def result(name: str, shape: tuple[int, ...], dtype: str = 'fp32') -> Tensor:
 
 
 def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[Tensor, ...]] | None:
-    """An op of any program alone, on its local shapes; None where it needs groups that ``world`` cannot form, or does
-    nothing."""
+    """Take an op out of its program, on its local shapes.
+
+    Returns None where the op needs groups that ``world`` cannot form, or does nothing.
+    """
     # It takes no time on any machine, so there is nothing to measure.
     if op.operator in NO_WORK:
         return None
@@ -173,7 +178,7 @@ def _written(program: Program, op: OpClass, name: str) -> Tensor:
 
 
 def twice(item: Item) -> Item:
-    """The same op a second time, when it adds to what the first has left instead of creating it."""
+    """Repeat an op, so that the second run adds to the sum that the first has created."""
     # The first must not free the sum, or the second would create it instead of adding to it.
     first, second = (replace(item.ops[-1], name=f'{item.name}.{word}') for word in ('first', 'again'))
     return replace(item, ops=(replace(first, frees=()), second))

@@ -46,7 +46,9 @@ SMALLEST: Final = 2**12
 class Stretch:
     """How many times as long something takes while something else runs, one sample for each run and rank.
 
-    Arguments: ``what`` is stretched: matrix or memory kernels, or a collective; ``beside``, what runs, in words.
+    Arguments:
+        what: what is stretched: matrix or memory kernels, or a collective.
+        beside: what runs, in words.
     """
 
     what: Kernels | Literal['collective']
@@ -59,7 +61,9 @@ def measure_overlap(
 ) -> list[Stretch]:
     """Run kernels alone, collectives alone and both at once, in turns.
 
-    Arguments: ``largest`` message, bytes; ``said`` is called ``2 × sizes.rounds`` times.
+    Arguments:
+        largest: bytes of the largest message.
+        said: called ``2 × sizes.rounds`` times.
     """
     size = int(min(max(largest, SMALLEST), LARGEST))
     messages = [collective('all_reduce', pool.world, part) for part in (size, size // 4)]
@@ -153,11 +157,13 @@ def _busy(trace: Trace, rank: int, kind: str) -> Intervals:
 def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) -> Iterator[float]:
     """For each rank, how many times as long kernels take while messages run on their core.
 
-    Arguments: ``alone``, op class → CPU seconds; ``shaped``: the network sets the pace of messages.
-    A core without others on the machine runs either kernels or messages. So a kernel takes its own CPU time and that
+    Arguments:
+        alone: op class → CPU seconds.
+        shaped: whether the network sets the pace of messages.
+    Where nobody else uses the machine, a core runs kernels or messages. So a kernel takes its own CPU time and that
     which messages take meanwhile: on a shaped network, their part of the clock; on one that is not, where messages go
-    the faster the more of the core they get, their part of the process's CPU time. Both are one where nobody else
-    is on the machine, and change little where somebody is, other than the clock.
+    the faster the more of the core they get, their part of the process's CPU time. Both are one where nobody else is
+    on the machine, and change little where somebody is, other than the clock.
     """
     for rank in range(run.trace.program.world):
         busy = _busy(run.trace, rank, 'collective')

@@ -25,8 +25,9 @@ from simpar.trace import Times, Trace
 class Timed:
     """A run: its trace, and seconds of CPU time while each op ran, shape [ranks, steps, slots].
 
-    Arguments: ``thread_RKS``, of the op's own thread; ``process_RKS``, of the whole process, in which gloo's threads
-    do the work of communication.
+    Arguments:
+        thread_RKS: CPU seconds of the op's own thread.
+        process_RKS: CPU seconds of the whole process, in which gloo's threads do the work of communication.
     """
 
     trace: Trace

@@ -46,7 +46,10 @@ def sample(
 ) -> list[Samples]:
     """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
 
-    Arguments: ``orders``, shuffled ones; ``trials`` in each that count; ``said`` is called after each order.
+    Arguments:
+        orders: how many shuffled orders there are.
+        trials: how many steps of each order count.
+        said: called after each order.
     """
     shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
     for _ in range(orders):

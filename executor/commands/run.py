@@ -31,7 +31,7 @@ class Job:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Run the job; rank 0, or the parent of the ranks, says what it found and what came of it."""
+    """Run the job; rank 0, or the parent of the ranks, prints what will run and the result."""
     # ``--nproc`` says that ranks are started here, whatever a batch system has put into the environment.
     launch = None if options.nproc else detect(os.environ)
     if launch is not None and launch.idle:
@@ -80,7 +80,7 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution:
-    """On ranks of our own."""
+    """Run on ranks that this process starts."""
     from executor.backend import Pool
 
     world = job.program.world
@@ -91,14 +91,14 @@ def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution
 
 
 def _among(options: argparse.Namespace, launch: Launch, job: Job, request: Request) -> Execution | None:
-    """As one of the ranks that somebody else has started."""
+    """Run as one of the ranks that a launcher has started."""
     from executor.external import run_external
 
     return run_external(launch, job.program, request, options.net, options.timeout)
 
 
 def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
-    """One line on what will run where."""
+    """Say in one line what will run where."""
     where = f'{program.world} ranks on this machine' if launch is None else str(launch)
     return f'executor: {where}; program {program.hash[:12]}; compute {options.compute}; network {options.net}'
 

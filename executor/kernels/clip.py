@@ -1,4 +1,4 @@
-"""What is known of all gradients of a rank together: the sum of their squares, and whether one is not finite.
+"""The sum of squares of all gradients of a rank, and whether one of them is not finite.
 
 Nothing is added up in 16 bits, and what a loss scale has made large is divided by it before it is squared. A sum over
 all ranks follows, so a shard that several ranks hold counts as its share.
@@ -55,7 +55,7 @@ def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 
 
 def factor(op: OpClass, squares: torch.Tensor | None) -> float:
-    """What an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
+    """Return what an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
 
     Arguments: ``squares``, the norm's; None: nothing is clipped.
     """

@@ -14,8 +14,11 @@ from simpar.program import OpClass, Program
 class Context:
     """Where and when an op runs.
 
-    Arguments: ``position``, partition → the rank's position in its group; ``size``, partition → ranks in a group;
-    ``step`` counts optimizer steps from 0; ``micro_batch`` and ``copy`` are those of the op, 0 where it has none.
+    Arguments:
+        position: partition → the rank's position in its group.
+        size: partition → ranks in a group.
+        step: the optimizer step, from 0.
+        micro_batch, copy: the op's own, 0 where it has none.
     """
 
     rank: int

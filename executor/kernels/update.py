@@ -25,8 +25,11 @@ STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
 class _Given:
     """What an update reads, by kind.
 
-    Arguments: ``exact``, what the rule changes: the masters, or the weights themselves; ``count`` of updates done;
-    ``factor`` of the gradients; ``skipped``: some gradient somewhere is not finite.
+    Arguments:
+        exact: what the rule changes: the masters, or the weights themselves.
+        count: how many updates were done.
+        factor: what gradients are multiplied by.
+        skipped: whether some gradient on some rank is not finite.
     """
 
     gradients: Tensors

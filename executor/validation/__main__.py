@@ -82,7 +82,7 @@ def table(validation: Validation) -> str:
     for (operator, ranks), line in validation.lines.items():
         lines.append(
             f'{operator} over {ranks}: {format_time(line.alpha)} + bytes / {line.rate / 1e6:.4g} MB/s, '
-            f'misfit at most {line.residual:.1%}'
+            f'residual at most {line.residual:.1%}'
         )
     return '\n'.join(lines)
 

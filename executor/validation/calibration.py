@@ -93,7 +93,7 @@ def _op(operator: str, size: int, repeat: int) -> OpClass:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds of a collective: ``alpha`` + size / ``rate``; ``residual``, the largest relative misfit."""
+    """Seconds of a collective: ``alpha`` + size / ``rate``; ``residual``, the largest relative error of the line."""
 
     alpha: float
     rate: float

@@ -122,8 +122,11 @@ def run_cases(
 ) -> Validation:
     """Measure everything, calibrate from the same rounds, predict.
 
-    Arguments: ``rounds`` that count, after one of warm-up; ``steps_a_run``, of which those from the third on count;
-    ``progress`` is told the rounds done and all. Raises ``RunFailed``.
+    Arguments:
+        rounds: how many rounds count, after one of warm-up.
+        steps_a_run: steps of a run; those from the third on count.
+        progress: called with the rounds done and their number.
+    Raises ``RunFailed``.
     """
     hardware = emulated_cluster(net, world)
     samples: dict[Kind, Samples] = {}

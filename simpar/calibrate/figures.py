@@ -33,8 +33,12 @@ NARROW: Final = {'fp64': 0.5, 'bf16': 0.25, 'fp16': 0.25}
 class Number:
     """A number of the profile.
 
-    Arguments: ``value`` in SI units; ``kind`` of quantity as in ``simpar.units``, or empty; ``source``, how it was
-    found; ``flags``, what is wrong with it, in words; ``guessed``: not measured at all.
+    Arguments:
+        value: the number in SI units.
+        kind: the kind of quantity as in ``simpar.units``, or empty.
+        source: how it was found.
+        flags: what is wrong with it, in words.
+        guessed: not measured at all.
     """
 
     value: float

@@ -30,9 +30,11 @@ class Fit:
 def relative_fit(terms: ArrayLike, seconds: ArrayLike) -> Fit:
     """Coefficients x ≥ 0 that make Σ ((terms · x − seconds) / seconds)² small.
 
-    Arguments: ``terms``, shape [rows, coefficients]; ``seconds``, shape [rows], positive. Of the negative coefficients
-    of a free fit the one with the largest part in the sum is left out, until there are none (an active set without
-    second thoughts: not always the very least sum, always non-negative).
+    Arguments:
+        terms: shape [rows, coefficients].
+        seconds: shape [rows], positive.
+    Of the negative coefficients of a free fit the one with the largest part in the sum is left out, until there are
+    none (an active set without second thoughts: not always the very least sum, always non-negative).
     """
     y = np.asarray(seconds, dtype=np.float64)
     # Divided by the seconds, all rows aim at 1, and residuals are relative errors.

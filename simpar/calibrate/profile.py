@@ -32,7 +32,9 @@ PREFIXES: Final = {
 class Calibration:
     """What a record says of a machine.
 
-    Arguments: ``numbers`` by their dotted key in the profile; ``tables`` by their kind.
+    Arguments:
+        numbers: the numbers by their dotted key in the profile.
+        tables: the tables by their kind.
     """
 
     record: Record
@@ -41,7 +43,7 @@ class Calibration:
 
     @property
     def flags(self) -> Iterator[str]:
-        """Everything that is not known well, in words: every number, every line of a table."""
+        """Every uncertain number and line of a table, in words."""
         for key, number in self.numbers.items():
             for flag in number.flags:
                 yield f'{key}: {flag}'
@@ -56,7 +58,7 @@ class Calibration:
         return f'simpar calibrate, {self.record.date}, {self.record.machine}, {software}'
 
     def summary(self) -> Iterator[str]:
-        """What is not known well, a line for each number and table."""
+        """Tell what is uncertain, a line for each number and table."""
         yield from self.record.notes
         alike: dict[tuple[str, ...], list[str]] = {}
         for key, number in self.numbers.items():
@@ -66,7 +68,7 @@ class Calibration:
         for kind, table in self.tables.items():
             if found := sorted(table.flagged, key=lambda line: -line.cv):
                 worst = ', '.join(f'{table.name(line)} ({", ".join(line.flags)})' for line in found[:SHOWN])
-                yield f'{kind} table: {len(found)} of {len(table.lines)} lines are not known well, e.g. {worst}'
+                yield f'{kind} table: {len(found)} of {len(table.lines)} lines are uncertain, e.g. {worst}'
 
 
 def calibrate(record: Record) -> Calibration:
@@ -114,7 +116,7 @@ def profile_text(path: Path, calibration: Calibration) -> str:
         '# Each number: value, source, grade. docs/calibrate.md says how they were measured.',
     ]
     wrong = list(calibration.summary())
-    head += ['# Not known well, and therefore of grade estimate:', *(f'#   {line}' for line in wrong)] if wrong else []
+    head += ['# Uncertain, and therefore of grade estimate:', *(f'#   {line}' for line in wrong)] if wrong else []
     body = yaml.dump(_tree(path, calibration), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return '\n'.join(head) + '\n' + body
 
@@ -189,7 +191,7 @@ def _figure(number: Number, calibration: Calibration) -> _Leaf:
 
 
 def _table(path: Path, table: Table, calibration: Calibration) -> dict[str, Any]:
-    doubtful = f', {len(table.flagged)} of them not known well' if table.flagged else ''
+    doubtful = f', {len(table.flagged)} of them uncertain' if table.flagged else ''
     dtype = {'dtype': DTYPE} if table.kind in ('matmul', 'attention') else {}
     source = f'{len(table.lines)} lines{doubtful}; {calibration.source}'
     return {'file': _table_name(path, table.kind), 'source': source, 'grade': table.grade, **dtype}

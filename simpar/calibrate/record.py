@@ -107,7 +107,10 @@ class Stretch:
 class Record:
     """A bench: when, on what, with what, and what it found.
 
-    Arguments: ``machine`` in general words; ``memory`` in bytes, 0 if not known; ``net`` as the user wrote it.
+    Arguments:
+        machine: the kind of machine, without names.
+        memory: bytes of the machine, 0 if not known.
+        net: the network as the user wrote it.
     """
 
     format: Literal['simpar bench 1']

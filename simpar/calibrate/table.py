@@ -14,11 +14,11 @@ from simpar.hardware import Grade
 from simpar.profiles import COLUMNS
 
 MOST_SPREAD: Final = 0.1
-"""A coefficient of variation above which a number is not known well."""
+"""A coefficient of variation above which a number is uncertain."""
 FALLING: Final = 0.1
 """A larger operator may seem quicker than a smaller one by this share, of noise."""
 MOST_FLAGGED: Final = 0.1
-"""A table is measured if lines that are not known well hold at most this share of its seconds."""
+"""A table is measured if uncertain lines hold at most this share of its seconds."""
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {
     'matmul': (0, 1, 2),
     'attention': (2, 3),
@@ -33,8 +33,11 @@ Key = tuple[str | int, ...]
 class Line:
     """One line of a table.
 
-    Arguments: ``seconds``, what is used; ``n``, ``median``, ``p10``, ``iqr``, ``cv`` of the repeats behind it, the
-    widest spread where several rows are behind it; ``phases``, seconds of each; ``flags``, what is wrong, in words.
+    Arguments:
+        seconds: what is used.
+        n, median, p10, iqr, cv: of the repeats behind it, the widest spread where several rows are behind it.
+        phases: seconds of each.
+        flags: what is wrong, in words.
     """
 
     key: Key
@@ -57,7 +60,9 @@ class Line:
 class Table:
     """One kind of measurements.
 
-    Arguments: ``kind``, a key of ``COLUMNS``; ``lines`` by their key.
+    Arguments:
+        kind: a key of ``COLUMNS``.
+        lines: the lines in the order of their keys.
     """
 
     kind: str
@@ -65,7 +70,7 @@ class Table:
 
     @property
     def flagged(self) -> tuple[Line, ...]:
-        """Lines that are not known well."""
+        """Lines that are uncertain."""
         return tuple(line for line in self.lines if line.flags)
 
     @property
@@ -118,7 +123,7 @@ def tables_of(record: Record) -> dict[str, Table]:
 
 
 def counted(row: Row) -> Figures:
-    """What counts: of a kernel its CPU time, which hardly grows when others want the processor too."""
+    """Choose the time that counts: a kernel's CPU time hardly grows when others want the processor too."""
     return row.wall if isinstance(row, CollectiveRow) else row.cpu
 
 
@@ -160,7 +165,7 @@ def _mean(weighted: Iterable[tuple[int, float]]) -> float:
 
 
 def _rising(kind: str, lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The lines, those flagged that are quicker than a line of less work."""
+    """Flag the lines that are quicker than a line of less work."""
     fallen: dict[Key, Key] = {}
     for axis in SIZES[kind]:
         for smaller, larger in _neighbours(lines, axis):

@@ -75,6 +75,6 @@ def render(found: Calibration, written: list[Path]) -> str:
         f'  tables           {tables}',
     ]
     wrong = list(found.summary())
-    lines += ['not known well, and of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
+    lines += ['uncertain, and therefore of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
     lines += [f'wrote {path}' for path in written]
     return '\n'.join(lines) + '\n'

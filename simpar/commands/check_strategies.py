@@ -144,7 +144,7 @@ def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
     weighed = answer['weighed']
     if not weighed:
         return
-    yield 'strategies that were weighed, best first (bytes that the busiest rank sends in a step; predicted step):'
+    yield 'strategies that were compared, best first (bytes that the busiest rank sends in a step; predicted step):'
     width = max(len(one['name']) for one in weighed[:SHOWN_PROPOSALS])
     for one in weighed[:SHOWN_PROPOSALS]:
         lacking = f', {format_size(one["lacking"])} too much memory' if one['lacking'] else ''

@@ -175,7 +175,7 @@ class Listing:
         return [(REDISTRIBUTION, name) for name in found]
 
     def _sources(self, op: OpClass, value: str) -> list[str]:
-        """The readers of a value whose gradients an op moves, which may have been added up before."""
+        """Find the readers of a value whose gradients an op moves; these may have been added up before."""
         found: list[str] = []
         # A walk, not a recursion: sums of gradients can be long chains.
         left = [self._first(op)]
@@ -192,7 +192,7 @@ class Listing:
         return list(dict.fromkeys(found))
 
     def _between(self, value: str, result: str) -> list[str]:
-        """Additions that read a value, directly or others of them, and hand it the gradient of a result of theirs."""
+        """Find additions that read a value, directly or through others, and hand it the gradient of ``result``."""
         found = []
         for addition in self._additions(value):
             reached, left = {addition}, [addition]
@@ -237,7 +237,7 @@ class Listing:
         return list(dict.fromkeys(found))
 
     def _last(self, tensor: str) -> str:
-        """Where the moves of a gradient end, those that follow from one value of the forward."""
+        """Follow the moves of a gradient of one forward value to their end."""
         if tensor.removeprefix('d:') in self.program.tensor:
             return tensor
         for op in self.readers.get(tensor, ()):

@@ -44,8 +44,10 @@ class Segment:
 class CriticalPath:
     """Segments in order of time, from ``begin`` to ``end`` of a step.
 
-    Arguments: ``stretched``, seconds by which ops on the path lasted longer than alone (0 where costs were not given);
-    ``ranks``, how many differ; ``staged``: the program is a pipeline, whose compute is told by stage.
+    Arguments:
+        stretched: seconds by which ops on the path lasted longer than alone (0 where costs were not given).
+        ranks: how many differ.
+        staged: the program is a pipeline, whose compute is told by stage.
     """
 
     begin: float

@@ -23,7 +23,9 @@ from simpar.trace import Trace
 def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> CriticalPath:
     """The critical path of a step of a trace.
 
-    Arguments: ``costs``, what the trace was simulated with, to tell how far ops were stretched; ``step``, an index.
+    Arguments:
+        costs: what the trace was simulated with, to tell how far ops were stretched.
+        step: an index.
     Ties are broken by the lowest representative rank and, among what an op waited for, by the latest issued.
     """
     index = range(trace.steps)[step]
@@ -126,7 +128,7 @@ class _Walk:
         )
 
     def _cause(self, place: _Place, time: float) -> tuple[Segment, _Place]:
-        """The segment in which an op had not arrived although nothing ran before it, and the op before it."""
+        """Return the segment in which an op had not arrived although nothing ran before it, and the op before it."""
         # What ended last let the op arrive; of several the one issued last, which needs or follows the others.
         latest = max(self._before(place), key=lambda p: (self._end(p), p.step, p.slot), default=None)
         simulated = self.trace.origin == 'simulated'
@@ -144,7 +146,7 @@ class _Walk:
         return segment, latest or place
 
     def _before(self, place: _Place) -> list[_Place]:
-        """What had to end before an op could arrive."""
+        """List what had to end before an op could arrive."""
         representative, step, slot = place
         view = self._view(representative)
         places = [_Place(representative, step, need) for need in view.needs[slot]]

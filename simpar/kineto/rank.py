@@ -32,8 +32,11 @@ _TORCH_DTYPES: Final = {
 class Style:
     """How events are written.
 
-    Arguments: ``library``, a key of ``KERNEL_NAMES``; ``first_pid``, process of rank 0; ``most_arrows``, how many needs
-    across streams are drawn for a rank, of its last step; ``for_hta``, with what HTA wants besides.
+    Arguments:
+        library: a key of ``KERNEL_NAMES``.
+        first_pid: process of rank 0.
+        most_arrows: how many needs across streams are drawn for a rank, of its last step.
+        for_hta: whether to write what HTA wants besides.
     """
 
     library: str = 'nccl'

@@ -29,9 +29,12 @@ def write_kineto(
 ) -> list[Path]:
     """Write ``rankN.json`` for up to ``most_ranks`` ranks, and ``merged/all_ranks.json`` with all of them.
 
-    Arguments: ``folder`` is made if need be; ``measured`` goes side by side with the prediction into the merged file;
-    ``costs``, of the prediction, add the host's launches and the use of links. Ranks that differ come first. The same
-    arguments give the same bytes. Returns the files. Not written: memory.
+    Arguments:
+        folder: made if it does not exist.
+        measured: goes side by side with the prediction into the merged file.
+        costs: the prediction's costs; they add the host's launches and the use of links.
+    Ranks that differ come first. The same arguments give the same bytes.
+    Returns the files. Not written: memory.
     """
     (folder / 'merged').mkdir(parents=True, exist_ok=True)
     ranks = chosen_ranks(trace, most_ranks)

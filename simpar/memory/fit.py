@@ -9,10 +9,12 @@ from simpar.units import format_size
 
 
 def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1) -> None:
-    """Hold the fullest rank against the memory of its device.
+    """Compare the fullest rank with the memory of its device.
 
-    Arguments: ``size``, bytes of a device; ``batch``, samples of a step, a multiple of ``multiple`` (data ×
-    micro-batches × copies) in every plan of this kind.
+    Arguments:
+        size: bytes of a device.
+        batch: samples of a step, a multiple of ``multiple`` (data × micro-batches × copies) in every plan of this
+            kind.
     Raises ``Infeasible`` with the op at the peak and the largest batch that fits.
     """
     fullest = memory.fullest

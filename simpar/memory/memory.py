@@ -91,7 +91,9 @@ def sequential(program: Program) -> Trace:
 
 
 def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = lambda op: 0) -> int:
-    """How many micro-batches are between their first and their last compute op at most, on one rank, in the last step.
+    """Count the micro-batches in flight at most, on one rank, in the last step.
+
+    A micro-batch is in flight from the start of its first compute op to the end of its last.
 
     Arguments: ``chunk``, to which of a rank's model chunks an op class belongs; each micro-batch counts once a chunk.
     With the closed forms of pipelines: 1F1B has stages − stage in flight.

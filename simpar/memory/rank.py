@@ -37,8 +37,10 @@ class Live(NamedTuple):
 class Timeline:
     """Bytes over the time of a step.
 
-    Arguments: ``names`` of the columns; ``times``, seconds from the step's begin, shape [n + 1], from 0 to the step's
-    length; ``bytes``, shape [n, columns], held between a time and the next.
+    Arguments:
+        names: the names of the columns.
+        times: seconds from the step's begin, shape [n + 1], from 0 to the step's length.
+        bytes: shape [n, columns], held between a time and the next.
     """
 
     names: tuple[str, ...]

@@ -77,7 +77,7 @@ def actions_of(program: Program, role: Role) -> list[Work]:
 
 
 def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
-    """When a rank did its actions in one step; they do not overlap each other.
+    """List when a rank did its actions in one step; spans do not overlap.
 
     Where the copies of a forward and of the backward right behind it interleave, the forward is told to end where the
     backward begins.

@@ -32,8 +32,11 @@ RECEIVES: Final = 'receives'
 class StreamMetrics:
     """One stream of one rank, or all its streams of sends or of receives: seconds that add up to the window.
 
-    Arguments: ``busy``, ops run ([start, end]); ``waiting``, a head has arrived and waits for its peers ([arrive,
-    start]) while no other runs; ``idle``, the rest; ``ops``, how many ops ran.
+    Arguments:
+        busy: ops run ([start, end]).
+        waiting: a head has arrived and waits for its peers ([arrive, start]) while no other runs.
+        idle: the rest.
+        ops: how many ops ran.
     """
 
     stream: str
@@ -230,8 +233,10 @@ class _Kinds(NamedTuple):
 class _Ops:
     """The ops of a representative rank in a window: columns over steps × slots.
 
-    Arguments: ``since``, when an op communicates if it does: collectives from their arrival on, sends and receives from
-    their start; ``communicates``, shape [slots].
+    Arguments:
+        since: when an op communicates if it does: collectives from their arrival on, sends and receives from their
+            start.
+        communicates: shape [slots].
     """
 
     program: Program

@@ -107,7 +107,10 @@ def time_unit(seconds: float) -> tuple[float, str]:
 class Frame:
     """The axes of one panel with rows, in a window of time.
 
-    Arguments: ``window``, seconds; ``scale``, what seconds are multiplied with for the axis; ``inches``, its width.
+    Arguments:
+        window: seconds.
+        scale: what seconds are multiplied with for the axis.
+        inches: its width.
     """
 
     axes: Axes

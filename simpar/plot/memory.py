@@ -46,8 +46,10 @@ def memory_over_time(
 ) -> Figure:
     """Bytes over the time of a step, of a plan and, above it, of its baseline.
 
-    Arguments: ``names`` of the plan and the baseline; ``rank`` to show, unless given the fullest of each; ``size``,
-    bytes of a device.
+    Arguments:
+        names: what to call the plan and the baseline.
+        rank: the rank to show; unless given, the fullest of each side.
+        size: bytes of a device.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

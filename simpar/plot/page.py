@@ -42,8 +42,10 @@ def timeline(
 ) -> Figure:
     """The timeline of a plan and, above it, of its baseline.
 
-    Arguments: ``names`` of the plan and the baseline; ``rank``, whose streams to show: unless given, of a pipeline all
-    pipeline ranks, else of the rank that ends last.
+    Arguments:
+        names: what to call the plan and the baseline.
+        rank: the rank whose streams are shown. Unless given, a pipeline shows all pipeline ranks, and other
+            programs show the rank that ends last.
     """
     sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
     # One rank of a pipeline shows little; both sides are drawn alike if either is a pipeline.

@@ -54,8 +54,12 @@ class Box(NamedTuple):
 class Row:
     """A pipeline rank, shown by the one of its ranks that ends last.
 
-    Arguments: ``stages`` that it holds; ``metrics`` of the rank shown; ``boxes`` in order of time; ``computing``, when
-    it computes, by kind; ``exposed``, when it communicates and computes nothing, in boxes and between.
+    Arguments:
+        stages: the stages that the rank holds.
+        metrics: the metrics of the rank that is shown.
+        boxes: its actions in order of time.
+        computing: when it computes, by kind.
+        exposed: when it communicates and computes nothing, in boxes and between.
     """
 
     stages: tuple[int, ...]

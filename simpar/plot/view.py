@@ -45,7 +45,10 @@ class Bar(NamedTuple):
 class View:
     """One program's steady step on one rank.
 
-    Arguments: ``step`` in seconds; ``streams``, one for each row; ``copies`` of the program.
+    Arguments:
+        step: seconds of the step.
+        streams: one for each row.
+        copies: how many copies the program has.
     """
 
     name: str
@@ -81,7 +84,7 @@ class View:
         return float(np.median(backward)) if backward else self.step / 2
 
     def busy_stretch(self) -> float:
-        """How long the compute ops take that fill a zoomed window around the middle."""
+        """Return how long a zoomed window around the middle must be to hold enough compute ops."""
         times = np.sort([bar.arrive for bar in self.bars if not bar.communicates])
         at = int(np.searchsorted(times, self.middle()))
         low, high = max(0, at - ZOOMED // 2), min(len(times) - 1, at + ZOOMED // 2)
@@ -114,9 +117,11 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
 
 
 def share(intervals: Intervals, times: Times, window: float) -> Times:
-    """What share of the time around each moment disjoint intervals cover.
+    """Return which share of the time around each moment disjoint intervals cover.
 
-    Arguments: ``times``, rising, shape [n]; ``window``, seconds around a moment, less where it would leave ``times``.
+    Arguments:
+        times: rising, shape [n].
+        window: seconds around a moment, less where it would leave ``times``.
     """
     if not len(intervals):
         return np.zeros(len(times))

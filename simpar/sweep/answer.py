@@ -13,9 +13,13 @@ from simpar.sweep.outcome import Outcome
 class Result:
     """One row.
 
-    Arguments: ``settings``, dotted keys and what it sets them to; ``batch``, samples of a step; ``baseline``, seconds
-    of the step that its gain is measured from; ``gain``; both None where there is no such step; ``is_baseline``,
-    whether it is itself that step; ``why_no_gain``, where a baseline was asked for and cannot be.
+    Arguments:
+        settings: dotted keys and what it sets them to.
+        batch: samples of a step.
+        baseline: seconds of the step that its gain is measured from.
+        gain: ; both None where there is no such step.
+        is_baseline: whether it is itself that step.
+        why_no_gain: the reason why a baseline that was asked for cannot be.
     """
 
     settings: Mapping[str, Any]
@@ -48,8 +52,11 @@ class Result:
 class SweepAnswer:
     """All rows in the order given.
 
-    Arguments: ``keys``, dotted; ``against``, the differences of every row's own baseline, empty where gain is measured
-    from the first feasible row; ``changed_links``, whether a row has links that are not the profile's.
+    Arguments:
+        keys: dotted.
+        against: the differences of every row's own baseline, empty where gain is measured from the first feasible
+            row.
+        changed_links: whether a row has links that are not the profile's.
     """
 
     keys: tuple[str, ...]

@@ -23,7 +23,9 @@ Progress = Callable[[int, int], None]
 class Figures:
     """A step in seconds, means over the ranks as of ``StepMetrics``; ``bubble`` of pipelines only.
 
-    Arguments: ``grades``, share of the isolated seconds by grade; ``notes``, as of the prediction.
+    Arguments:
+        grades: share of the isolated seconds by grade.
+        notes: as of the prediction.
     """
 
     step: float
@@ -39,9 +41,11 @@ class Figures:
 class Outcome:
     """What comes of a schedule.
 
-    Arguments: ``figures``, None where there is no program; ``peak``, bytes that its fullest device holds, ``device``,
-    bytes of a device, both 0 where there is no program; ``reason``, in a few words why it cannot be, empty where it
-    can; ``detail``, the same in full.
+    Arguments:
+        figures: None where there is no program.
+        peak, device: bytes that the fullest device holds and has; both 0 where there is no program.
+        reason: why it cannot be, in a few words; empty where it can.
+        detail: the same in full.
     """
 
     figures: Figures | None = None

@@ -56,7 +56,7 @@ class Sweep:
         return [row.schedule for row in self.rows if not row.problems]
 
     def _baselines(self) -> list[Schedule | ScheduleError | None]:
-        """Of each row: its baseline, why that is no schedule, or None where the row is its own or needs none."""
+        """Return each row's baseline, why that is no schedule, or None where the row needs none."""
         asked = [bool(self.against) and not row.problems for row in self.rows]
         found = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, asked, strict=True)]
         refused = [one for one in found if isinstance(one, ScheduleError)]
@@ -74,8 +74,10 @@ class Sweep:
 def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
     """Read the sweep of a schedule file.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, which take the
-    place of the file's. Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
+    Arguments:
+        overrides: ``a.b=value`` as of `--set`.
+        sweeps: ``a.b=1,2,4`` as of `--sweep`, which take the place of the file's.
+    Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
     """
     rows = load_rows(path, overrides, sweeps)
     _check_clusters(rows)

@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
 
 
 def _lines(answer: SweepAnswer) -> list[Text]:
-    """Heads and rows; what stands for the figures of an infeasible row runs over their columns."""
+    """Lay out heads and rows; an infeasible row's reason runs over the columns of its figures."""
     from rich.text import Text
 
     shorts = short_keys(answer.keys)
@@ -185,7 +185,7 @@ def _aligned(rows: list[list[str]], *, left: bool) -> list[str]:
 
 
 def _narrowed(rows: list[list[str]], room: int) -> list[list[str]]:
-    """The widest columns cut until all have room, none below a few letters."""
+    """Narrow the widest columns until all have room, none below a few letters."""
     from rich.cells import cell_len, set_cell_size
 
     widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -214,7 +214,7 @@ def _notes(answer: SweepAnswer) -> Iterator[str]:
         yield f'Note: {key} is without effect here: rows that differ in it alone have the same figures.'
     without = {result.why_no_gain for result in answer.results if result.why_no_gain}
     for reason in sorted(without)[:3]:
-        yield f'Note: no gain (?) where the baseline cannot be: {reason}'
+        yield f'Note: no gain (?) where the baseline is infeasible: {reason}'
     if answer.changed_links:
         yield 'Note: links are not as in the profile (cluster.links); what rests on their bandwidth is an estimate.'
 
