@@ -164,8 +164,7 @@ class Tape:
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        count = prod(tensor.shape) // prod(self.partitions[split.partition].size for split in tensor.splits)
-        return count if tensor.batch_dim is None else count // self.mesh.copies
+        return prod(tensor.local_shape(self.partitions, self.mesh.copies))
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""

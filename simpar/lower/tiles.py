@@ -165,12 +165,7 @@ def _tiling(tape: Tape, product: OpClass, collective: OpClass, tiles: int) -> _T
 
 def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     """The shape that one rank has of one copy."""
-    shape = list(tensor.shape)
-    for split in tensor.splits:
-        shape[split.dim] //= tape.partitions[split.partition].size
-    if tensor.batch_dim is not None:
-        shape[tensor.batch_dim] //= tape.mesh.copies
-    return tuple(shape)
+    return tensor.local_shape(tape.partitions, tape.mesh.copies)
 
 
 def _notes(untiled: Sequence[OpClass], tiles: int) -> Iterator[str]:

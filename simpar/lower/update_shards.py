@@ -55,15 +55,12 @@ def layer_of(parameter: str) -> str:
 
 def local_elements(tape: Tape, tensor: Tensor) -> int:
     """Elements of a parameter, gradient or state that one rank holds."""
-    return prod(tensor.shape) // prod(tape.partitions[split.partition].size for split in tensor.splits)
+    return prod(local_shape(tape, tensor))
 
 
 def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     """The shape that one rank holds of a parameter, gradient or state."""
-    local = list(tensor.shape)
-    for split in tensor.splits:
-        local[split.dim] //= tape.partitions[split.partition].size
-    return tuple(local)
+    return tensor.local_shape(tape.partitions)
 
 
 def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[UpdateShard]:

@@ -100,13 +100,7 @@ class Program:
 
     def local_shape(self, tensor: Tensor) -> tuple[int, ...]:
         """Shape of the shard that one rank holds (of one copy, where copies split it)."""
-        shape = list(tensor.shape)
-        for split in tensor.splits:
-            shape[split.dim] //= self.partitions[split.partition].size
-        if tensor.batch_dim is not None:
-            # Copies come last: they split what a rank has left of the batch.
-            shape[tensor.batch_dim] //= self.copies
-        return tuple(shape)
+        return tensor.local_shape(self.partitions, self.copies)
 
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""

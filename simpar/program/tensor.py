@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from simpar.program.partition import Partition
 
 TensorKind = Literal['parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view']
 KINDS: Final[tuple[TensorKind, ...]] = ('parameter', 'gradient', 'state', 'input', 'activation', 'gathered', 'view')
@@ -51,3 +54,16 @@ class Tensor:
     initial: str = ''
     like: str = ''
     members: tuple[str, ...] = ()
+
+    def local_shape(self, partitions: Mapping[str, Partition], copies: int = 1) -> tuple[int, ...]:
+        """Give the shape of the shard that one rank holds, of one copy where copies split it.
+
+        Arguments: ``partitions``, by name, of the ranks that the tensor is split over.
+        """
+        shape = list(self.shape)
+        for split in self.splits:
+            shape[split.dim] //= partitions[split.partition].size
+        if self.batch_dim is not None:
+            # Copies come last: they split what a rank has left of the batch.
+            shape[self.batch_dim] //= copies
+        return tuple(shape)
