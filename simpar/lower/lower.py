@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from simpar.errors import Infeasible
@@ -53,14 +57,27 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    order = order_of(plan) if order is None else _fitting(order, plan)
-    # An order from a file may have its sends and receives already.
-    if not order.communicates:
-        order = with_communication(order, plan.receive)
-    tape, graph = record(workload, plan, world, order.placement)
-    if plan.sum_loss:
-        sum_loss(tape)
-    return _Assembly(tape, graph, plan, workload).program(order)
+    with _without_collector():
+        order = order_of(plan) if order is None else _fitting(order, plan)
+        # An order from a file may have its sends and receives already.
+        if not order.communicates:
+            order = with_communication(order, plan.receive)
+        tape, graph = record(workload, plan, world, order.placement)
+        if plan.sum_loss:
+            sum_loss(tape)
+        return _Assembly(tape, graph, plan, workload).program(order)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Let the garbage collector rest: it would look through all actions and ops again and again, and find nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def order_of(plan: Plan) -> Order:
