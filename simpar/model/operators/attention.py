@@ -63,7 +63,6 @@ class Heads:
         return {1: ('b',), 3: ('b', 's', 'g'), 4: ('b', 'g', ONE, ONE)}[len(shape)]
 
 
-@dataclass(frozen=True)
 class AttentionCore(Primitive):
     """Attention, or a product or a softmax of it: split by batch and by heads."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
 
@@ -49,6 +50,7 @@ def operator(kind: type[T]) -> type[T]:
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
+@cache
 def _hints(base: type) -> dict[str, Any]:
     """A base's own keys, as types: their names mean nothing in the module of an operator."""
     every = get_type_hints(base, include_extras=True)

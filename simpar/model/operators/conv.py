@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar
 
@@ -17,7 +16,6 @@ from simpar.model.ops import Attributes, Local, Ops, Work, slice_text
 from simpar.model.primitive import BOTH, Call, Primitive, Shape
 
 
-@dataclass(frozen=True)
 class Convolution(Primitive):
     """Split by batch alone."""
 

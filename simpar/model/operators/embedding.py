@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -15,7 +14,6 @@ from simpar.model.ops import Attributes, Local, Ops, Parameter, Work
 from simpar.model.primitive import Call, Primitive, Shape
 
 
-@dataclass(frozen=True)
 class Gathered(Primitive):
     """Rows of its first input by its second: a split of the rows leaves zeros to be summed."""
 

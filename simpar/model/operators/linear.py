@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -20,7 +19,6 @@ from simpar.model.primitive import Strategy as Pieced
 from simpar.model.products import product_axes, product_ops
 
 
-@dataclass(frozen=True)
 class MatrixProduct(Primitive):
     """x [rows, inputs] · weight, either of them transposed."""
 
@@ -40,7 +38,6 @@ class MatrixProduct(Primitive):
         return (first[::-1] if use.call.transpose_a else first, second[::-1] if use.call.transpose_b else second)
 
 
-@dataclass(frozen=True)
 class BiasAddition(Arithmetic):
     """A bias along dim 1."""
 
@@ -54,7 +51,6 @@ class BiasAddition(Arithmetic):
         return pieces, pieces[1:2]
 
 
-@dataclass(frozen=True)
 class RowProduct(MatrixProduct):
     """The same of rows of any rank; outputs and inputs may be made of parts, as heads are, that stay whole."""
 

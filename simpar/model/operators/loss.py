@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Final
 
@@ -19,14 +18,12 @@ WHOLE = 'must stay whole'
 DATASET: Final = '_VirtualDataset'
 
 
-@dataclass(frozen=True)
 class Division(Arithmetic):
     """Double recursive search reads its output off its first input, as that of most primitives."""
 
     output_pieces = Primitive.output_pieces
 
 
-@dataclass(frozen=True)
 class Sum(Reduction):
     """SumExt, which 2.10's double recursive search does not know: it splits it itself, into one."""
 
@@ -36,7 +33,6 @@ class Sum(Reduction):
     input_pieces = Primitive.input_pieces
 
 
-@dataclass(frozen=True)
 class Expanded(View):
     """ExpandDims."""
 
@@ -45,7 +41,6 @@ class Expanded(View):
         return without(wanted, use.call.axes)
 
 
-@dataclass(frozen=True)
 class Squeezed(View):
     """Squeeze."""
 
@@ -61,7 +56,6 @@ class Squeezed(View):
         return tuple(spread) if prod(spread) == use.devices else ()
 
 
-@dataclass(frozen=True)
 class Picked(Primitive):
     """GatherD: of each row the elements that an index names; split by rows over all devices."""
 
@@ -75,7 +69,6 @@ class Picked(Primitive):
         return rows_over_all(use.shapes, use.devices)
 
 
-@dataclass(frozen=True)
 class CrossEntropy(Primitive):
     """Mean over rows of logits [rows, classes] with labels [rows]."""
 
@@ -90,7 +83,6 @@ class CrossEntropy(Primitive):
         return by_rows(min(use.devices, use.shapes[0][0]), use.shapes)
 
 
-@dataclass(frozen=True)
 class BatchNormalised(Primitive):
     """BatchNorm of images [batch, channels, height, width], split by batch alone."""
 
@@ -103,7 +95,6 @@ class BatchNormalised(Primitive):
         return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], WHOLE))
 
 
-@dataclass(frozen=True)
 class Sliced(Primitive):
     """StridedSlice: dims that it shortens stay whole; in double recursive search it learns and tells nothing."""
 
@@ -122,7 +113,6 @@ class Sliced(Primitive):
         return ((1,) * len(pieces),)
 
 
-@dataclass(frozen=True)
 class Dataset(Primitive):
     """What feeds a graph: every tensor by the same split of dim 0, which a search fixes."""
 

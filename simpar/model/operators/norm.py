@@ -40,7 +40,6 @@ class Normalised(Primitive):
         return ((*x[:-1], 1), *others)
 
 
-@dataclass(frozen=True)
 class RmsNormalised(Primitive):
     """RmsNorm."""
 
@@ -53,7 +52,6 @@ class RmsNormalised(Primitive):
         return (min(use.devices, use.shapes[0][0]), *(1,) * (len(use.shapes[0]) - 1)), (1,)
 
 
-@dataclass(frozen=True)
 class SoftmaxOver(Primitive):
     """Softmax over the axes of its call."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -26,7 +25,6 @@ from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use, divisibl
 from simpar.model.primitive import Strategy as Pieced
 
 
-@dataclass(frozen=True)
 class Elementwise(Primitive):
     """Inputs of one shape, or broadcast to it."""
 
@@ -35,7 +33,6 @@ class Elementwise(Primitive):
         return operators.elementwise(name, *shapes)
 
 
-@dataclass(frozen=True)
 class Arithmetic(Elementwise):
     """Double recursive search knows that its inputs may be broadcast."""
 

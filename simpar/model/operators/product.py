@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -16,7 +15,6 @@ from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
 from simpar.model.primitive import Strategy as Pieced
 
 
-@dataclass(frozen=True)
 class BatchProduct(Primitive):
     """A product for each index of the leading dims."""
 

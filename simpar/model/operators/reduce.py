@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar
 
@@ -18,7 +17,6 @@ from simpar.model.primitive import Strategy as Pieced
 from simpar.program.op import Attribute
 
 
-@dataclass(frozen=True)
 class Reduction(Primitive):
     """A reduction over the axes of its call; where one of them is split, partial results are summed."""
 

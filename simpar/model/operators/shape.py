@@ -28,7 +28,6 @@ class View(Primitive):
         return operators.reshape(name, shapes[0], output)
 
 
-@dataclass(frozen=True)
 class Reshaped(View):
     """Reshape: pieces go to the dims that they divide."""
 
@@ -42,7 +41,6 @@ class Reshaped(View):
         return reshaped(use.output, use.shapes[0], wanted, use.compat)
 
 
-@dataclass(frozen=True)
 class Flattened(View):
     """Flatten: split by rows over all devices, whatever its neighbours do."""
 
@@ -60,7 +58,6 @@ class Flattened(View):
         return rows_over_all(use.shapes, use.devices)
 
 
-@dataclass(frozen=True)
 class Transposed(Primitive):
     """Transpose."""
 

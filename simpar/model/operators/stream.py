@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from simpar.layout import TensorLayout
@@ -18,7 +17,6 @@ from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
 from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names, same
 
 
-@dataclass(frozen=True)
 class AlongRows(Primitive):
     """What a rank has of it follows from its first input, dim by dim; what else it reads has the first dim alone."""
 
