@@ -84,7 +84,7 @@ class Workload:
     """What one optimizer step computes.
 
     Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``loss_strategy``, how it
-    is cut where layers have strategies; ``loss_operators`` and ``loss_strategies``: the same of its pieces, see
+    is split where layers have strategies; ``loss_operators`` and ``loss_strategies``: the same of its operators, see
     ``simpar.model.library.cross_entropy``; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm
     that of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it,
     and where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the

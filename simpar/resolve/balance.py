@@ -1,4 +1,4 @@
-"""Balanced stages: consecutive layers cut so that the slowest stage is as fast as can be."""
+"""Balanced stages: consecutive layers split so that the slowest stage is as fast as can be."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from itertools import accumulate, pairwise
 
 
 def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Layers of each stage, at least one, whose largest sum is the smallest.
+    """Count the layers of each stage, at least one, so that the largest sum of seconds is the smallest.
 
-    Arguments: ``seconds`` of every layer; as many layers as stages or more. Among equals the first stages have the most
-    layers. Dynamic programming over (layers, stages): exact.
+    Arguments:
+        seconds: of every layer, shape [layers]; at least as many layers as stages.
+        stages: how many.
+
+    Among equals the first stages have the most layers. Dynamic programming over (layers, stages): exact.
     """
     sums = [0.0, *accumulate(seconds)]
     layers = len(seconds)

@@ -1,4 +1,4 @@
-"""Cuts: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
+"""Splits: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
 
 They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant too.
 """
@@ -45,8 +45,8 @@ def cut(layer: Operator, choice: Choice | None) -> Operator:
 def flatten_choice(choice: Choice, x: Shape) -> Choice:
     """What a search chose for a flatten, as one takes it that reads values of a shape.
 
-    The search's graph has images where samples come flat: their dims are one here, and so are its cuts. Cuts that lie
-    inside of a dim are left to whoever reads the result.
+    The search's graph has images where samples come flat: their dims are one here, and so are its
+    splits. Splits that lie inside of a dim are left to whoever reads the result.
     """
     (cuts,) = choice.strategy
     cuts = (cuts[0], prod(cuts[1:])) if len(x) == 2 else cuts

@@ -21,10 +21,14 @@ from simpar.workload import Workload
 class Proposal:
     """Strategies and what becomes of them.
 
-    Arguments: ``name``, who proposed them first, and ``also``, who else did; ``plan``, with the strategies that are not
-    in the workload; ``sent``, bytes that the busiest rank
-    sends in a step, in ring and pairwise form; ``step``, predicted seconds; ``too_much``, bytes that the fullest rank
-    lacks.
+    Arguments:
+        name: who proposed them first.
+        workload: with the strategies that its file lists.
+        plan: with all other strategies.
+        sent: bytes that the busiest rank sends in a step, in ring and pairwise form.
+        step: predicted seconds.
+        too_much: bytes that the fullest rank lacks.
+        also: who else proposed them.
     """
 
     name: str

@@ -24,9 +24,9 @@ from simpar.workload import Workload
 def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
-    Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
-    is taken, of those that fit into memory. Fusion comes next, and redistribution last. Raises ``Infeasible`` where
-    degrees and ranks do not fit.
+    Layers are split into stages where predicted times balance. That split, its neighbours and equal counts are
+    simulated, and the fastest that fits into memory is taken. Fusion comes next, and redistribution last. Raises
+    ``Infeasible`` where degrees and ranks do not fit.
     """
     if plan.redistribution == 'predicted':
         one = resolve(workload, replace(plan, redistribution='cheapest'), cluster)
@@ -57,7 +57,7 @@ def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[in
 
 
 def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
-    """Equal counts, the balanced cut, and the cuts that move one layer away from the first or the last stage."""
+    """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order
     stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks).stages

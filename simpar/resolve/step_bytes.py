@@ -25,8 +25,11 @@ NEVER: Final = 1e30
 class StepBytes(Bytes):
     """Bytes that a device sends in a step of several slices of the batch, redistributed as a plan says.
 
-    Arguments: ``devices``; ``slices``, micro-batches × copies; ``method`` and ``all_to_all`` of
-    ``simpar.layout.redistribute``.
+    Arguments:
+        devices: of a stage, a power of two.
+        slices: micro-batches × copies.
+        method: how tensors are redistributed, as of ``simpar.layout.redistribute``.
+        all_to_all: whether redistribution may use it.
     """
 
     devices: int
@@ -47,7 +50,7 @@ class StepBytes(Bytes):
     ) -> float:
         """Bytes of the plan's sequence, and of its reverse, for every slice.
 
-        A reshape reads a tensor as it lies, but for inner cuts that its result cannot have: these are gathered.
+        A reshape reads a tensor as it lies, but for inner splits that its result cannot have: these are gathered.
         """
         if source == target:
             return 0.0

@@ -43,8 +43,14 @@ STREAMING: Final = {
 class StepSeconds:
     """Seconds of a device in a step of several slices of the batch.
 
-    Arguments: ``bytes``, the same in bytes; ``compute`` and ``collective`` price ops; ``host``, seconds of the host for
-    an op; ``dtype`` of all tensors; ``hidden``: sums of parameters' gradients count nothing.
+    Arguments:
+        bytes: the same objective in bytes.
+        compute: prices computation.
+        collective: prices communication.
+        host: seconds of the host for an op.
+        dtype: of all tensors.
+        hidden: sums of parameters' gradients count nothing.
+        known: prices asked before, in seconds.
     """
 
     bytes: StepBytes
@@ -202,5 +208,5 @@ class StepSeconds:
 
     @staticmethod
     def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:
-        """Bits with their dims and how deep in it they cut."""
+        """Bits with their dims and how deep in it they split."""
         return {(bit, (dim, depth)) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}

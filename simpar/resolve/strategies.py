@@ -151,7 +151,7 @@ class _Search:
 
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
-        """What an exact search must keep: it sees a loss of several operators as one, and cuts them by its rows."""
+        """What an exact search must keep: it sees a loss of several operators as one, and splits them by its rows."""
         pieces = given_loss(self.workload) if in_operators(self.workload) else {}
         return {name: choice for name, choice in self.fixed.items() if name not in pieces}
 
@@ -358,7 +358,7 @@ class _Search:
 
     @property
     def given(self) -> dict[str, str]:
-        """What the user cut."""
+        """What the user split."""
         return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
     def found(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:

@@ -25,10 +25,13 @@ PHASES = ('F', 'I', 'W')
 class LayerTimes:
     """What every layer takes and keeps for a micro-batch.
 
-    Arguments: ``seconds_LP``, shape [layers, 3], of F, I and W; ``send``, seconds from a layer to the next;
-    ``bytes_LP``, shape [layers, 3], of activations behind F, I and W. Embedding and head are counted with the first
-    and the last layer. Communication over the tensor ranks counts, sums of gradients and updates do not: they are done
-    once a step.
+    Arguments:
+        seconds_LP: seconds of F, I and W, shape [layers, 3].
+        send: seconds from a layer to the next.
+        bytes_LP: bytes of activations kept behind F, I and W, shape [layers, 3].
+
+    Embedding and head are counted with the first and the last layer. Communication over the tensor ranks counts. Sums
+    of gradients and updates do not count: they are done once a step.
     """
 
     seconds_LP: NDArray[np.float64]

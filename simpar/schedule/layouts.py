@@ -12,7 +12,7 @@ from simpar.model.model import Model
 from simpar.plan import Plan
 
 UNCUT: Final = 'none'
-"""What a layout has for a dim that no axis cuts."""
+"""What a layout has for a dim that no axis splits."""
 
 
 def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:

@@ -2,7 +2,7 @@
 
 A mean over the rows whose label is not ``ignore_index``, and label smoothing, which is computed where it is zero, too.
 Names are ours, primitives and order the compiler's. What it writes twice and then merges (the count) is here once; the
-arithmetic of single numbers behind the sums, which has nothing to cut, is not here.
+arithmetic of single numbers behind the sums, which has nothing to split, is not here.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class BiasAddition(Arithmetic):
 
 @dataclass(frozen=True)
 class RowProduct(MatrixProduct):
-    """The same of rows of any rank; outputs and inputs may be made of parts, as heads are, that stay whole."""
+    """The same of rows of any rank; outputs and inputs may be made of parts, as heads, not split."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """b0, ..., m, k, n."""

@@ -82,7 +82,7 @@ class CrossEntropy(Primitive):
     main = BOTH
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1; the classes stay whole, the output is a number."""
+        """d0, d1; the classes stay full, the output is a number."""
         return operators.cross_entropy(name, shapes[0])
 
     def main_strategy(self, use: Use, main: Main) -> Pieced:
@@ -105,7 +105,7 @@ class BatchNormalised(Primitive):
 
 @dataclass(frozen=True)
 class Sliced(Primitive):
-    """StridedSlice: dims that it shortens stay whole; in double recursive search it learns and tells nothing."""
+    """StridedSlice: dims that it shortens stay full; in double recursive search it learns and tells nothing."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """d0, d1, ..."""

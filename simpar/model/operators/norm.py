@@ -27,15 +27,15 @@ class Normalised(Primitive):
     main: ClassVar[frozenset[Compat]] = frozenset(('2.0',))
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
+        """d0, d1, ..., the last full."""
         return operators.layer_norm(name, shapes[0])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """The last dim whole."""
+        """The last dim full."""
         return (*pieces[:-1], 1), (1,), (1,)
 
     def main_strategy(self, use: Use, main: Main) -> Pieced:
-        """The last dim whole."""
+        """The last dim full."""
         x, *others = super().main_strategy(use, main)
         return ((*x[:-1], 1), *others)
 
@@ -45,7 +45,7 @@ class RmsNormalised(Primitive):
     """RmsNorm."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
+        """d0, d1, ..., the last full."""
         return operators.rms_norm(name, shapes[0])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
@@ -58,12 +58,12 @@ class SoftmaxOver(Primitive):
     """Softmax over the axes of its call."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ...; those that it is over stay whole."""
+        """d0, d1, ...; those that it is over stay full."""
         names = dim_names(output)
         return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """The dims that it is over stay whole."""
+        """The dims that it is over stay full."""
         kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(pieces))
         return (divisible(kept, use.shapes[0]),)
 

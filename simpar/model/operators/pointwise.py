@@ -52,7 +52,7 @@ class Arithmetic(Elementwise):
 
 
 def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
-    """Right-aligned pieces for inputs of different rank; all 1 where the pieces are the smaller input's."""
+    """Right-aligned shards for inputs of different rank; all 1 where the shards are the smaller input's."""
     if len(pieces) != max(len(shape) for shape in shapes):
         return tuple((1,) * len(shape) for shape in shapes)
     return tuple(

@@ -34,7 +34,7 @@ class BatchProduct(Primitive):
         return first if use.compat == '2.10' else (*first[:-1], strategy[1][columns])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """From the pieces of its output; the contracted axis stays whole."""
+        """From the shards of its output; the contracted axis stays full."""
         *lead, i, j = pieces
         first = (*lead, 1, i) if use.call.transpose_a else (*lead, i, 1)
         second = (*lead, j, 1) if use.call.transpose_b else (*lead, 1, j)

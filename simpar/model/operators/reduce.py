@@ -32,7 +32,7 @@ class Reduction(Primitive):
         return first if use.call.keep_dims else without(first, use.call.axes)
 
     def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
-        """As its result is wanted; what is reduced stays whole."""
+        """As its result is wanted; what is reduced stays full."""
         left = iter(wanted)
         pieces = []
         for dim in range(len(use.shapes[0])):
@@ -43,7 +43,7 @@ class Reduction(Primitive):
 
 
 def without(pieces: Pieces, axes: tuple[int, ...]) -> Pieces:
-    """Pieces of the other dims."""
+    """Shards of the other dims."""
     return tuple(count for dim, count in enumerate(pieces) if dim not in axes)
 
 

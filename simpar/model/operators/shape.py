@@ -30,7 +30,7 @@ class View(Primitive):
 
 @dataclass(frozen=True)
 class Reshaped(View):
-    """Reshape: pieces go to the dims that they divide."""
+    """Reshape: shards go to the dims that they divide."""
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """Those of its input, dealt to the dims of its result."""
@@ -47,7 +47,7 @@ class Flattened(View):
     """Flatten: split by rows over all devices, whatever its neighbours do."""
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
-        """The pieces of all dims behind the first in one."""
+        """The shards of all dims behind the first in one."""
         first = super().output_pieces(use, strategy)
         return (first[0], prod(first[1:]))
 
@@ -86,9 +86,9 @@ def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> Pieced:
 
 
 def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pieces:
-    """Pieces of the output's dims from those of the input's.
+    """Shards of the output's dims from those of the input's.
 
-    2.10 first gives all pieces of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
+    2.10 first gives all shards of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
     goes to the outer dims as far as it divides them.
     """
     left, made = list(pieces), [1] * len(output)
