@@ -57,7 +57,12 @@ class Main:
 class Use:
     """A primitive at its place in a graph that is searched.
 
-    Arguments: ``shapes`` of what it reads; ``output``, shape of its result; ``compat``, whose search; ``devices``.
+    Arguments:
+        call: its attributes.
+        shapes: of what it reads, unsharded.
+        output: shape of its result, unsharded.
+        compat: version of MindSpore whose search asks.
+        devices: of a stage.
     """
 
     call: Call
@@ -138,6 +143,7 @@ def by_rows(count: int, shapes: tuple[Shape, ...]) -> Strategy:
 
 def same(pieces: Pieces, shape: Shape) -> Pieces:
     """The same shards for another input: 1 on dims of size 1 and on those that the shards do not reach."""
+    # A dim of size 1 is broadcast: there is nothing in it to split.
     return tuple(1 if size == 1 or dim >= len(pieces) else pieces[dim] for dim, size in enumerate(shape))
 
 

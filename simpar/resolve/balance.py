@@ -17,6 +17,7 @@ def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
     """
     sums = [0.0, *accumulate(seconds)]
     layers = len(seconds)
+    # With one stage the first layers, however many, are all in it.
     best = sums[:]
     cuts: list[list[int]] = []
     for stage in range(2, stages + 1):
@@ -24,6 +25,7 @@ def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
         for end in range(stage, layers + 1):
             for begin in range(stage - 1, end):
                 worst = max(best[begin], sums[end] - sums[begin])
+                # ``<=`` keeps the latest begin of equals, which gives the stages before it the most layers.
                 if worst <= now[end]:
                     now[end], chosen[end] = worst, begin
         best = now

@@ -72,6 +72,7 @@ def in_patterns(strategies: Mapping[str, Strategy], names: Collection[str]) -> d
     found: dict[str, Strategy] = {}
     for pattern, members in groups.items():
         given = [strategies.get(name) for name in members]
+        # A pattern must not reach a layer that has no strategy: it stands for all or for none.
         if len(members) > 1 and given[0] is not None and all(one == given[0] for one in given):
             found[pattern] = given[0]
         else:

@@ -44,6 +44,7 @@ def _strategy(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> 
 def _kept(layer: Operator, rule: Axes, dim: int) -> int:
     """Which dim of what a layer reads stays split by tensor."""
     named = rule.inputs[layer.lead][dim]
+    # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
     free = named != ONE and named not in rule.fixed
     return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else WHOLE
 

@@ -69,6 +69,7 @@ def cut_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -
 
 
 def _by_operator(choices: Mapping[str, Choice], result: Shape) -> dict[str, Strategy]:
+    # The exact search sees the loss as one operator, and splits nothing of it but rows.
     if LOSS in choices:
         ((rows, *_), *_) = choices[LOSS].strategy
         return {one.name: by_rows(rule, rows) for one, rule in loss_rules(result)}

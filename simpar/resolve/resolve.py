@@ -28,6 +28,8 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     simulated, and the fastest that fits into memory is taken. Fusion comes next, and redistribution last. Raises
     ``Infeasible`` where degrees and ranks do not fit.
     """
+    # From the inside out: stages and order, then fusion, then redistribution, each with the later ones at a default.
+    # A search of all together would take their product; what comes of this need not be the optimum.
     if plan.redistribution == 'predicted':
         one = resolve(workload, replace(plan, redistribution='cheapest'), cluster)
         return redistributed(workload, one, cluster)
@@ -40,6 +42,7 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
         return _ordered(workload, plan, times, plan.stages)
     trials = [
         tried(workload, _ordered(workload, plan, times, counts), cluster)
+        # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
         for counts in dict.fromkeys(_cuts(workload, plan, times))
     ]
     return min(trials, key=lambda trial: trial.rank).plan
@@ -73,6 +76,7 @@ def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[i
             moved = list(best)
             moved[end] -= 1
             sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) for stage in range(stages)]
+            # To the stage with the least to do; layers between the two shift by one.
             inner = min((stage for stage in range(stages) if stage != end), key=sums.__getitem__)
             moved[inner] += 1
             yield tuple(moved)

@@ -17,6 +17,7 @@ from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes
 from simpar.strategy_search.redistribution import redistribution_bytes
 
+# Not infinite: exact search subtracts costs, and infinity less infinity is no number.
 NEVER: Final = 1e30
 """More than any step sends."""
 

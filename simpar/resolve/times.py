@@ -70,12 +70,14 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         recompute_stages=(),
         rows=(),
         chunks=0,
+        # Its backward is split, so that I and W have times of their own.
         order='zb-h1',
         micro_batches=1,
     )
     one = replace(workload, batch=workload.batch // plan.micro_batches)
     program = lower(one, every, layers * data * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
+    # The 0 stands for a single layer, which sends nothing.
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
     for op in program.op_classes:
         if op.kind == 'compute' and op.phase in PHASES and program.sliced(op):
@@ -101,6 +103,7 @@ def _behind(program: Program, role: Role) -> list[int]:
                 held[instance(program.tensor[name], 0, copy)] = program.local_bytes(program.tensor[name])
         for name in op.frees:
             held.pop(instance(program.tensor[name], 0, copy), None)
+        # Sends count too: what a stage sends may be freed only behind them.
         if op.kind in ('compute', 'send') and op.part in behind:
             behind[op.part] = sum(held.values())
     return list(behind.values())

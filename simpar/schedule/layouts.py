@@ -17,6 +17,7 @@ UNCUT: Final = 'none'
 
 def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
+    # ``none`` is a word of layouts: an axis of this name could never be named.
     for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
         yield Complaint(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
     for place, layer in enumerate(model.operators.values()):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from simpar.errors import Infeasible
 
 Bits = tuple[tuple[int, ...], ...]
-"""By tensor dim, the bits that split it; bit 0 is the most significant of a device's index. A bit that splits no dim
-tells devices apart that hold the same slice: over it the tensor is replicated. Two layouts are equal when the bits are, not only when the counts are."""
+"""By tensor dim, the bits that split it; bit 0 is the most significant of a device's index.
+
+A bit that splits no dim tells devices apart that hold the same slice: over it the tensor is replicated. Two layouts are
+equal when the bits are, not only when the counts are."""
 
 
 def device_bits(devices: int) -> int:

@@ -83,7 +83,7 @@ class Elimination:
                 heapq.heappush(queue, (now, variable))
                 continue
             done.add(variable)
-            # Keys are sorted, so that layers alike list their factors alike and find the sum of the first one.
+            # Sorted, so that the order of a set decides nothing.
             message = self._remove(variable, [alive.pop(key) for key in sorted(at[variable])])
             removed = set(at[variable])
             for other in message.scope:

@@ -300,7 +300,7 @@ class _Problem:
         # In large steps first: the unit of the price is the objective's, bytes or seconds.
         while not self.fits(high):
             high *= 16
-            # At such a price memory alone decides: what does not fit now never will.
+            # At such a price memory alone decides: what still does not fit is taken to fit nowhere.
             if high > 1e12:
                 raise self.too_small()
         low = high / 16 if high > 1 else 0.0

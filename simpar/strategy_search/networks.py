@@ -25,6 +25,7 @@ MNIST_SAMPLE = (1, 28, 28)
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
     """The forward operators of a workload and its loss."""
+    # Operators of the loss are named after the compiler whose they are.
     loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
     return model_graph(workload.model.graph(workload.batch), loss, dataset)
 

@@ -36,8 +36,8 @@ def double_recursive(
 
     Arguments:
         devices: of all stages together, a power of two.
-        compat: MindSpore's version; 2.10 prefers to split rows and may leave devices unused; beyond 32 devices it scatters
-            a contracted product's sum over its rows (``out_strategy``).
+        compat: MindSpore's version; 2.10 prefers to split rows and may leave devices unused. Beyond 32 devices it
+            scatters a contracted product's sum over its rows (``out_strategy``).
         optimizer_parallel: in 2.0 the first split of a matrix product is then by rows.
         stages: of the pipeline; the last log2(stages) splits are taken back.
     Does not model: BatchMatMul as an operator of its own (both versions spread it), more than one output, and the
@@ -171,6 +171,7 @@ class _Search:
         halved = node.operator.kind.halved
         if halved == 'nothing':
             return None
+        # Only the batch of a convolution: MindSpore leaves channels unless it is told to partition them.
         dims = range(1) if halved == 'batch' else range(4)
         return next((dim for dim in dims if node.sizes[dim] >= 2 and node.sizes[dim] % 2 == 0), None)
 

@@ -140,6 +140,7 @@ class Spread:
         shapes = self.graph.read_shapes(operator)
         if operator.primitive == DATASET:
             whole = self.devices if self.graph.dataset == 'data_parallel' else 1
+            # Never more slices than samples.
             count = min(whole, shapes[0][0])
             return tuple((count, *(1,) * (len(shape) - 1)) if shape else () for shape in shapes)
         return operator.kind.main_strategy(self.use(operator), self.main[operator.name])

@@ -117,6 +117,7 @@ def megatron(graph: Graph, data: int, tensor: int) -> dict[str, Choice]:
     for operator in graph.operators:
         last = operator.name.rsplit('.', 1)[-1]
         if operator.primitive == 'Transpose':
+            # Behind the scores heads stand in dim 1 and go back to dim 2; before them it is the other way round.
             inward = operator.name.endswith('attention.transpose')
             found[operator.name] = Choice((heads if inward else (data, 1, tensor, 1),))
         elif last in by_name:

@@ -25,9 +25,13 @@ IGNORE_INDEX: Final = -100
 class LossOperator:
     """One operator.
 
-    Arguments: ``primitive`` in MindSpore's spelling; ``reads``, operators before it, or the loss's inputs; ``axes``,
-    that are summed or compared over, and stay with length 1 where ``keep``; ``numbers``, how many single numbers it
-    takes besides, the last of its inputs.
+    Arguments:
+        name: behind ``loss.`` in programs.
+        primitive: in MindSpore's spelling.
+        reads: operators before it, or the loss's inputs.
+        axes: dims that are summed or compared over.
+        keep: these dims stay, with length 1.
+        numbers: how many single numbers it takes besides, the last of its inputs.
     """
 
     name: str

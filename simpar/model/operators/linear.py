@@ -80,6 +80,7 @@ def _rows(pieces: int, shape: Shape) -> Pieces:
     """Slices of all rows, dealt to the dims before the last, the first first."""
     found = []
     for length in shape[:-1]:
+        # A dim takes as many slices as divide it; the next one takes what is left.
         found.append(gcd(pieces, length))
         pieces //= found[-1]
     return tuple(found)
@@ -161,6 +162,7 @@ class Dense(Biased):
 
     def call(self, result: Shape) -> Call:
         """The weight is transposed."""
+        # As nn.Dense has it in MindSpore: the weight is [out, in].
         return Call(transpose_b=True)
 
     def ops(self, local: Local) -> Ops:

@@ -58,6 +58,7 @@ class Squeezed(View):
         spread = list(wanted)
         for dim in use.call.axes:
             spread.insert(dim, 1)
+        # The compiler passes a split back only where it uses all devices.
         return tuple(spread) if prod(spread) == use.devices else ()
 
 
@@ -87,6 +88,7 @@ class CrossEntropy(Primitive):
 
     def main_strategy(self, use: Use, main: Main) -> Pieced:
         """By rows over as many devices as there are rows."""
+        # Rows are independent; more devices than rows would have nothing to do.
         return by_rows(min(use.devices, use.shapes[0][0]), use.shapes)
 
 

@@ -93,7 +93,9 @@ class Norm(SameShape, Trained, Unary):
         """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
         told: Attributes = {'epsilon': EPSILON}
         kind, kept, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
+        # One number a row lies as the rows do: the last dim is normalised over, so no rank has a part of it.
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
+        # Counts of operations are rough: a norm is bound by bytes, so they hardly tell in time.
         forward, inputs, weights = (count * local.elements('x') for count in self.flops)
         read = ('x', *(parameter.role for parameter in parameters))
         return Ops(

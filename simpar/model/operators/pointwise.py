@@ -41,6 +41,7 @@ class Arithmetic(Elementwise):
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """As the first input of the most dims."""
+        # The operand of fewer dims is broadcast, so it does not tell all dims of the result.
         ranks = [len(shape) for shape in use.shapes]
         return strategy[ranks.index(max(ranks))]
 

@@ -77,6 +77,7 @@ class Transposed(Primitive):
 
     def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """2.10 permutes forward where it goes backward; 2.0 does not know."""
+        # As the compiler has it, not the inverse: its searches are reproduced, faults included.
         return () if use.compat == '2.0' else tuple(wanted[dim] for dim in use.call.permutation)
 
 
@@ -101,6 +102,7 @@ def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pie
 def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, whole: bool) -> None:
     sizes, wanted, place, to = list(shape), list(output), 0, 0
     while place < len(sizes) and to < len(wanted):
+        # Two pointers: a larger dim is used up by several of the other shape, one after the other.
         splits, merges = sizes[place] > wanted[to], sizes[place] < wanted[to]
         if not whole:
             taken = gcd(left[place], wanted[to]) if splits else left[place]
