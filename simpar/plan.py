@@ -39,13 +39,13 @@ class Plan:
             compute stream, so that nothing overlaps.
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
         device_matrix: with layouts, the axes that they name, the outermost first; what they leave of the ranks of a
-            stage repeats the calculation.
+            stage replicates the calculation.
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
             as MindSpore's compiler of a version does; ``predicted``: one of these, with or without all-to-all, chosen
             by resolving; ``all_to_all``: may be used, as MindSpore's enable_alltoall.
         strategies, layouts: of single operators of any model, by patterns of their names, before what the model says
             itself; degrees, or the batch, split the others.
-        search: who gives strategies to a network's layers that have none: ``none``, nobody (they are cut by batch);
+        search: who gives strategies to a network's layers that have none: ``none``, nobody (they are split by batch);
             MindSpore's ``sharding-propagation`` from the layers that have one, or ``double-recursive`` search, as
             ``compat``, its version, does; ``exact``, least ``objective``: bytes that a rank sends, or predicted step.
         recompute: what the backward makes again instead of keeping it: ``none``; ``full``: a transformer's layers, each
@@ -54,22 +54,22 @@ class Plan:
             What a layer of a transformer hands on is always kept.
         recompute_stages: stages that recompute; empty: all. recompute_communication: collectives among it run again,
             or else their results are kept.
-        shard: what optimizer parallelism cuts over the data ranks: ``state``, ``gradients``, ``weights``.
-        gather: when cut weights are made whole: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
-            every forward and again for every backward of a micro-batch (FSDP); ``after-update``: weights stay whole,
-            and updated pieces are gathered into them; empty: ``on-use`` where weights are cut.
-        hsdp: MindSpore's levels: 1 cuts states and weights, gathered on use; 2 gradients too; 3 gathers twice.
-        zero: ZeRO's stages: 1 cuts states, 2 gradients too, both gathered after the update; 3 weights too, gathered
+        shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
+        gather: when sharded weights are made full: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
+            every forward and again for every backward of a micro-batch (FSDP); ``after-update``: weights stay full,
+            and updated shards are gathered into them; empty: ``on-use`` where weights are sharded.
+        hsdp: MindSpore's levels: 1 splits states and weights, gathered on use; 2 gradients too; 3 gathers twice.
+        zero: ZeRO's stages: 1 splits states, 2 gradients too, both gathered after the update; 3 weights too, gathered
             twice.
         shard_form: how a parameter is sharded: ``dim``, equal slices of a dim, or full where none divides (MindSpore);
             ``padded``, its rows as torch.chunk deals them out, messages padded to equal shares (FSDP2); ``flat``, the
             parameters of a message in one buffer, of which each rank has an equal range (Megatron-LM, DeepSpeed);
             empty: ``dim``, but with ``zero`` for messages that do not divide ``flat`` (1, 2) and ``padded`` (3).
-        shard_group: data ranks that share one set of pieces, neighbours; sums go on over the groups; 0: all.
-        shard_threshold: parameters of fewer bytes (on a tensor rank) stay whole; none: 64 KiB with ``hsdp``, else 0.
-        unsharded: patterns of names of parameters that stay whole.
+        shard_group: data ranks that share one set of shards, neighbours; sums go on over the groups; 0: all.
+        shard_threshold: parameters of fewer bytes (on a tensor rank) stay full; none: 64 KiB with ``hsdp``, else 0.
+        unsharded: patterns of names of parameters that stay full.
         accumulate: of several micro-batches, ``full`` gradients that are reduce-scattered once, or ``sharded`` ones,
-            reduce-scattered every micro-batch; empty: sharded where gradients are cut.
+            reduce-scattered every micro-batch; empty: sharded where gradients are.
         prefetch: how many gathers ahead one is issued: 0: when needed, after the computation before; k: when the
             weights k + 1 gathers before it are free again.
         reduce_gradients: sums of gradients ``overlapped`` with the backward, or all at its ``end``.
@@ -78,7 +78,7 @@ class Plan:
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
             ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
             one of these, chosen by resolving.
-        tiles: pieces, along the rows, of a matrix product and of the sum or gather next to it, so that one piece's
+        tiles: chunks, along the rows, of a matrix product and of the sum or gather next to it, so that one chunk's
             communication hides under the next one's product (CoC, MC2, AsyncTP).
         overlap: ``default``, or a list of passes as keys of MindSpore's parallel_speed_up.json; those not listed are
             off: ``matmul_grad_comm_overlap``, gradients of weights under the sum of their layer's dx;

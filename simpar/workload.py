@@ -83,12 +83,16 @@ Optimizer = Sgd | Momentum | Adam | AdamW
 class Workload:
     """What one optimizer step computes.
 
-    Arguments: ``batch``, samples over all ranks; ``loss``: mean over the samples of a copy; ``loss_strategy``, how it
-    is cut where layers have strategies; ``loss_operators`` and ``loss_strategies``: the same of its pieces, see
-    ``simpar.model.library.cross_entropy``; ``clip_norm``: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm
-    that of all of them together; ``loss_scale``: the loss's gradient is multiplied by it and the update divides by it,
-    and where a gradient is not finite no rank updates; ``data``: ``random`` tensors, or ``mnist``: IDX files from the
-    folder DATA_PATH, and generated learnable images where there are none.
+    Arguments:
+        batch: samples over all ranks.
+        loss: mean over the samples of a copy.
+        loss_strategy: how the loss is split where layers have strategies.
+        loss_operators, loss_strategies: the same of its operators, see ``simpar.model.library.cross_entropy``.
+        clip_norm: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that of all of them together.
+        loss_scale: multiplies the loss's gradient, and the update divides by it. Where a gradient is not finite no rank
+            updates.
+        data: ``random`` tensors, or ``mnist``: IDX files from the folder DATA_PATH, and generated learnable images
+            where there are none.
     """
 
     model: Annotated[

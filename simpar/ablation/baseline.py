@@ -24,7 +24,10 @@ def unchanged_baseline(
 ) -> Iterator[WithoutEffect]:
     """The keys of ``against`` that change nothing of the baseline.
 
-    Arguments: ``made`` and ``baseline``, program and cluster of both; ``make``, the same of any schedule.
+    Arguments:
+        schedule: with its ``against``.
+        made, baseline: program and cluster of both.
+        make: lowers any schedule to a program and its cluster.
     """
     against = schedule.against or {}
     other = schedule.baseline() if against else None

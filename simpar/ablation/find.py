@@ -38,7 +38,11 @@ def without_effect(
 ) -> tuple[WithoutEffect, ...]:
     """The keys of workload and plan that changed nothing, in the order of the plan's and the workload's keys.
 
-    Arguments: ``found`` and ``plan``, strategies and plan with every choice made; ``program``, what came of them.
+    Arguments:
+        schedule: as the user wrote it.
+        found, plan: strategies and plan with every choice made.
+        cluster: what the program runs on.
+        program: what came of them.
     """
     return tuple(_Ablation(schedule, found, plan, cluster, program).told())
 

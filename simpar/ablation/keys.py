@@ -18,8 +18,11 @@ _OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'Ada
 class Key:
     """One key with a default.
 
-    Arguments: ``name``, dotted, as a user writes it; ``path``, names of fields and places in tuples, from the workload
-    or the plan on; ``default``; ``item``, the place of one item of its list, where that alone is meant.
+    Arguments:
+        name: dotted, as a user writes it.
+        path: names of fields and places in tuples, from the workload or the plan on.
+        value, default: what it is, and what it is unless written.
+        item: the place of one item of its list, where that alone is meant.
     """
 
     name: str
@@ -98,6 +101,7 @@ def left_out(workload: Workload, plan: Plan, keys: Collection[Key]) -> tuple[Wor
         if key.item is None:
             value = key.default
         else:
+            # Items are left out of the whole list: with some gone already, places still count from it.
             gone = items.setdefault(key.path, set())
             gone.add(key.item)
             value = tuple(one for place, one in enumerate(key.value) if place not in gone)

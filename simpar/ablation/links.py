@@ -20,6 +20,8 @@ def unused_links(schedule: Schedule, program: Program, cluster: Cluster) -> Iter
     for name, factor in cluster.links.items():
         others = {other: by for other, by in cluster.links.items() if other != name}
         changed = factor != 1
+        # A factor of 1 cannot be left out to see a difference: half of the bandwidth shows whether anything waits for
+        # it.
         probe = replace(cluster, links=others if changed else {**others, name: 0.5})
         if price(program, probe).communication == priced:
             why = 'no communication is faster or slower by it'

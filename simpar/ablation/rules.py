@@ -173,6 +173,7 @@ def effective(key: Key, facts: Facts) -> bool:
 def idle(key: Key, facts: Facts) -> str:
     """Why a key, or an item of its list, has no effect; empty where it may have one."""
     if key.rule == 'plan.unsharded' and key.item is not None:
+        # An item has no effect where its pattern names nothing; others may name the same parameters.
         matched = any(fnmatchcase(name, key.value[key.item]) for name in facts.parameters)
         return '' if matched else 'it is the name of no parameter'
     if key.rule == 'layer.recompute' and _layer(key, facts) not in facts.recomputed:

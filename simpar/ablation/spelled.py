@@ -54,5 +54,6 @@ def _but(plan: Plan, overlap: Any) -> Plan:
 def _alike(one: Any, other: Any) -> bool:
     """Equal; of what is sharded, in any order."""
     if isinstance(one, tuple) and isinstance(other, tuple) and one and isinstance(one[0], str):
+        # Parts that are sharded are a set to users; a list has an order that means nothing.
         return set(one) == set(other)
     return bool(one == other)

@@ -62,6 +62,7 @@ class Degrees:
         *rows, features = x.layout.dims
         if features == self.tensor and self.degree > 1:
             dims = self._rows(x)
+            # By rows (Megatron): inputs come in split, so each rank has a part of every sum.
             local = TensorLayout(self.placer.world, (*dims, ()), self.tensor)
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
@@ -93,6 +94,7 @@ class Degrees:
         world, vocab = self.placer.world, rule.shapes[0][0]
         first, *others = tokens.layout.dims
         rows = (
+            # Where tokens do not divide by data they keep what a strategy gave them.
             outermost(self.data, tokens.shape[0] // self.placer.copies) or first,
             *map(self._without_tensor, others),
         )

@@ -98,6 +98,7 @@ class _Emission:
             made = tape.parameter(name, parameter.shape, layout, initial)
             self.values[parameter.role] = made
         y = tape.register(site.values['y'])
+        # The backward reads it, so it must be kept (or made again) behind its last reader in the forward.
         if self.ops.saves_result:
             tape.saved.add(y.name)
         for kept in self.ops.kept:

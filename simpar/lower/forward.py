@@ -128,6 +128,7 @@ class Forward:
         """Hand what is still read on to the next stage, until this one is reached."""
         if self.tape.stage == stage:
             return
+        # Behind the last operator only the loss reads: the result of the model must still get there.
         wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]

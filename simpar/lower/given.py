@@ -49,6 +49,7 @@ def _each(
     for node in nodes:
         matching = [pattern for pattern in strategies if matches(node.name, pattern)]
         if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
+            # A pattern that another one outruns is used all the same: only one that names nothing is a fault.
             free -= set(matching)
             node = _given(node, key, partial(give, node.operator, strategies[matching[0]]))  # noqa: PLW2901
         found.append(node)
@@ -67,6 +68,8 @@ def _tie(nodes: list[Node]) -> None:
     for node in nodes:
         first = place.get(node.operator.tied, -1)
         if node.operator.strategy and first >= 0 and not nodes[first].operator.strategy:
+            # A head's weight is [in, out], the embedding's [vocab, width] is the same turned; tokens have no
+            # features.
             rows, (k, n) = node.operator.strategy[:2]
             nodes[first] = replace(nodes[first], operator=told(nodes[first].operator, ((n, k), rows[:-1])))
 

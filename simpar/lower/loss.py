@@ -60,6 +60,7 @@ def add_loss(
     if workload.loss_operators != 'one':
         y = _as_rows(tape, mover, placer, y)
         labels = register('labels', y.shape[:-1], classes, 'int64')
+        # Its operators divide by the rows of a copy themselves: copies stand in the place of samples.
         of_a_copy = scale(tape, tape.mesh.copies, summed=summed)
         CrossEntropy(tape=tape, mover=mover, placer=placer, workload=workload, factor=of_a_copy).emit(y, labels)
         return

@@ -32,9 +32,13 @@ class Recorded(NamedTuple):
 def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
     """The ops of one copy of a micro-batch, forward and backward.
 
-    Arguments: ``world``, ranks of all stages; ``placement``, stage → pipeline rank; ``repeats``: equal layers are
-    recorded once. Raises ``Infeasible`` where degrees
-    or a strategy do not fit the operator, the batch or the ranks.
+    Arguments:
+        workload, plan: what is recorded, and how it is split.
+        world: ranks of all stages.
+        placement: stage → pipeline rank, shape [stages].
+        repeats: equal layers are recorded once.
+
+    Raises ``Infeasible`` where degrees or a strategy do not fit the operator, the batch or the ranks.
     """
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
@@ -49,6 +53,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         mesh,
         workload.precision,
         workload.gradients or '',
+        # Strategies have replicas hold partial sums of gradients, as MindSpore does: these are summed late.
         early=plan.reduce == 'early' and not by_strategies,
         degrees=not by_strategies,
         names=_matrix(plan, mesh),
@@ -79,6 +84,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     )
     try:
         forward.run()
+    # The tape is half written by then: it begins anew, with no layer taken for another.
     except NotRepeated:
         return record(workload, plan, world, placement, repeats=False)
     return Recorded(tape, graph)
@@ -92,6 +98,7 @@ def _by_strategies(workload: Workload, plan: Plan) -> bool:
 def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
     if world % plan.pipeline:
         raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
+    # Strategies tell themselves what splits samples: data is what tensor leaves of a stage.
     ranks = world // plan.pipeline
     if plan.data > 1 and plan.data * plan.tensor != ranks:
         raise Infeasible(

@@ -50,6 +50,7 @@ def _core(softmax: Node, by_name: Mapping[str, Node], readers: Mapping[str, Sequ
     """From the product before a softmax to the one behind it; nothing where these are no attention."""
     core, at = [softmax.name], softmax
     while not isinstance(at.operator, PRODUCTS):
+        # The first value read is the main branch: masks and constants come behind it.
         before = by_name.get(at.reads[0])
         if before is None:
             return []

@@ -53,6 +53,7 @@ def stages_of(model: Model, stages: int, given: Sequence[int]) -> tuple[int, ...
         return marked
     unit = unit_of(model, stages, given)
     count = model.counts[unit]
+    # Operators before the first unit have the number −1, those behind the last have its count.
     place = {-1: 0, count: stages - 1, **dict(enumerate(stage_of_layer(count, stages, tuple(given))))}
     return tuple(place[number] for number in model.counted[unit])
 
@@ -61,5 +62,6 @@ def unit_of(model: Model, stages: int, given: Sequence[int]) -> str:
     """What stages are counted in: what there are as many of as ``given``, else what there are enough of."""
     counts = model.counts
     fit = [name for name, count in counts.items() if sum(given) == count]
+    # From the last: stages of a network count dense layers where there are enough of them.
     enough = [name for name in reversed(counts) if counts[name] >= stages]
     return next(iter(fit if given else enough), next(reversed(counts)))

@@ -1,7 +1,7 @@
 """The model: operators with all that is known of each, and networks of them.
 
 Layers stand in order. Each reads the one before it, or those that it names; ``x`` is the network's input. Dim 0 of
-every value counts samples, or what samples are cut into (a reshape of 8 samples of 128 tokens to 1024 rows).
+every value counts samples, or what samples are split into (a reshape of 8 samples of 128 tokens to 1024 rows).
 """
 
 from simpar.model.graph import Layer, Network

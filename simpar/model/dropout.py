@@ -24,6 +24,7 @@ def dropped(local: Local, probability: float, site: str, layout: TensorLayout) -
     """
     found: dict[str, Attribute] = {'dropout': probability, 'site': site}
     for dim, axes in enumerate(layout.dims):
+        # Keys are split with the batch, so dim 0 needs no offset; of the others one at most is split.
         if dim and axes:
             return {**found, 'cut': dim, 'partition': local.partition(layout, dim)}
     return found

@@ -48,6 +48,7 @@ class Network(Model):
     def __post_init__(self) -> None:
         """A ``mul`` of two values is the ``multiply`` that it is a way to write."""
         meant = (layer.meant() if isinstance(layer, Mul) else layer for layer in self.layers)
+        # The class is frozen; before anyone has seen the value it may still be put in its plain form.
         object.__setattr__(self, 'layers', tuple(meant))
 
     @property
@@ -57,7 +58,7 @@ class Network(Model):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it has operators that degrees do not cut: others than a chain of dense layers and activations."""
+        """Whether it has operators that degrees do not split: others than a chain of dense layers and activations."""
         chained = all(isinstance(layer, Dense | Relu | Flatten) for layer in self.layers)
         return bool(self.input) or not chained or any(getattr(layer, 'of', '') for layer in self.layers)
 
@@ -105,6 +106,7 @@ class Network(Model):
     @property
     def counted(self) -> Mapping[str, Sequence[int]]:
         """In layers, operators and dense layers, each with what follows it."""
+        # What stands before the first dense layer counts as −1, which is in the first stage.
         dense = accumulate((isinstance(layer, Dense) for layer in self.layers), initial=-1)
         return {'layers': layers_of(self), 'operators': range(len(self.layers)), 'dense layers': tuple(dense)[1:]}
 

@@ -1,4 +1,4 @@
-"""Keys that layers share: names, what they read, how they are cut."""
+"""Keys that layers share: names, what they read, how they are split."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Deviation = Annotated[
     float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
 ]
 Cuts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
-"""Into how many slices each dim of a tensor is cut."""
+"""Into how many slices each dim of a tensor is split."""
 Strategy = tuple[Cuts, ...]
-"""Into how many slices each dim of each input of an operator is cut."""
+"""Into how many slices each dim of each input of an operator is split."""
 One = Annotated[Strategy, Field(max_length=1, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')]
 Aliases = tuple[
     Annotated[
@@ -45,7 +45,7 @@ Aliases = tuple[
     ],
     ...,
 ]
-"""For each dim of a tensor the axes of plan.device_matrix that cut it, the outermost first, or none."""
+"""For each dim of a tensor the axes of plan.device_matrix that split it, the outermost first, or none."""
 Layouts = Annotated[
     tuple[Aliases, ...],
     Field(

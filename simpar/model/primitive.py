@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Main:
-    """How double recursive search split an operator itself: pieces of four right-aligned dims of its first input, its
+    """How double recursive search split an operator itself: shards of four right-aligned dims of its first input, its
     second input and its output."""
 
     first: Pieces
@@ -57,7 +57,12 @@ class Main:
 class Use:
     """A primitive at its place in a graph that is searched.
 
-    Arguments: ``shapes`` of what it reads; ``output``, shape of its result; ``compat``, whose search; ``devices``.
+    Arguments:
+        call: its attributes.
+        shapes: of what it reads, unsharded.
+        output: shape of its result, unsharded.
+        compat: version of MindSpore whose search asks.
+        devices: of a stage.
     """
 
     call: Call
@@ -110,7 +115,7 @@ class Primitive(ABC):
         return wanted[: len(use.output)]
 
     def strategy(self, use: Use, pieces: Pieces) -> Strategy:
-        """A strategy for all that it reads, made of one tensor's pieces."""
+        """A strategy for all that it reads, made of one tensor's shards."""
         return tuple(same(pieces, shape) for shape in use.shapes)
 
     def as_seen(self, shape: Shape) -> Shape:
@@ -137,12 +142,13 @@ def by_rows(count: int, shapes: tuple[Shape, ...]) -> Strategy:
 
 
 def same(pieces: Pieces, shape: Shape) -> Pieces:
-    """The same pieces for another input: 1 on dims of size 1 and on those that the pieces do not reach."""
+    """The same shards for another input: 1 on dims of size 1 and on those that the shards do not reach."""
+    # A dim of size 1 is broadcast: there is nothing in it to split.
     return tuple(1 if size == 1 or dim >= len(pieces) else pieces[dim] for dim, size in enumerate(shape))
 
 
 def divisible(pieces: Pieces, shape: Shape) -> Pieces:
-    """Pieces, 1 where they do not divide their dim."""
+    """Counts of shards, 1 where they do not divide their dim."""
     return tuple(count if size >= count and size % count == 0 else 1 for count, size in zip(pieces, shape, strict=True))
 
 

@@ -18,6 +18,7 @@ def product_axes(name: str, x: Shape, outputs: Shape, inputs: Shape) -> Operator
     rows = (*(f'b{index}' for index in range(len(x) - 2)), 'm')
     order = (*rows, 'k', 'n')
     result = (*x[:-1], prod(outputs))
+    # A split must not cut through a head: only the first dim of each side is dealt out.
     units = {'n': outputs[0], 'k': inputs[0]}
     return Operator(name, ((*rows, 'k'), ('k', 'n')), (*rows, 'n'), (x, (prod(inputs), prod(outputs))), result, order,
                     {}, units)  # fmt: skip
@@ -34,6 +35,7 @@ def product_ops(local: Local, parameters: Sequence[Parameter], outputs: int = 1)
     of_outputs = (out_axes, *((),) * (outputs - 1))
     of_inputs = (in_axes, *((),) * (len(weight.shape) - outputs - 1))
     layout, of_bias = (TensorLayout(local.world, dims) for dims in ((*of_outputs, *of_inputs), of_outputs))
+    # Added before the sum, a bias would count once for every rank.
     added = [] if local.layout('y').partial else biases
     placed = (weight.on(layout), *(bias.on(of_bias) for bias in added))
     n, k = prod(weight.shape[:outputs]) // size_of(out_axes), prod(weight.shape[outputs:]) // size_of(in_axes)

@@ -85,6 +85,7 @@ class Shapes:
         for missing in (read for read in reads if read not in known):
             shown = ', '.join(sorted(known)[:12])
             self.misfits.append(Misfit(place, 'of', f'{missing} is no layer before this one', f'write one of {shown}'))
+        # A layer that does not fit is told once: those that read it have no fault of their own.
         if not all(read in self.of for read in reads):
             return
         try:
@@ -112,6 +113,7 @@ def shapes_of(network: Network, samples: int) -> Shapes:
             found.misfits.append(
                 Misfit(place, '', 'an embedding reads the tokens of samples', 'make it the first layer')
             )
+    # The last one is what the loss reads.
     for name, place in list(unread.items())[:-1]:
         what = f'nobody reads what {name} gives'
         found.misfits.append(Misfit(place, '', what, f'leave it out, or write of: {name} in a later layer'))

@@ -1,4 +1,4 @@
-"""Cuts: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
+"""Splits: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
 
 They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant too.
 """
@@ -45,8 +45,8 @@ def cut(layer: Operator, choice: Choice | None) -> Operator:
 def flatten_choice(choice: Choice, x: Shape) -> Choice:
     """What a search chose for a flatten, as one takes it that reads values of a shape.
 
-    The search's graph has images where samples come flat: their dims are one here, and so are its cuts. Cuts that lie
-    inside of a dim are left to whoever reads the result.
+    The search's graph has images where samples come flat: their dims are one here, and so are its
+    splits. Splits that lie inside of a dim are left to whoever reads the result.
     """
     (cuts,) = choice.strategy
     cuts = (cuts[0], prod(cuts[1:])) if len(x) == 2 else cuts
@@ -72,6 +72,7 @@ def in_patterns(strategies: Mapping[str, Strategy], names: Collection[str]) -> d
     found: dict[str, Strategy] = {}
     for pattern, members in groups.items():
         given = [strategies.get(name) for name in members]
+        # A pattern must not reach a layer that has no strategy: it stands for all or for none.
         if len(members) > 1 and given[0] is not None and all(one == given[0] for one in given):
             found[pattern] = given[0]
         else:

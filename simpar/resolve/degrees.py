@@ -1,8 +1,8 @@
 """Degrees as strategies: the data × tensor layout of a graph (Megatron-LM, Shoeybi et al. 2019).
 
-Dim 0 of every value is cut by data. A product whose features come in cut by tensor is cut by rows, and gives whole
-features; else by columns, and what follows keeps that cut: activations as they come, products of values by their
-leading dims, LayerNorm and softmax with their last dim whole, an embedding by its vocabulary.
+Dim 0 of every value is split by data. A product whose features come in split by tensor is split by rows, and gives full
+features; else by columns, and what follows keeps that split: activations as they come, products of values by their
+leading dims, LayerNorm and softmax with their last dim full, an embedding by its vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simpar.model.operators.linear import Product
 
 PRODUCTS = Dense | Product
 WHOLE = 0
-"""In the place of the dim that tensor cuts: none. Dim 0 is always that of data."""
+"""In the place of the dim that tensor splits: none. Dim 0 is always that of data."""
 
 
 def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strategy]:
@@ -42,14 +42,15 @@ def _strategy(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> 
 
 
 def _kept(layer: Operator, rule: Axes, dim: int) -> int:
-    """Which dim of what a layer reads stays cut by tensor."""
+    """Which dim of what a layer reads stays split by tensor."""
     named = rule.inputs[layer.lead][dim]
+    # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
     free = named != ONE and named not in rule.fixed
     return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else WHOLE
 
 
 def _given(layer: Operator, rule: Axes, dim: int) -> int:
-    """Which dim of a layer's result is cut by tensor."""
+    """Which dim of a layer's result is split by tensor."""
     if isinstance(layer, PRODUCTS):
         return WHOLE if dim else len(rule.output) - 1
     named = rule.inputs[layer.lead][dim]

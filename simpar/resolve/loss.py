@@ -17,12 +17,12 @@ LOSS: Final = 'loss'
 
 
 def first_node(workload: Workload) -> str:
-    """The graph's name of the operator that a loss of one operator is cut as."""
+    """The graph's name of the operator that a loss of one operator is split as."""
     return LOSS if workload.loss == 'cross-entropy' else f'{LOSS}.sub'
 
 
 def in_operators(workload: Workload) -> bool:
-    """Whether the loss is cut operator by operator."""
+    """Whether the loss is split operator by operator."""
     return workload.loss_operators != 'one'
 
 
@@ -32,7 +32,7 @@ def as_one(workload: Workload) -> Workload:
 
 
 def given_loss(workload: Workload) -> dict[str, Choice]:
-    """What the user cut of the loss, by operator of the graph."""
+    """What the user split of the loss, by operator of the graph."""
     if in_operators(workload):
         given = ((LOSS_OPERATORS[name], strategy) for name, strategy in workload.loss_strategies.items())
         return {one.node: Choice((*strategy, *((),) * one.numbers)) for one, strategy in given}
@@ -55,7 +55,10 @@ def check_loss(workload: Workload, result: Shape, devices: int) -> None:
 
 
 def cut_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -> Workload:
-    """The workload with its loss cut as chosen, but for what the user cut; operators as rows where one was chosen.
+    """The workload with its loss split as chosen, except what the user split.
+
+    Operators of the loss are split by its rows where a search chose for the loss as one.
+
 
     Arguments: ``result``, shape of what the loss reads.
     """
@@ -66,6 +69,7 @@ def cut_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -
 
 
 def _by_operator(choices: Mapping[str, Choice], result: Shape) -> dict[str, Strategy]:
+    # The exact search sees the loss as one operator, and splits nothing of it but rows.
     if LOSS in choices:
         ((rows, *_), *_) = choices[LOSS].strategy
         return {one.name: by_rows(rule, rows) for one, rule in loss_rules(result)}

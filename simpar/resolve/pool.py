@@ -27,6 +27,7 @@ class Pool:
 
         Arguments: ``strategies`` of the plan.
         """
+        # Strategies are dicts, which have no hash: their items stand in the key.
         told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
         key = workload.model, workload.loss_strategy, *told
         if key in self.known:
@@ -36,6 +37,7 @@ class Pool:
             plan = replace(self.plan, strategies=dict(strategies))
             self.known[key] = weighed(name, workload, plan, self.cluster)
         except Infeasible as wrong:
+            # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
             self.problems.append(wrong)
 
     @property

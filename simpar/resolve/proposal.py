@@ -21,10 +21,14 @@ from simpar.workload import Workload
 class Proposal:
     """Strategies and what becomes of them.
 
-    Arguments: ``name``, who proposed them first, and ``also``, who else did; ``plan``, with the strategies that are not
-    in the workload; ``sent``, bytes that the busiest rank
-    sends in a step, in ring and pairwise form; ``step``, predicted seconds; ``too_much``, bytes that the fullest rank
-    lacks.
+    Arguments:
+        name: who proposed them first.
+        workload: with the strategies that its file lists.
+        plan: with all other strategies.
+        sent: bytes that the busiest rank sends in a step, in ring and pairwise form.
+        step: predicted seconds.
+        too_much: bytes that the fullest rank lacks.
+        also: who else proposed them.
     """
 
     name: str
@@ -58,6 +62,7 @@ def least_first(objective: str) -> Callable[[Proposal], tuple[float, float, floa
     """The order of proposals: those that fit into memory first, then by the objective, then by the other."""
 
     def key(one: Proposal) -> tuple[float, float, float]:
+        # The other objective breaks ties: several strategies often send the same bytes.
         second, third = (one.step, one.sent) if objective == 'time' else (one.sent, one.step)
         return one.too_much, second, third
 
@@ -78,6 +83,7 @@ def sent_bytes(program: Program, role: Role) -> float:
 
 def _decided(plan: Plan) -> Plan:
     stages = () if isinstance(plan.stages, str) else plan.stages
+    # An order that is still to be found has no actions to simulate; 1F1B has the same stages.
     order = '1f1b' if plan.order in AUTOMATIC and not plan.rows else plan.order
     fusion = 'layer' if plan.fusion == 'predicted' else plan.fusion
     return replace(plan, stages=stages, order=order, fusion=fusion)

@@ -24,10 +24,12 @@ from simpar.workload import Workload
 def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
-    Stages are cut where predicted times balance; the best of that cut, its neighbours and equal counts by simulation
-    is taken, of those that fit into memory. Fusion comes next, and redistribution last. Raises ``Infeasible`` where
-    degrees and ranks do not fit.
+    Layers are split into stages where predicted times balance. That split, its neighbours and equal counts are
+    simulated, and the fastest that fits into memory is taken. Fusion comes next, and redistribution last. Raises
+    ``Infeasible`` where degrees and ranks do not fit.
     """
+    # From the inside out: stages and order, then fusion, then redistribution, each with the later ones at a default.
+    # A search of all together would take their product; what comes of this need not be the optimum.
     if plan.redistribution == 'predicted':
         one = resolve(workload, replace(plan, redistribution='cheapest'), cluster)
         return redistributed(workload, one, cluster)
@@ -40,6 +42,7 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
         return _ordered(workload, plan, times, plan.stages)
     trials = [
         tried(workload, _ordered(workload, plan, times, counts), cluster)
+        # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
         for counts in dict.fromkeys(_cuts(workload, plan, times))
     ]
     return min(trials, key=lambda trial: trial.rank).plan
@@ -57,7 +60,7 @@ def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[in
 
 
 def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
-    """Equal counts, the balanced cut, and the cuts that move one layer away from the first or the last stage."""
+    """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order
     stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks).stages
@@ -73,6 +76,7 @@ def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[i
             moved = list(best)
             moved[end] -= 1
             sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) for stage in range(stages)]
+            # To the stage with the least to do; layers between the two shift by one.
             inner = min((stage for stage in range(stages) if stage != end), key=sums.__getitem__)
             moved[inner] += 1
             yield tuple(moved)

@@ -26,6 +26,7 @@ def divided(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[st
     """The reverse, of those whose rows are split so; others are left out."""
     found: dict[str, Choice] = {}
     for name, choice in choices.items():
+        # Divided and multiplied again, it must be the same: else the odd factor does not split these rows.
         less = {name: _mapped(choice, rules.get(name), lambda count: count // factor)}
         if times(less, rules, factor)[name] == choice:
             found |= less

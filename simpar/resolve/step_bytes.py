@@ -17,6 +17,7 @@ from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes
 from simpar.strategy_search.redistribution import redistribution_bytes
 
+# Not infinite: exact search subtracts costs, and infinity less infinity is no number.
 NEVER: Final = 1e30
 """More than any step sends."""
 
@@ -25,8 +26,11 @@ NEVER: Final = 1e30
 class StepBytes(Bytes):
     """Bytes that a device sends in a step of several slices of the batch, redistributed as a plan says.
 
-    Arguments: ``devices``; ``slices``, micro-batches × copies; ``method`` and ``all_to_all`` of
-    ``simpar.layout.redistribute``.
+    Arguments:
+        devices: of a stage, a power of two.
+        slices: micro-batches × copies.
+        method: how tensors are redistributed, as of ``simpar.layout.redistribute``.
+        all_to_all: whether redistribution may use it.
     """
 
     devices: int
@@ -47,7 +51,7 @@ class StepBytes(Bytes):
     ) -> float:
         """Bytes of the plan's sequence, and of its reverse, for every slice.
 
-        A reshape reads a tensor as it lies, but for inner cuts that its result cannot have: these are gathered.
+        A reshape reads a tensor as it lies, but for inner splits that its result cannot have: these are gathered.
         """
         if source == target:
             return 0.0

@@ -26,6 +26,7 @@ from simpar.strategy_search.bits import Bits, used
 from simpar.strategy_search.candidates import Candidate
 from simpar.strategy_search.graph import Graph, Operator
 
+# Reversed, so that the first op class wins where several share a primitive.
 _CALLED: Final = {primitive.name: name for name, primitive in reversed(OP_CLASSES.items()) if primitive != BIAS_ADD}
 PRODUCTS: Final = {'RowMatMul': 'matmul'} | {
     name: called for name, called in _CALLED.items() if PRIMITIVES[name].pricing == 'matrix'
@@ -43,8 +44,14 @@ STREAMING: Final = {
 class StepSeconds:
     """Seconds of a device in a step of several slices of the batch.
 
-    Arguments: ``bytes``, the same in bytes; ``compute`` and ``collective`` price ops; ``host``, seconds of the host for
-    an op; ``dtype`` of all tensors; ``hidden``: sums of parameters' gradients count nothing.
+    Arguments:
+        bytes: the same objective in bytes.
+        compute: prices computation.
+        collective: prices communication.
+        host: seconds of the host for an op.
+        dtype: of all tensors.
+        hidden: sums of parameters' gradients count nothing.
+        known: prices asked before, in seconds.
     """
 
     bytes: StepBytes
@@ -73,8 +80,10 @@ class StepSeconds:
         sent = moved / self.bytes.slices
         seconds = 0.0
         if sent:
+            # Bits that leave a place or come to one: ranks along them are those that exchange.
             group = self._stands(source) ^ self._stands(target)
             ranks = self._ranks({bit for bit, _ in group})
+            # A rank receives (g − 1) / g of a gathered message, and collectives are priced by all of it.
             seconds += self._message('all_gather', sent * len(ranks) / (len(ranks) - 1), ranks)
         if used(target) - used(source):
             local = prod(shape) * self.bytes.itemsize * 0.5 ** len(used(target))
@@ -129,11 +138,13 @@ class StepSeconds:
         queries = graph.output_shape(operator)[-1] if len(graph.output_shape(operator)) == 3 else width // 3
         m = batch * tokens * queries * 0.5 ** len(used(candidate.inputs[0])) / tokens
         moved = self.bytes.itemsize * m * tokens
+        # Flash attention computes its scores again in the backward: 5 products for the 2 of the forward.
         counts: tuple[tuple[Phase, int], ...] = (('F', 2 if whole else 1), ('I', 5 if whole else 2))
         for phase, count in counts:
             yield count * self._product('attention_values', phase, (m, tokens, tokens), moved)
 
     def _product(self, name: str, phase: Phase, size: tuple[float, float, float], moved: float) -> float:
+        # Sizes are halved as floats here; tables of cost are keyed by whole numbers.
         m, n, k = (max(1, round(length)) for length in size)
         key = (name, phase, m, n, k)
         if key not in self.known:
@@ -202,5 +213,5 @@ class StepSeconds:
 
     @staticmethod
     def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:
-        """Bits with their dims and how deep in it they cut."""
+        """Bits with their dims and how deep in it they split."""
         return {(bit, (dim, depth)) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}

@@ -55,10 +55,11 @@ VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
 class Strategies:
     """A workload and a plan whose strategies are all there.
 
-    Arguments: ``origins``, by name of a layer in programs, where its strategy comes from; of an exact search,
-    ``proposals``, all that were counted in their programs, the best first, and ``bound``, the least bytes that a device
-    sends by the search's sum over operators, which has no biases, and of a pipeline all stages; of one by time,
-    ``seconds``, the least sum of seconds, one op after the other.
+    Arguments:
+        origins: by name of a layer in programs, where its strategy comes from.
+        proposals: of an exact search, all that were counted in their programs, the best first.
+        bound: of an exact search, the least bytes that a device sends, summed over operators of all stages, no biases.
+        seconds: of a search by time, the least sum of seconds, one op after the other.
     """
 
     workload: Workload
@@ -151,7 +152,7 @@ class _Search:
 
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
-        """What an exact search must keep: it sees a loss of several operators as one, and cuts them by its rows."""
+        """What an exact search must keep: it sees a loss of several operators as one, and splits them by its rows."""
         pieces = given_loss(self.workload) if in_operators(self.workload) else {}
         return {name: choice for name, choice in self.fixed.items() if name not in pieces}
 
@@ -240,10 +241,12 @@ class _Search:
             all_to_all=self.plan.all_to_all,
         )
         if self.batch % self.odd:
+            # The odd factor has no equal part of the samples to search in; layouts by degrees remain.
             return self.of_known({}, None)
         graph, fixed = self.exact_graph(), self.by_twos(self.exactly_fixed)
         least = exact(graph, self.twos, objective, fixed=fixed)
         seconds = self.in_seconds(objective) if self.plan.objective == 'time' else {}
+        # Simulating them takes the time, not finding them.
         count = BEST // 2 if seconds and len(graph.operators) > MANY else BEST
         few = {
             name: ranked(graph, self.twos, count, one, fixed=fixed)
@@ -358,7 +361,7 @@ class _Search:
 
     @property
     def given(self) -> dict[str, str]:
-        """What the user cut."""
+        """What the user split."""
         return {LOSS if name == self.loss else name: GIVEN for name in self.fixed}
 
     def found(self, choices: Mapping[str, Choice], origin: str | Mapping[str, str]) -> Strategies:

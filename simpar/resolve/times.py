@@ -25,10 +25,13 @@ PHASES = ('F', 'I', 'W')
 class LayerTimes:
     """What every layer takes and keeps for a micro-batch.
 
-    Arguments: ``seconds_LP``, shape [layers, 3], of F, I and W; ``send``, seconds from a layer to the next;
-    ``bytes_LP``, shape [layers, 3], of activations behind F, I and W. Embedding and head are counted with the first
-    and the last layer. Communication over the tensor ranks counts, sums of gradients and updates do not: they are done
-    once a step.
+    Arguments:
+        seconds_LP: seconds of F, I and W, shape [layers, 3].
+        send: seconds from a layer to the next.
+        bytes_LP: bytes of activations kept behind F, I and W, shape [layers, 3].
+
+    Embedding and head are counted with the first and the last layer. Communication over the tensor ranks counts. Sums
+    of gradients and updates do not count: they are done once a step.
     """
 
     seconds_LP: NDArray[np.float64]
@@ -67,12 +70,14 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         recompute_stages=(),
         rows=(),
         chunks=0,
+        # Its backward is split, so that I and W have times of their own.
         order='zb-h1',
         micro_batches=1,
     )
     one = replace(workload, batch=workload.batch // plan.micro_batches)
     program = lower(one, every, layers * data * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
+    # The 0 stands for a single layer, which sends nothing.
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
     for op in program.op_classes:
         if op.kind == 'compute' and op.phase in PHASES and program.sliced(op):
@@ -98,6 +103,7 @@ def _behind(program: Program, role: Role) -> list[int]:
                 held[instance(program.tensor[name], 0, copy)] = program.local_bytes(program.tensor[name])
         for name in op.frees:
             held.pop(instance(program.tensor[name], 0, copy), None)
+        # Sends count too: what a stage sends may be freed only behind them.
         if op.kind in ('compute', 'send') and op.part in behind:
             behind[op.part] = sum(held.values())
     return list(behind.values())

@@ -16,12 +16,13 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     """The schedule with its degree of data parallelism filled in.
 
     Arguments: ``world``, number of ranks of the cluster.
-    Raises `ScheduleError` with every factor and their product, where pipeline × data × tensor are not these ranks,
-    the batch does not divide, or a slow rank does not exist.
+    Raises `ScheduleError` where pipeline × data × tensor are not these ranks, the batch does not divide, or a slow rank
+    does not exist. It tells every factor and their product.
     """
     plan = schedule.plan
     data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
     complaints = [*_ranks(schedule, data, world), *_slow(schedule, world)]
+    # With ``data`` written, the file was checked for it when it was read.
     if not plan.data:
         complaints += batch_fits(schedule.workload, plan, data)
     if complaints:
@@ -44,6 +45,7 @@ def _ranks(schedule: Schedule, data: int, world: int) -> list[Complaint]:
     what = f'{factors} = {ranks} ranks, but the cluster has {world}'
     inner = plan.tensor * plan.pipeline
     key = ('plan', 'data') if plan.data else ('plan', 'tensor')
+    # Changing data alone is the smallest remedy; only where no data fits is another degree to blame.
     if plan.data and world % inner == 0:
         left = 'tensor leaves' if plan.pipeline == 1 else 'tensor and pipeline leave'
         return [Complaint(key, what, f'write data: {world // inner}, or 0 for all that {left}')]

@@ -12,11 +12,12 @@ from simpar.model.model import Model
 from simpar.plan import Plan
 
 UNCUT: Final = 'none'
-"""What a layout has for a dim that no axis cuts."""
+"""What a layout has for a dim that no axis splits."""
 
 
 def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
+    # ``none`` is a word of layouts: an axis of this name could never be named.
     for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
         yield Complaint(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
     for place, layer in enumerate(model.operators.values()):

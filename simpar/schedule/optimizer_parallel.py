@@ -14,6 +14,7 @@ def shards_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
     for key, what, instead in conflicts(plan):
         yield Complaint(('plan', key), what, instead)
+    # With data 0 the degree follows from the cluster, and lowering checks it.
     if plan.shard_group and plan.data and plan.data % min(plan.shard_group, plan.data):
         what = f'{plan.shard_group} does not divide data {plan.data}'
         yield Complaint(('plan', 'shard_group'), what, f'write a divisor of {plan.data}, or 0 for all')

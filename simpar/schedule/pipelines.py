@@ -33,6 +33,7 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         return
     if plan.order.endswith('.csv') and not plan.rows:
         return
+    # Before the order is made: making it is what takes the time.
     if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) > MOST_ACTIONS:
         what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
         yield Complaint(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
@@ -97,6 +98,7 @@ def _marks(model: Model, stages: int) -> Iterator[Complaint]:
     stage, held = 0, False
     for place, layer in enumerate(model.operators.values()):
         mark = stage if layer.pipeline_stage is None else layer.pipeline_stage
+        # A stage without a product would have nothing to compute, so the next one may begin only behind a product.
         if not stage <= mark <= stage + held or mark >= stages:
             what = f'{mark} does not follow {stage} in a pipeline of {stages} stages'
             yield Complaint(

@@ -93,6 +93,7 @@ def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     if contents is None:
         raise ScheduleError(one_screen([*problems, *_problems_of_against(tree, problems)]))
     schedule = _schedule(tree, contents, Path(path).parent)
+    # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
 
@@ -148,6 +149,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
         build(tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
         problems += wrong.problems
+    # ``fits`` runs on well-formed contents only: it tells a row that misfits from one that is no schedule.
     if not formed or tree.problems:
         return problems
     values = {setting.key: setting.value for setting in settings}
@@ -238,6 +240,7 @@ def _problems_of_against(tree: Tree, known: list[Problem]) -> list[Problem]:
         return []
     other, problems = _differing(tree, against, tree.origins)
     _attempt(other, problems)
+    # The baseline has all faults of the file once more: each is told once.
     old = {(problem.where, problem.what) for problem in known}
     new = [problem for problem in problems if (problem.where, problem.what) not in old]
     return [replace(problem, what=f'against: {problem.what}') for problem in new]

@@ -34,6 +34,7 @@ def _named(workload: Workload, plan: Plan) -> Iterator[Complaint]:
 def _loss_fits(workload: Workload) -> Iterator[Complaint]:
     """Operators of the loss, and strategies for them or for the loss as one."""
     strategies, operators = ('workload', 'loss_strategies'), ('workload', 'loss_operators')
+    # Strategies of its operators would be read by nobody, silently.
     if workload.loss_operators == 'one':
         if workload.loss_strategies:
             yield Complaint(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')

@@ -130,6 +130,7 @@ def _written(tree: Tree, sweeps: Sequence[str]) -> Tree:
 def _values(text: str, label: str, problems: list[Problem]) -> list[Any]:
     """The values of ``1,2,4`` or ``[1, 2, 4]``; each is YAML."""
     try:
+        # First as it stands, for ``[1, 2]`` in brackets of its own would be one value.
         alone = parse(text, label)
         listed = isinstance(alone.root, list) and not alone.problems
     except Unreadable:
@@ -176,6 +177,7 @@ def row_tree(tree: Tree, settings: Settings) -> Tree:
     """
     root = {key: value for key, value in tree.root.items() if key != 'sweep'} if isinstance(tree.root, dict) else {}
     made = replace(tree, root=root, origins={key: at for key, at in tree.origins.items() if key[:1] != _KEY})
+    # ``plan`` before ``plan.copies``: the other way round the longer key would be overwritten.
     for setting in sorted(settings, key=lambda setting: setting.key.count('.')):
         made = put(made, setting.key, setting.value, setting.where)
     return made

@@ -82,6 +82,7 @@ def key_term(key: Key) -> Told | None:
 def _known(word: str) -> str:
     """The word, or what is left of it without what many words have around them, if that is in a table."""
     shorter = AROUND.sub('', word, count=1)
+    # Twice, for words may have something before them and behind.
     tries = (word, shorter, AROUND.sub('', shorter))
     return next((one for one in tries if one in _WRITE or one in _IS_ABSENT), word)
 

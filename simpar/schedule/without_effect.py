@@ -31,6 +31,7 @@ class WithoutEffect(NamedTuple):
 
 def without_effect_line(found: Sequence[WithoutEffect]) -> str:
     """All of them in one line; empty where there are none."""
+    # Layers alike often have one reason: they are told together.
     alike: dict[tuple[str, str], list[str]] = {}
     for one in found:
         alike.setdefault((one.shown, one.why), []).append(one.key)

@@ -1,12 +1,14 @@
-"""Layouts as bits: for each dim of a tensor, the bits of a device's index that cut it, the most significant first."""
+"""Layouts as bits: for each dim of a tensor, the bits of a device's index that split it, the most significant first."""
 
 from __future__ import annotations
 
 from simpar.errors import Infeasible
 
 Bits = tuple[tuple[int, ...], ...]
-"""By tensor dim, the bits that cut it; bit 0 is the most significant of a device's index. A bit that is nowhere in it
-tells devices apart that hold the same slice. Two layouts are equal when the bits are, not only when the counts are."""
+"""By tensor dim, the bits that split it; bit 0 is the most significant of a device's index.
+
+A bit that splits no dim tells devices apart that hold the same slice: over it the tensor is replicated. Two layouts are
+equal when the bits are, not only when the counts are."""
 
 
 def device_bits(devices: int) -> int:
@@ -20,12 +22,12 @@ def device_bits(devices: int) -> int:
 
 
 def used(layout: Bits) -> frozenset[int]:
-    """Bits that cut some dim."""
+    """Bits that split some dim."""
     return frozenset(bit for dim in layout for bit in dim)
 
 
 def counts(layout: Bits) -> tuple[int, ...]:
-    """Into how many slices each dim is cut."""
+    """Into how many slices each dim is split."""
     return tuple(1 << len(dim) for dim in layout)
 
 

@@ -1,4 +1,4 @@
-"""Candidates: the cuts of an operator that exact search chooses from."""
+"""Candidates: the splits of an operator that exact search chooses from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simpar.strategy_search.strategies import Choice
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A cut of an operator, with the layout that its output has at last.
+    """A split of an operator, with the layout that its output has at last.
 
     Arguments:
         choice: as a plan writes it.
@@ -40,18 +40,20 @@ def candidates(graph: Graph, operator: Operator, devices: int) -> list[Candidate
     found = rule(graph, operator)
     if operator.primitive == DATASET:
         whole = graph.dataset == 'data_parallel'
+        # A dataset has one axis: its first cut splits nothing, its last takes as many devices as samples allow.
         return list(_candidates(graph, operator, [found.cuts(devices)[-1 if whole else 0]]))
     return list(_candidates(graph, operator, widest(operator, found, devices)))
 
 
 def widest(operator: Operator, found: Rule, devices: int) -> list[Cut]:
-    """Cuts by powers of two; of what is bound by the matrix units those that use the most devices.
+    """Splits by powers of two; of what is bound by the matrix units those that use the most devices.
 
-    Exact search may repeat the work of others.
+    Exact search may replicate the work of others.
     """
     cuts = found.cuts(devices)
     if operator.kind.pricing not in ('matrix', 'attention'):
         return cuts
+    # In bytes replicating a product is free, and would win although every device then does all of the work.
     most = max(cut.used for cut in cuts)
     return [cut for cut in cuts if cut.used == most]
 
@@ -60,6 +62,7 @@ def fixed_candidates(graph: Graph, operator: Operator, choice: Choice, devices: 
     """The candidate that a choice means; raises ScheduleError where it cannot be."""
     cut = cut_of(graph, operator, choice.strategy, devices)
     every = list(_candidates(graph, operator, [cut]))
+    # An out_strategy other than the scatter over rows, or one that does not divide, falls back to the full sum.
     return [candidate for candidate in every if candidate.choice == choice] or every[:1]
 
 
@@ -68,6 +71,7 @@ def _candidates(graph: Graph, operator: Operator, cuts: list[Cut]) -> Iterator[C
     for cut in cuts:
         yield Candidate(Choice(cut.strategy), cut.inputs, cut.output, cut.output, cut.partial)
         if cut.partial and operator.kind.scatters:
+            # Innermost in dim 0: a reduce-scatter leaves each rank a part of the rows that it has.
             scattered = (cut.output[0] + cut.partial, *cut.output[1:])
             if shape[0] % (1 << len(scattered[0])) == 0:
                 choice = Choice(cut.strategy, counts(scattered))

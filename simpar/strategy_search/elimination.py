@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Table = NDArray[np.float64]
 Part = tuple[Table, tuple[int, ...]]
 """A table and the axes of a sum that its dims are."""
+# 2²⁷ numbers of 8 bytes are 1 GiB; a table beyond that would exhaust an ordinary machine before the search ends.
 LARGEST_TABLE = 1 << 27
 
 
@@ -72,17 +73,22 @@ class Elimination:
         done: set[int] = set()
         while queue:
             size, variable = heapq.heappop(queue)
+            # A variable may stand in the queue several times; only its first current entry counts.
             if variable in done:
                 continue
             now = self._left(variable, alive, at)
+            # Eliminating neighbours has made its table larger since it was queued: it waits again under its real
+            # size.
             if now > size:
                 heapq.heappush(queue, (now, variable))
                 continue
             done.add(variable)
+            # Sorted, so that the order of a set decides nothing.
             message = self._remove(variable, [alive.pop(key) for key in sorted(at[variable])])
             removed = set(at[variable])
             for other in message.scope:
                 at[other] -= removed
+            # The last variable of a connected part leaves a number, which no other choice changes.
             if not message.scope:
                 self.least += float(message.table)
                 continue
@@ -103,10 +109,12 @@ class Elimination:
         order = (variable, *scope)
         place = {other: axis for axis, other in enumerate(order)}
         parts = [(factor.table, tuple(place[other] for other in factor.scope)) for factor in factors]
+        # Identity stands for content, for tables are never changed. It orders parts within a run only.
         parts.sort(key=lambda part: (part[1], id(part[0])))
         key = (len(order), *((id(table), axes) for table, axes in parts))
         if key not in self._summed:
             total = _sum([self.sizes[other] for other in order], parts)
+            # The parts are kept too: an id stays taken only as long as its table lives.
             self._summed[key] = (parts, total, total.min(axis=0))
         _, total, least = self._summed[key]
         self.buckets.append(Bucket(variable, scope, total))
@@ -115,6 +123,7 @@ class Elimination:
     def best(self) -> list[int]:
         """Choices whose sum is least; of equals, the first."""
         choices = [0] * len(self.sizes)
+        # What was eliminated last depends on nothing else, so choices are made backwards.
         for bucket in reversed(self.buckets):
             row = bucket.row(choices)
             choices[bucket.variable] = int(row.argmin())
@@ -126,6 +135,8 @@ class Elimination:
         Buckets say exactly what the rest costs at least, so nothing is looked at that is worse than what is returned.
         """
         order = self.buckets[::-1]
+        # Of equal sums the deepest goes first, so that one solution is finished before others begin. The third number
+        # is unique: choices themselves are never compared.
         heap: list[tuple[float, int, int, int, _Partial | None]] = [(self.least, 0, 0, 0, None)]
         for step in range(1, steps + 1):
             if not heap:
@@ -139,6 +150,7 @@ class Elimination:
             bucket = order[depth]
             row = bucket.row(known)
             ranks = np.argsort(row, kind='stable')
+            # Only this row tells ranks apart: what is below is a least sum that the bound already has.
             base = bound - float(row[ranks[rank]] - row[ranks[0]])
             heapq.heappush(heap, (bound, -(depth + 1), 2 * step, 0, _Partial(int(ranks[rank]), partial)))
             if rank + 1 < len(ranks):

@@ -18,6 +18,7 @@ from simpar.strategy_search.objective import Bytes, Objective
 from simpar.strategy_search.strategies import Choice
 
 Layouts = tuple[Bits, ...]
+# Bounds the enumeration: beyond it ``ranked`` returns fewer, and a limit of memory leaves a gap to the bound.
 STEPS = 20_000
 
 
@@ -40,8 +41,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """How memory counts: ``limit`` bytes a device; ``per_parameter`` bytes an element of a parameter with its gradient
-    and states, ``per_activation`` bytes an element of an operator's output. Does not model: buffers, and what is freed.
+    """How memory counts.
+
+    Arguments:
+        limit: bytes a device.
+        per_parameter: bytes an element of a parameter, with its gradient and states.
+        per_activation: bytes an element of an operator's output.
+
+    Does not model: buffers, and what is freed.
     """
 
     limit: float = inf
@@ -69,9 +76,15 @@ def exact(
 ) -> Found:
     """The strategies that cost least, of all that ``candidates`` lists.
 
-    Arguments: ``objective``, bytes unless given; ``fixed``, operators that a user cut; ``memory``, what must not be
-    exceeded. A tensor that several operators read may be redistributed once for all of them. With a memory limit the
-    result is the optimum where ``cost`` = ``bound``. Raises Infeasible where nothing fits into the memory.
+    Arguments:
+        graph: operators and tensors.
+        devices: how many, a power of two.
+        objective: what is minimised; bytes unless given.
+        fixed: choices of operators that a user split, by name.
+        memory: what must not be exceeded, in bytes a device.
+
+    A tensor that several operators read may be redistributed once for all of them. With a memory limit the result is
+    the optimum where ``cost`` = ``bound``. Raises Infeasible where nothing fits into the memory.
     """
     problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, memory or Memory())
     return problem.best() if problem.memory.limit == inf else problem.within_memory()
@@ -87,7 +100,7 @@ def ranked(
 ) -> list[Found]:
     """The best different strategies, at most ``count``, in ascending order of their cost.
 
-    Arguments: ``fixed``, operators that a user cut. Raises ``ScheduleError`` where one of these cannot be cut so.
+    Arguments: ``fixed``, operators that a user split. Raises ``ScheduleError`` where one of these cannot be split so.
     """
     problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, Memory())
     found: list[Found] = []
@@ -101,7 +114,7 @@ def ranked(
 
 
 def evaluate(graph: Graph, choices: Mapping[str, Choice], devices: int, objective: Objective | None = None) -> Found:
-    """What given strategies cost. Reshapes, which MindSpore's compiler cuts as their neighbours ask, stay free."""
+    """What given strategies cost. Reshapes, which MindSpore's compiler splits as their neighbours ask, stay free."""
     views = {operator.name for operator in graph.operators if operator.kind.pricing == 'view'}
     return exact(
         graph, devices, objective, fixed={name: choice for name, choice in choices.items() if name not in views}
@@ -126,6 +139,7 @@ class _Problem:
     def __post_init__(self) -> None:
         self.options = [self.candidates(operator) for operator in self.graph.operators]
         for name, readers in self.graph.readers.items():
+            # A tensor with one reader needs no variable: it is brought to where the reader wants it.
             if len(readers) > 1 and name in self.graph.writer:
                 self.shared[name] = len(self.options) + len(self.layouts)
                 self.layouts.append(self.meeting(name, readers))
@@ -154,6 +168,7 @@ class _Problem:
 
     def meeting(self, name: str, readers: Sequence[int]) -> Layouts:
         """Layouts in which a tensor may be handed to several readers: those of its writer and of its readers."""
+        # A dict, not a set: the order of layouts breaks ties, and must be the same in every run.
         every = dict.fromkeys(self.written(name))
         for place in dict.fromkeys(readers):
             every.update(dict.fromkeys(self.read(place, name)))
@@ -162,6 +177,7 @@ class _Problem:
     def written(self, name: str) -> list[Bits]:
         place = self.graph.writer[name]
         output = self.graph.operators[place].writes.index(name)
+        # A dataset writes each tensor as it reads it, so its inputs tell their layouts.
         dataset = self.graph.operators[place].primitive == DATASET
         return [option.inputs[output] if dataset else option.output for option in self.options[place]]
 
@@ -225,6 +241,7 @@ class _Problem:
         reshaped = reader == 'Reshape'
         key = (shape, fed == DATASET, reshaped, tuple(source), tuple(target))
         if key not in self.made:
+            # Many candidates share a layout: each pair of different layouts is priced once.
             rows, columns = list(dict.fromkeys(source)), list(dict.fromkeys(target))
             backward = fed != DATASET
             costs = np.array(
@@ -239,6 +256,7 @@ class _Problem:
 
     def choices(self, picks: Sequence[int]) -> dict[str, Choice]:
         """The operators' choices among the variables' picks."""
+        # Picks beyond the operators are layouts of shared tensors, which no plan writes: zip drops them.
         names = self.graph.names
         return {name: options[pick].choice for name, options, pick in zip(names, self.options, picks, strict=False)}
 
@@ -259,7 +277,10 @@ class _Problem:
         bound = inf
         for sum_, picks in solver.solutions(STEPS):
             memory = self.memory_of(picks)
+            # Lagrange: what fits needs at most the limit, so its cost is at least its sum less the price of all of
+            # it.
             bound = sum_ - price * self.memory.limit
+            # Sums in another order differ in their last bits, which must not keep the search from ending.
             if best is not None and bound >= best.cost * (1 - 1e-12):
                 bound = best.cost
                 break
@@ -276,11 +297,14 @@ class _Problem:
         if self.fits(0.0):
             return 0.0
         high = 1.0
+        # In large steps first: the unit of the price is the objective's, bytes or seconds.
         while not self.fits(high):
             high *= 16
+            # At such a price memory alone decides: what still does not fit is taken to fit nowhere.
             if high > 1e12:
                 raise self.too_small()
         low = high / 16 if high > 1 else 0.0
+        # ``high`` always fits and ``low`` never does.
         for _ in range(30):
             middle = (low + high) / 2
             low, high = (low, middle) if self.fits(middle) else (middle, high)

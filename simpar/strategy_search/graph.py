@@ -56,9 +56,9 @@ class Graph:
 
     Arguments:
         operators: a tensor is written before it is read.
-        shapes: by tensor name, whole (global) shapes; parameters and inputs are those that no operator writes.
+        shapes: by tensor name, full (global) shapes; parameters and inputs are those that no operator writes.
         parameters: names of tensors whose gradients are summed over everyone who holds the same slice.
-        dataset: how the global batch comes in: whole on every device, or cut along dim 0.
+        dataset: how the global batch comes in: full on every device, or split along dim 0.
     """
 
     operators: tuple[Operator, ...]
@@ -190,6 +190,7 @@ class GraphBuilder:
 
     def elementwise(self, primitive: str, name: str, *reads: str) -> str:
         """An elementwise operator with broadcast."""
+        # Stands in for broadcasting: it is right where one operand has the shape of the result.
         return self.add(primitive, name, reads, max((self.shapes[read] for read in reads), key=_breadth))
 
     def reshape(self, name: str, x: str, *shape: int, primitive: str = 'Reshape') -> str:

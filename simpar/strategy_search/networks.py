@@ -25,6 +25,7 @@ MNIST_SAMPLE = (1, 28, 28)
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
     """The forward operators of a workload and its loss."""
+    # Operators of the loss are named after the compiler whose they are.
     loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
     return model_graph(workload.model.graph(workload.batch), loss, dataset)
 
@@ -58,7 +59,7 @@ def model_graph(model: ModelGraph, loss: str, dataset: Dataset = 'full_batch') -
 def _sample(model: ModelGraph) -> Shape:
     """A sample's shape: an image where a flatten of so many pixels comes first, as in the compiler's networks.
 
-    One that is cut by hand is cut as a file has it.
+    One that is split by hand is split as a file has it.
     """
     first, sample = model.nodes[0].operator, model.sources[0].shape[1:]
     image = isinstance(first, Flatten) and not first.strategy and sample == (prod(MNIST_SAMPLE),)

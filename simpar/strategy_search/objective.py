@@ -1,4 +1,4 @@
-"""Objectives: what an operator's cut and a redistribution cost, in numbers that add up."""
+"""Objectives: what an operator's split and a redistribution cost, in numbers that add up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bytes:
     A sum over g devices: 2 (g − 1) / g of the slice, forward and again backward; scattered: half of it each. A
     parameter's gradient: 2 (g − 1) / g of its slice over all devices that hold the same one. Replicas hold partial sums
     of gradients (MindSpore's convention), so that nothing else is summed in the backward.
-    Does not model: latency, time, links; statistics of a BatchNorm over a cut batch; one sum for a parameter that
+    Does not model: latency, time, links; statistics of a BatchNorm over a split batch; one sum for a parameter that
     several operators read.
 
     Arguments: ``itemsize``, bytes of an element.
@@ -52,6 +52,7 @@ class Bytes:
         if not candidate.partial:
             return 0.0
         local = prod(graph.output_shape(operator)) * self.itemsize * 0.5 ** len(used(candidate.summed))
+        # Each bit halves, so 1 − 0.5 ** bits is the (g − 1) / g of a ring of g devices.
         once = local * (1 - 0.5 ** len(candidate.partial))
         return 2 * once if candidate.scattered else 4 * once
 

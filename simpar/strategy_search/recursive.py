@@ -16,12 +16,15 @@ from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.spread import Spread
 from simpar.strategy_search.strategies import Choice
 
+# MindSpore's ``REDIS_COEF``: so far above the other costs that neighbours are aligned first.
 REDISTRIBUTION = 16
 """Cost of an element that changes its place, in the unit of the other costs."""
 NEVER = float('inf')
 ROWS, COLUMNS = 2, 3
 """Dims of a matrix in the search's view of every tensor: four dims, right-aligned."""
+# The order breaks ties: of equal costs MindSpore takes the lowest index.
 I, J, K, NONE = range(4)
+# J leaves the input unsharded, and K the output a partial sum: neither counts as a split there.
 CUTS_INPUT = {I: ROWS, K: COLUMNS}
 CUTS_OUTPUT = {I: ROWS, J: COLUMNS}
 
@@ -33,10 +36,10 @@ def double_recursive(
 
     Arguments:
         devices: of all stages together, a power of two.
-        compat: MindSpore's version; 2.10 prefers to cut rows, may leave devices unused, and beyond 32 devices scatters
-            a contracted product's sum over its rows (``out_strategy``).
-        optimizer_parallel: in 2.0 the first cut of a matrix product is then by rows.
-        stages: of the pipeline; the last log2(stages) cuts are taken back.
+        compat: MindSpore's version; 2.10 prefers to split rows and may leave devices unused. Beyond 32 devices it
+            scatters a contracted product's sum over its rows (``out_strategy``).
+        optimizer_parallel: in 2.0 the first split of a matrix product is then by rows.
+        stages: of the pipeline; the last log2(stages) splits are taken back.
     Does not model: BatchMatMul as an operator of its own (both versions spread it), more than one output, and the
         order by cost that 2.10 takes beyond 32 devices with micro-batches of less than 8.
     """
@@ -64,7 +67,7 @@ def search_order(graph: Graph) -> list[int]:
 
 
 def is_main(operator: Operator, compat: Compat) -> bool:
-    """Whether the search cuts an operator itself; the others follow their neighbours."""
+    """Whether the search splits an operator itself; the others follow their neighbours."""
     return compat in operator.kind.main
 
 
@@ -75,7 +78,7 @@ def four_dims(shape: Shape) -> Shape:
 
 @dataclass(slots=True)
 class _Node:
-    """A main operator: its shapes now, and the axis of each cut so far (of four dims, or I, J, K of a product)."""
+    """A main operator: its shapes now, and the axis of each split so far (of four dims, or I, J, K of a product)."""
 
     operator: Operator
     shape: Shape
@@ -99,12 +102,12 @@ class _Node:
         return self.dim(CUTS_OUTPUT)
 
     def dim(self, of_product: Mapping[int, int]) -> int | None:
-        """The dim that the last cut went through; a product's axis is told by the table."""
+        """The dim that the last split went through; a product's axis is told by the table."""
         last = self.cuts[-1]
         return last if last is None or not self.product else of_product.get(last)
 
     def main(self, kept: int) -> Main:
-        """What the first cuts make of input, weight and output, as pieces of four dims each."""
+        """What the first splits make of input, weight and output, as shards of four dims each."""
         pieces = [[1] * 4 for _ in range(3)]
         for axis in self.cuts[:kept]:
             if axis is None:
@@ -135,6 +138,7 @@ class _Search:
         """Fills nodes, producers and consumers, the neighbours through operators that are not main."""
         behind: dict[str, dict[str, None]] = {}
         for operator in self.graph.operators:
+            # Dicts as ordered sets: neighbours that the search leaves out pass on whom they read from.
             before = {name: None for read in operator.reads for name in behind.get(read, ())}
             if not is_main(operator, self.compat):
                 behind.update(dict.fromkeys(operator.writes, before))
@@ -154,7 +158,8 @@ class _Search:
         return _Node(operator, shape, output, sizes)
 
     def loop(self) -> None:
-        """Cuts every node once; sizes and neighbours' cuts are those of this loop."""
+        """Splits every node once; sizes and neighbours' splits are those of this loop."""
+        # A neighbour that this loop has not visited still shows the last loop's cut, so it must not count.
         visited: set[str] = set()
         for name in self.visits:
             node = self.nodes[name]
@@ -162,15 +167,17 @@ class _Search:
             visited.add(name)
 
     def first_even(self, node: _Node) -> int | None:
-        """The first dim that can be halved; a convolution's is its batch, and what is unknown stays whole."""
+        """The first dim that can be halved; a convolution's is its batch, and what is unknown stays full."""
         halved = node.operator.kind.halved
         if halved == 'nothing':
             return None
+        # Only the batch of a convolution: MindSpore leaves channels unless it is told to partition them.
         dims = range(1) if halved == 'batch' else range(4)
         return next((dim for dim in dims if node.sizes[dim] >= 2 and node.sizes[dim] % 2 == 0), None)
 
     def best_of_product(self, node: _Node, visited: set[str]) -> int | None:
-        """The cheapest axis; the first of equals, none where nothing can be cut."""
+        """The cheapest axis; the first of equals, none where nothing can be split."""
+        # Whatever it costs, and even where rows are odd: ``Spread.valid`` takes back what does not divide.
         if self.compat == '2.0' and self.optimizer_parallel and I not in node.cuts:
             return I
         costs = [cost + self.redistribution(node, axis, visited) for axis, cost in enumerate(self.work(node))]
@@ -178,10 +185,13 @@ class _Search:
         return None if costs[axis] == NEVER else axis
 
     def work(self, node: _Node) -> list[float]:
-        """Costs of cutting rows, columns, the contracted axis, and nothing."""
+        """Costs of splitting rows, columns, the contracted axis, and nothing."""
         i, j, k = node.sizes
+        # 0.1 is 2.10's ``rp_matmul_mem_coef``, which prefers rows, that is data parallelism.
         costs = [k * j / 2 * (0.1 if self.compat == '2.10' else 1), i * k / 2, i * j / 2]
+        # In 2.10 not to split wins for small products, which then leave devices unused; in 2.0 it never competes.
         uncut = min(costs) ** 2 / 25 if self.compat == '2.10' else NEVER
+        # J and K exclude each other for good: both versions forbid one once the other was taken.
         for axis, size, rival in ((I, i, None), (J, j, K), (K, k, J)):
             if size < 2 or size % 2 or rival in node.cuts:
                 costs[axis] = NEVER

@@ -17,9 +17,9 @@ from simpar.model.primitive import Shape
 from simpar.strategy_search.bits import Bits
 
 Place = tuple[int, int]
-"""A dim and how deep in it a run of bits cuts: of single bits, 0 cuts it in halves, 1 the halves."""
+"""A dim and how deep in it a run of bits splits: of single bits, 0 splits it in halves, 1 the halves."""
 State = tuple[Place | None, ...]
-"""Where each run stands; None: nowhere, it cuts nothing."""
+"""Where each run stands; None: nowhere, it splits nothing."""
 Sizes = tuple[int, ...]
 """Devices along each run."""
 
@@ -41,6 +41,7 @@ def redistribution_bytes(
 @lru_cache(maxsize=1 << 18)
 def _moved(source: Bits, target: Bits, all_to_all: bool) -> float:
     """Received, as a share of the whole tensor."""
+    # Two caches: this one by pairs as asked, ``_share`` by pairs up to the names of bits, which are far fewer.
     bits = sorted({bit for dim in (*source, *target) for bit in dim})
     first = set(bits) if all_to_all else _first_of_runs(source, target, bits)
     return _share(*_renamed(source, target, _runs(bits, first)), all_to_all)
@@ -53,11 +54,13 @@ def _first_of_runs(source: Bits, target: Bits, bits: Sequence[int]) -> set[int]:
     def together(bit: int, places: Mapping[int, Place]) -> bool:
         """Whether a bit follows on the one before it, or both stand nowhere."""
         dim, depth = places.get(bit, (-1, 1))
+        # The defaults follow on each other, so two bits that stand nowhere are together.
         return places.get(bit - 1, (-1, 0)) == (dim, depth - 1)
 
     known = set(bits)
     found = {bit for bit in bits if bit - 1 not in known or not all(together(bit, places) for places in layouts)}
     before = 0
+    # Each beginning may break a run of the other layout at the same place, and that one another.
     while before != len(found):
         before = len(found)
         begun = {places[bit] for places in layouts for bit in found if bit in places}
@@ -96,15 +99,18 @@ def _share(source: Bits, target: Bits, sizes: Sizes, all_to_all: bool) -> float:
     """Received, as a share of the whole tensor: the shortest path over where runs stand (Dijkstra 1959)."""
     begin, end = ({run: place for place, run in _stands(layout)} for layout in (source, target))
     moving = [run for run in {**begin, **end} if begin.get(run) != end.get(run)]
+    # Runs that stay only make the tensor smaller: the search leaves them out.
     kept = prod(sizes[run] for run in begin if run not in moving)
     goal: State = tuple(end.get(run) for run in moving)
     moves = _Moves(goal, tuple(sizes[run] for run in moving), all_to_all)
     start = moves.sliced(tuple(begin.get(run) for run in moving))
+    # The count breaks ties: states hold None, which cannot be compared.
     best, heap, count = {start: 0.0}, [(0.0, 0, start)], 0
     while heap:
         cost, _, state = heapq.heappop(heap)
         if state == goal:
             return cost / kept
+        # Reached more cheaply since it was pushed.
         if cost > best[state]:
             continue
         for moved, after in moves.of(state):

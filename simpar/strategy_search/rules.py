@@ -1,4 +1,4 @@
-"""Rules: into which axes an operator's work can be cut, and what a strategy makes of its tensors' layouts."""
+"""Rules: into which axes an operator's work can be split, and what a strategy makes of its tensors' layouts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Rule:
 
     Arguments:
         sizes: extent of each axis.
-        cuttable: whether an axis may be cut.
-        reads, output: the axes of each tensor's dims. A dim of several axes (Reshape) is cut from the outermost on, and
-            an inner axis only where the outer ones are cut to the last element.
+        cuttable: whether an axis may be split.
+        reads, output: the axes of each tensor's dims. A dim of several axes (Reshape) is split from the outermost
+            on, and an inner axis only where the outer ones are split to the last element.
     """
 
     sizes: tuple[int, ...]
@@ -36,17 +36,17 @@ class Rule:
 
     @cached_property
     def contracted(self) -> tuple[int, ...]:
-        """Axes that the output has not: where they are cut, the output is a partial sum."""
+        """Axes that the output has not: where they are split, the output is a partial sum."""
         kept = {axis for dim in self.output for axis in dim}
         return tuple(axis for axis in range(len(self.sizes)) if axis not in kept)
 
     def cut(self, exponents: tuple[int, ...]) -> Cut:
-        """What cutting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
+        """What splitting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
         ends = list(accumulate(exponents, initial=0))
         return self.cut_by(tuple(tuple(range(start, end)) for start, end in pairwise(ends)))
 
     def cut_by(self, bits: tuple[tuple[int, ...], ...]) -> Cut:
-        """What cutting each axis by these bits makes of the layouts."""
+        """What splitting each axis by these bits makes of the layouts."""
 
         def layout(axes: AxisMap) -> Bits:
             return tuple(tuple(bit for axis in dim for bit in bits[axis]) for dim in axes)
@@ -57,7 +57,7 @@ class Rule:
         return Cut(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))
 
     def copy(self, axes: AxisMap, layout: Bits) -> Cut | None:
-        """The cut that gives one of the tensors this very layout and cuts no other axis; None where there is none."""
+        """The split that gives one tensor this very layout and splits no other axis; None where there is none."""
         bits: list[tuple[int, ...]] = [()] * len(self.sizes)
         for dim, dim_bits in zip(axes, layout, strict=True):
             if dim_bits and (len(dim) != 1 or not self.cuttable[dim[0]]):
@@ -68,14 +68,14 @@ class Rule:
         return self.cut_by(tuple(bits)) if fits else None
 
     def cuts(self, devices: int) -> list[Cut]:
-        """Every cut by powers of two into at most ``devices`` pieces, those with few cuts of the first axes first."""
+        """Every split by powers of two into at most ``devices`` shards; those with few of the first axes come first."""
         bits = device_bits(devices)
         limits = [min(twos(size), bits) if can else 0 for size, can in zip(self.sizes, self.cuttable, strict=True)]
         choices = product(*(range(limit + 1) for limit in limits))
         return [self.cut(choice) for choice in choices if sum(choice) <= bits and self.allowed(choice)]
 
     def allowed(self, exponents: tuple[int, ...]) -> bool:
-        """Whether dims made of several axes are cut from the outermost on."""
+        """Whether dims made of several axes are split from the outermost on."""
         dims = {dim for read in (*self.reads, self.output) for dim in read if len(dim) > 1}
         return all(
             not exponents[inner] or 1 << exponents[outer] == self.sizes[outer]
@@ -87,13 +87,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way to cut an operator.
+    """One way to split an operator.
 
     Arguments:
-        strategy: pieces of each dim of each tensor that it reads.
+        strategy: shards of each dim of each tensor that it reads.
         inputs, output: layouts.
         partial: bits over which the output is a sum still to be made.
-        used: number of bits that cut anything; the others repeat the work.
+        used: number of bits that split anything; the others replicate the work.
     """
 
     strategy: Strategy
@@ -112,6 +112,7 @@ def rule(graph: Graph, operator: Operator) -> Rule:
     try:
         return _of(operator.named or operator.kind.axes(operator.name, operator, shapes, output))
     except Infeasible as wrong:
+        # The problem names the operator already.
         raise ScheduleError(Problem(operator.name, str(wrong).removeprefix(f'{operator.name}: '))) from None
 
 
@@ -130,7 +131,7 @@ def _of(named: Axes) -> Rule:
 
 
 def _reshape(operator: Operator, shape: Shape, output: Shape) -> Rule:
-    """Axes: the common factors of both shapes; where a dim is no whole product of them, nothing is cut."""
+    """Axes: the common factors of both shapes; where a dim is no whole product of them, nothing is split."""
     if prod(shape) != prod(output):
         raise ScheduleError(Problem(operator.name, f'{list(shape)} cannot be reshaped to {list(output)}'))
     edges = sorted({*accumulate(shape, mul, initial=1), *accumulate(output, mul, initial=1)})
@@ -147,7 +148,7 @@ def _factors(shape: Shape, edges: list[int]) -> AxisMap:
 
 
 def cut_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -> Cut:
-    """The cut that a strategy means; raises ScheduleError naming the nearest valid ones where there is none."""
+    """The split that a strategy means; raises ScheduleError naming the nearest valid ones where there is none."""
     cuts = rule(graph, operator).cuts(devices)
     for cut in cuts:
         if cut.strategy == strategy:
@@ -165,5 +166,6 @@ def cut_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -
 
 def _distance(one: Strategy, other: Strategy) -> int:
     if [len(dims) for dims in one] != [len(dims) for dims in other]:
+        # Farther than any strategy of the right form.
         return 1 << 30
     return sum(abs(a - b) for dims, others in zip(one, other, strict=True) for a, b in zip(dims, others, strict=True))

@@ -1,4 +1,4 @@
-"""Spreading the cuts of main operators: every other operator takes the strategy of a neighbour, forward and backward.
+"""Spreading the splits of main operators: every other operator takes a neighbour's strategy, forward and backward.
 
 The rules of MindSpore's rec_generate_strategy.cc, told apart by version.
 """
@@ -13,6 +13,7 @@ from simpar.model.primitive import Compat, Main, Pieces, Strategy, Use, divisibl
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.strategies import Choice
 
+# As ``ExtraShardMatmulOnBatchDim`` of 2.10, which counts the devices of all stages.
 SCATTERS_BEYOND = 32
 
 
@@ -49,6 +50,8 @@ class Spread:
             if operator.name in self.main:
                 self.found[operator.name] = self.own(operator)
         left = [operator for operator in self.operators if operator.name not in self.main]
+        # What uses all devices spreads first, then what uses half: an early strategy that leaves devices idle would
+        # stay.
         many = self.devices
         while many > 1:
             left = self.until_nothing_changes(left, many)
@@ -67,6 +70,7 @@ class Spread:
             for forward in (True, False):
                 before = len(left)
                 left = self.turn(left, forward, many)
+                # Forward passes go first again as soon as one pass has changed something.
                 if len(left) < before:
                     break
             else:
@@ -75,6 +79,7 @@ class Spread:
     def turn(self, left: list[Operator], forward: bool, many: int) -> list[Operator]:
         """One pass over those without a strategy, from the last on; returns those that still have none."""
         still = []
+        # The rest comes out reversed, so the next pass begins at the other end, as the compiler does.
         for operator in reversed(left):
             source = self.incoming(operator) if forward else self.outgoing(operator)
             pieces = self.from_incoming(operator, source) if forward else self.from_outgoing(operator, source)
@@ -85,7 +90,7 @@ class Spread:
         return still
 
     def incoming(self, operator: Operator) -> Operator | None:
-        """The operator that the first cut input comes from, or else the last; a dataset tells nothing."""
+        """The operator that the first split input comes from, or else the last; a dataset tells nothing."""
         source = None
         for name in operator.reads:
             source = self.writer.get(name, source)
@@ -111,7 +116,7 @@ class Spread:
         return operator.name in self.main
 
     def output_of(self, source: Operator) -> Pieces:
-        """How an operator's output is cut."""
+        """How an operator's output is split."""
         return source.kind.output_pieces(self.use(source), self.found[source.name])
 
     def use(self, operator: Operator) -> Use:
@@ -127,20 +132,21 @@ class Spread:
         return operator.kind.input_pieces(self.use(operator), wanted)
 
     def assign(self, operator: Operator, pieces: Pieces) -> None:
-        """Makes strategies for all inputs out of one tensor's pieces."""
+        """Makes strategies for all inputs out of one tensor's shards."""
         self.found[operator.name] = operator.kind.strategy(self.use(operator), pieces)
 
     def own(self, operator: Operator) -> Strategy:
-        """A main operator's strategy from its own cuts."""
+        """A main operator's strategy from its own splits."""
         shapes = self.graph.read_shapes(operator)
         if operator.primitive == DATASET:
             whole = self.devices if self.graph.dataset == 'data_parallel' else 1
+            # Never more slices than samples.
             count = min(whole, shapes[0][0])
             return tuple((count, *(1,) * (len(shape) - 1)) if shape else () for shape in shapes)
         return operator.kind.main_strategy(self.use(operator), self.main[operator.name])
 
     def scatter(self) -> None:
-        """Products whose sum is not yet cut that often: scatter it over the rows."""
+        """Products whose sum is not yet split that often: scatter it over the rows."""
         for operator in self.operators:
             if not operator.kind.scatters:
                 continue
@@ -155,5 +161,6 @@ class Spread:
                 )
 
     def valid(self, operator: Operator) -> Strategy:
-        """The strategy with pieces that do not divide their dim taken back."""
+        """The strategy with shards that do not divide their dim taken back."""
+        # The compiler's last repair ("CHANGE INVALID STRATEGY").
         return tuple(map(divisible, self.found[operator.name], self.graph.read_shapes(operator)))

@@ -53,7 +53,7 @@ class Traffic:
 
 
 def traffic(block: Block) -> Traffic:
-    """What every way to cut a block moves."""
+    """What every way to split a block moves."""
     graph, devices = block.graph(), block.devices
     compat = {
         version: evaluate(graph, double_recursive(graph, devices, version), devices).cost for version in ('2.0', '2.10')
@@ -82,6 +82,7 @@ def plain_bytes(block: Block, data: int, tensor: int) -> float:
 
 def best_degrees(block: Block) -> tuple[int, int]:
     """The data and tensor degrees that move least; data at most the batch."""
+    # Ascending: of equal traffic the least data degree wins.
     powers = [1 << power for power in range(block.devices.bit_length()) if 1 << power <= block.batch]
     pairs = [(data, block.devices // data) for data in powers]
     return min(pairs, key=lambda pair: plain_bytes(block, *pair))
@@ -116,6 +117,7 @@ def megatron(graph: Graph, data: int, tensor: int) -> dict[str, Choice]:
     for operator in graph.operators:
         last = operator.name.rsplit('.', 1)[-1]
         if operator.primitive == 'Transpose':
+            # Behind the scores heads stand in dim 1 and go back to dim 2; before them it is the other way round.
             inward = operator.name.endswith('attention.transpose')
             found[operator.name] = Choice((heads if inward else (data, 1, tensor, 1),))
         elif last in by_name:
@@ -141,7 +143,7 @@ def table(blocks: Iterable[Block]) -> str:
 
 
 def recorded_blocks() -> list[Block]:
-    """The blocks that the recorded searches of MindSpore's compiler cut, on 2 to 64 devices."""
+    """The blocks that the recorded searches of MindSpore's compiler split, on 2 to 64 devices."""
     shapes = ((16, 128, 512, 8, 2048), (2, 512, 2048, 16, 8192), (1, 256, 4096, 32, 16384), (64, 64, 256, 4, 1024))
     return [
         Block(batch=b, sequence=s, hidden=h, heads=n, ffn=f, devices=1 << power)

@@ -2,7 +2,7 @@
 
 A mean over the rows whose label is not ``ignore_index``, and label smoothing, which is computed where it is zero, too.
 Names are ours, primitives and order the compiler's. What it writes twice and then merges (the count) is here once; the
-arithmetic of single numbers behind the sums, which has nothing to cut, is not here.
+arithmetic of single numbers behind the sums, which has nothing to split, is not here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ IGNORE_INDEX: Final = -100
 class LossOperator:
     """One operator.
 
-    Arguments: ``primitive`` in MindSpore's spelling; ``reads``, operators before it, or the loss's inputs; ``axes``,
-    that are summed or compared over, and stay with length 1 where ``keep``; ``numbers``, how many single numbers it
-    takes besides, the last of its inputs.
+    Arguments:
+        name: behind ``loss.`` in programs.
+        primitive: in MindSpore's spelling.
+        reads: operators before it, or the loss's inputs.
+        axes: dims that are summed or compared over.
+        keep: these dims stay, with length 1.
+        numbers: how many single numbers it takes besides, the last of its inputs.
     """
 
     name: str

@@ -37,10 +37,13 @@ VOCABULARY = 'the vocabulary (embedding and head)'
 class Transformer(Model):
     """A GPT: token and position embedding, pre-norm blocks of causal attention and GELU feed-forward, norm, head.
 
-    Arguments: ``ffn``, width of the feed-forward, 4 × hidden unless given; ``kv_heads``, heads unless given (GQA);
-    ``tied``: the head uses the token embedding's weight; ``attention``: ``flash`` keeps no probabilities, ``unfused``
-    keeps them; ``dropout``, probability of zeros behind the embedding, in the probabilities of attention and behind
-    both halves of a layer, before they are added (Megatron-LM).
+    Arguments:
+        ffn: width of the feed-forward; 4 × hidden unless given.
+        kv_heads: heads of keys and values (GQA); as many as heads unless given.
+        tied: the head uses the token embedding's weight.
+        attention: ``flash`` keeps no probabilities, ``unfused`` keeps them.
+        dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
+            a layer, before they are added (Megatron-LM).
     """
 
     layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
@@ -114,6 +117,7 @@ class Transformer(Model):
         return chain(_sizes(self), _asked(asked), _degrees(self, asked))
 
 
+# One lowering asks for the nodes many times; few models are in use at once.
 @lru_cache(maxsize=8)
 def _nodes(model: Transformer) -> tuple[Node, ...]:
     return tuple(gpt_nodes(model))
@@ -144,6 +148,7 @@ def _degrees(model: Transformer, asked: Asked) -> Iterator[Complaint]:
         yield Complaint(('plan', 'sequence_parallel'), what, f'write false, or a sequence that is {instead}')
     for name, heads in (('heads', model.heads), ('kv_heads', model.key_value_heads)):
         if heads % tensor:
+            # One complaint for both: the remedy must divide both counts.
             common = gcd(model.heads, model.key_value_heads)
             what = f'{name} {heads} of the transformer do not divide by tensor {tensor}'
             yield Complaint(('plan', 'tensor'), what, f'write one of {divisors(common)}')

@@ -25,8 +25,11 @@ _SEQUENCE = 'needs all of a sequence and must stay whole'
 class Heads:
     """Heads of attention.
 
-    Arguments: ``groups`` of heads that share a key and a value; ``queries`` of a group; ``head_dim``, features of a
-    head; ``causal``: no token sees those behind it.
+    Arguments:
+        groups: of heads that share a key and a value.
+        queries: heads of a group.
+        head_dim: features of a head.
+        causal: no token sees those behind it.
     """
 
     groups: int
@@ -127,7 +130,9 @@ class Attention(Sharded):
             'kv_heads': held,
             'head_dim': heads.head_dim,
         }
+        # Two products of 2 operations each, half of them masked: 2.0 × this. ``causal: false`` is counted alike.
         product = dims['batch'] * dims['heads'] * sequence * sequence * heads.head_dim
+        # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
         told = {**heads.told(local)}

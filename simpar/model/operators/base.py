@@ -42,6 +42,7 @@ def operator(kind: type[T]) -> type[T]:
 
     A key of a base that it says again, in words of its own, stands where the base has it.
     """
+    # Bases are only marked, no dataclasses: their keys are written into the class itself, in the order of docs.
     bases = [base for base in kind.__mro__[1:] if issubclass(base, Operator)]
     shared = {name: hint for base in bases for name, hint in _hints(base).items()}
     own = get_annotations(kind)
@@ -72,8 +73,12 @@ class MisfitError(Exception):
 class Step:
     """One of the primitives that MindSpore's compiler makes of an operator's forward, in order.
 
-    Arguments: ``reads``, parameters or names of values; empty names stand for what the step before gives; ``shape`` of
-    its result; ``part``, its name behind the operator's, empty: the operator's own.
+    Arguments:
+        primitive: what it calls.
+        reads: parameters or names of values; an empty name stands for what the step before gives.
+        shape: of its result, unsharded.
+        part: its name behind the operator's; empty: the operator's own.
+        call: attributes of the primitive.
     """
 
     primitive: Primitive

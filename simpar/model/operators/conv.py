@@ -71,6 +71,7 @@ class Conv2d(Biased):
         if self.kernel > most:
             what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
             raise MisfitError('kernel', what, f'write at most {most}')
+        # Windows that would reach over the padded edge are left out, as in torch and MindSpore's pad mode.
         height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
         return (x[0], self.outputs, height, width)
 

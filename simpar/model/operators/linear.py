@@ -52,7 +52,7 @@ class BiasAddition(Arithmetic):
 
 
 class RowProduct(MatrixProduct):
-    """The same of rows of any rank; outputs and inputs may be made of parts, as heads are, that stay whole."""
+    """The same of rows of any rank; outputs and inputs may be made of parts, as heads, not split."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """b0, ..., m, k, n."""
@@ -76,6 +76,7 @@ def _rows(pieces: int, shape: Shape) -> Pieces:
     """Slices of all rows, dealt to the dims before the last, the first first."""
     found = []
     for length in shape[:-1]:
+        # A dim takes as many slices as divide it; the next one takes what is left.
         found.append(gcd(pieces, length))
         pieces //= found[-1]
     return tuple(found)
@@ -157,6 +158,7 @@ class Dense(Biased):
 
     def call(self, result: Shape) -> Call:
         """The weight is transposed."""
+        # As nn.Dense has it in MindSpore: the weight is [out, in].
         return Call(transpose_b=True)
 
     def ops(self, local: Local) -> Ops:

@@ -53,6 +53,7 @@ class Squeezed(View):
         spread = list(wanted)
         for dim in use.call.axes:
             spread.insert(dim, 1)
+        # The compiler passes a split back only where it uses all devices.
         return tuple(spread) if prod(spread) == use.devices else ()
 
 
@@ -75,11 +76,12 @@ class CrossEntropy(Primitive):
     main = BOTH
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1; the classes stay whole, the output is a number."""
+        """d0, d1; the classes stay full, the output is a number."""
         return operators.cross_entropy(name, shapes[0])
 
     def main_strategy(self, use: Use, main: Main) -> Pieced:
         """By rows over as many devices as there are rows."""
+        # Rows are independent; more devices than rows would have nothing to do.
         return by_rows(min(use.devices, use.shapes[0][0]), use.shapes)
 
 
@@ -96,7 +98,7 @@ class BatchNormalised(Primitive):
 
 
 class Sliced(Primitive):
-    """StridedSlice: dims that it shortens stay whole; in double recursive search it learns and tells nothing."""
+    """StridedSlice: dims that it shortens stay full; in double recursive search it learns and tells nothing."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """d0, d1, ..."""

@@ -27,15 +27,15 @@ class Normalised(Primitive):
     main: ClassVar[frozenset[Compat]] = frozenset(('2.0',))
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
+        """d0, d1, ..., the last full."""
         return operators.layer_norm(name, shapes[0])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """The last dim whole."""
+        """The last dim full."""
         return (*pieces[:-1], 1), (1,), (1,)
 
     def main_strategy(self, use: Use, main: Main) -> Pieced:
-        """The last dim whole."""
+        """The last dim full."""
         x, *others = super().main_strategy(use, main)
         return ((*x[:-1], 1), *others)
 
@@ -44,7 +44,7 @@ class RmsNormalised(Primitive):
     """RmsNorm."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ..., the last whole."""
+        """d0, d1, ..., the last full."""
         return operators.rms_norm(name, shapes[0])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
@@ -56,12 +56,12 @@ class SoftmaxOver(Primitive):
     """Softmax over the axes of its call."""
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
-        """d0, d1, ...; those that it is over stay whole."""
+        """d0, d1, ...; those that it is over stay full."""
         names = dim_names(output)
         return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """The dims that it is over stay whole."""
+        """The dims that it is over stay full."""
         kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(pieces))
         return (divisible(kept, use.shapes[0]),)
 
@@ -91,7 +91,9 @@ class Norm(SameShape, Trained, Unary):
         """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
         told: Attributes = {'epsilon': EPSILON}
         kind, kept, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
+        # One number a row lies as the rows do: the last dim is normalised over, so no rank has a part of it.
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
+        # Counts of operations are rough: a norm is bound by bytes, so they hardly tell in time.
         forward, inputs, weights = (count * local.elements('x') for count in self.flops)
         read = ('x', *(parameter.role for parameter in parameters))
         return Ops(

@@ -38,6 +38,7 @@ class Arithmetic(Elementwise):
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """As the first input of the most dims."""
+        # The operand of fewer dims is broadcast, so it does not tell all dims of the result.
         ranks = [len(shape) for shape in use.shapes]
         return strategy[ranks.index(max(ranks))]
 
@@ -49,7 +50,7 @@ class Arithmetic(Elementwise):
 
 
 def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
-    """Right-aligned pieces for inputs of different rank; all 1 where the pieces are the smaller input's."""
+    """Right-aligned shards for inputs of different rank; all 1 where the shards are the smaller input's."""
     if len(pieces) != max(len(shape) for shape in shapes):
         return tuple((1,) * len(shape) for shape in shapes)
     return tuple(

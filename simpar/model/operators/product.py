@@ -29,10 +29,11 @@ class BatchProduct(Primitive):
         """As the first operand; in 2.0 its columns as the second's."""
         first = super().output_pieces(use, strategy)
         columns = -2 if use.call.transpose_b else -1
+        # 2.0 reads columns off the second operand; 2.10 does not, and so may lose a split of them.
         return first if use.compat == '2.10' else (*first[:-1], strategy[1][columns])
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """From the pieces of its output; the contracted axis stays whole."""
+        """From the shards of its output; the contracted axis stays full."""
         *lead, i, j = pieces
         first = (*lead, 1, i) if use.call.transpose_a else (*lead, i, 1)
         second = (*lead, j, 1) if use.call.transpose_b else (*lead, 1, j)
@@ -82,6 +83,7 @@ class MatMul(Sharded, Binary):
     def ops(self, local: Local) -> Ops:
         """a · b for each index of the leading dims; the gradient of one is a product with the other."""
         a, b, dy = ('a', self.transpose_a), ('b', self.transpose_b), ('dy', False)
+        # dA = dY · Bᵀ, or for a transposed A its transpose, B · dYᵀ, so that no gradient is transposed apart.
         left = (b, _turned(dy)) if self.transpose_a else (dy, _turned(b))
         right = (_turned(dy), a) if self.transpose_b else (_turned(a), dy)
         return Ops(

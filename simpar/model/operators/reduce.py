@@ -30,7 +30,8 @@ class Reduction(Primitive):
         return first if use.call.keep_dims else without(first, use.call.axes)
 
     def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
-        """As its result is wanted; what is reduced stays whole."""
+        """As its result is wanted; what is reduced stays full."""
+        # Pieces of the result are dealt out in order: only dims that stay, or are kept with length 1, take one.
         left = iter(wanted)
         pieces = []
         for dim in range(len(use.shapes[0])):
@@ -41,7 +42,7 @@ class Reduction(Primitive):
 
 
 def without(pieces: Pieces, axes: tuple[int, ...]) -> Pieces:
-    """Pieces of the other dims."""
+    """Shards of the other dims."""
     return tuple(count for dim, count in enumerate(pieces) if dim not in axes)
 
 
@@ -86,6 +87,7 @@ class Reduce(Sharded, Unary):
         dims, kind = sorted(self.dims), 'mean' if self.mean else 'sum'
         told: dict[str, Attribute] = {'dims': text(dims)}
         if self.mean:
+            # The full count, not that of a slice: where a reduced dim is split, partial means must add up.
             told['count'] = prod(local.shape('x')[dim] for dim in dims)
         return Ops(
             F=Work(operator=kind, reads=('x',), writes=('y',), flops=local.elements('x'), attributes=told),

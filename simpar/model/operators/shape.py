@@ -29,7 +29,7 @@ class View(Primitive):
 
 
 class Reshaped(View):
-    """Reshape: pieces go to the dims that they divide."""
+    """Reshape: shards go to the dims that they divide."""
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
         """Those of its input, dealt to the dims of its result."""
@@ -45,7 +45,7 @@ class Flattened(View):
     """Flatten: split by rows over all devices, whatever its neighbours do."""
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
-        """The pieces of all dims behind the first in one."""
+        """The shards of all dims behind the first in one."""
         first = super().output_pieces(use, strategy)
         return (first[0], prod(first[1:]))
 
@@ -74,6 +74,7 @@ class Transposed(Primitive):
 
     def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """2.10 permutes forward where it goes backward; 2.0 does not know."""
+        # As the compiler has it, not the inverse: its searches are reproduced, faults included.
         return () if use.compat == '2.0' else tuple(wanted[dim] for dim in use.call.permutation)
 
 
@@ -83,9 +84,9 @@ def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> Pieced:
 
 
 def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pieces:
-    """Pieces of the output's dims from those of the input's.
+    """Shards of the output's dims from those of the input's.
 
-    2.10 first gives all pieces of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
+    2.10 first gives all shards of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
     goes to the outer dims as far as it divides them.
     """
     left, made = list(pieces), [1] * len(output)
@@ -98,6 +99,7 @@ def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pie
 def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, whole: bool) -> None:
     sizes, wanted, place, to = list(shape), list(output), 0, 0
     while place < len(sizes) and to < len(wanted):
+        # Two pointers: a larger dim is used up by several of the other shape, one after the other.
         splits, merges = sizes[place] > wanted[to], sizes[place] < wanted[to]
         if not whole:
             taken = gcd(left[place], wanted[to]) if splits else left[place]

@@ -50,6 +50,7 @@ class Position(SameShape, Trained):
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by sequence; the weight stays full."""
         (x,) = reads
+        # Each rank takes its rows of the full weight by offset; features have no offset.
         fixed = {'d2': 'is a dim of the full weight'}
         return Axes(name, (dim_names(x), (ONE, ONE)), dim_names(x), (x, x[1:]), x, dim_names(x), fixed)
 
@@ -137,6 +138,7 @@ class Residual(SameShape, Trained):
         parameters = self.parameters(x)
         roles = tuple(parameter.role for parameter in parameters)
         flops = elements * (1 + len(parameters) + 2 * bool(self.dropout))
+        # The bias sums what comes behind the mask: ``dz``, not ``dy``.
         w = Work(operator='residual', reads=('dz',), flops=elements) if parameters else None
         if not self.dropout:
             forward = Work(operator='residual', reads=('x', 'z', *roles), writes=('y',), flops=flops)
