@@ -7,6 +7,7 @@ import pytest
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible, NumericsWrong
 from simpar.lower import lower
+from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.profiles import load_profile
@@ -150,6 +151,14 @@ def test_a_matrix_is_gathered_over_all_that_shards_it_the_inner_split_first():
     assert {op.operator for op in program.op_classes if op.name.endswith('.update.U')} == {'momentum', 'muon'}
     assert ops['embedding.update.U'].operator == ops['position.update.U'].operator == 'momentum'
     assert ops['layer0.update.U'].reads[0] == 'd:layer0.norm1.gain'
+
+
+def test_a_full_matrix_lives_from_its_gather_to_its_update():
+    program = lower(GPT, Plan(tensor=2, data=2, zero=1), 4)
+    held = memory(sequential(program)).ranks[0].by_kind()
+    most = dict(zip(held.names, held.bytes.max(axis=0).tolist(), strict=True))
+    # [32, 8] in fp32, beside the half of it that it is gathered from; one matrix at a time.
+    assert most['gathered'] == 32 * 8 * 4 * 1.5
 
 
 def test_without_shards_nothing_is_gathered():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -56,13 +56,15 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Up
     for shard in shards:
         layers.setdefault(shard.layer, []).append(shard)
     # The backward finishes the last layer first.
-    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, workload))
+    rows = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
+    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, rows, workload))
     return Updates(check(tape, workload, shards), tuple(ops))
 
 
-def _updates(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workload) -> Iterator[tuple[OpClass, ...]]:
+def _updates(
+    tape: Tape, layer: str, shards: list[UpdateShard], rows: Mapping[str, int], workload: Workload
+) -> Iterator[tuple[OpClass, ...]]:
     """Of one layer: matrices each for itself, all others in one op."""
-    rows = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
     for shard in shards:
         if shard.parameter in rows:
             states = tuple(_state(tape, kind, shard) for kind in _states(workload.optimizer))
