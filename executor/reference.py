@@ -11,6 +11,7 @@ import torch
 
 from executor.reference_gpt import REFERENCE_OF_GPT
 from executor.reference_model import OfModel, Parameters
+from executor.reference_muon import MuonSteps, Steps
 from executor.reference_network import REFERENCE_OF_NETWORK
 from executor.result import Result
 from executor.single_thread import single_thread
@@ -18,7 +19,7 @@ from executor.tensors import batch_of, draw
 from simpar.model import Network
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Momentum, Workload
+from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 
 
 class Reference:
@@ -87,7 +88,14 @@ class Reference:
         return batch_of(name, initial, shape, dtype, self._seed, self._step)
 
 
-def _optimizer(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
+def _optimizer(workload: Workload, parameters: Parameters) -> Steps:
+    if isinstance(workload.optimizer, Muon):
+        return MuonSteps(workload, parameters)
+    steps: Steps = _of_torch(workload, parameters)
+    return steps
+
+
+def _of_torch(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
     rule = workload.optimizer
     weights, rate = parameters.values(), rule.learning_rate
     if isinstance(rule, Momentum):

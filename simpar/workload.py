@@ -76,7 +76,32 @@ class AdamW:
     master_weights: MasterWeights = False
 
 
-Optimizer = Sgd | Momentum | Adam | AdamW
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon:
+    """Momentum of a full matrix, orthogonalised by 5 Newton–Schulz iterations (Jordan et al. 2024); a state in fp32.
+
+    v ← momentum · v + g; u = g + momentum · v with ``nesterov``, else v, in the precision of gradients (fp32 for fp16);
+    w ← w · (1 − learning_rate · weight_decay) − learning_rate · √max(1, rows / columns) · orthogonal(u). So are weights
+    of products (queries, keys and values as one matrix, and the head too) and of convolutions, as matrices of [outputs,
+    inputs]. All others, i.e. biases, gains, embeddings, positions and tied heads, are updated as by ``Momentum`` with
+    the same keys.
+    """
+
+    learning_rate: LearningRate = 0.02
+    momentum: Annotated[float, Field(ge=0, lt=1, description='decay of the sum of gradients')] = 0.95
+    nesterov: Annotated[bool, Field(description='looks one step of momentum ahead')] = True
+    weight_decay: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1e6,
+            description='share of a matrix that it loses at a learning rate of 1; of others, L2 penalty',
+        ),
+    ] = 0.0
+    master_weights: MasterWeights = False
+
+
+Optimizer = Sgd | Momentum | Adam | AdamW | Muon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +159,7 @@ class Workload:
     ] = None
     optimizer: Annotated[
         Optimizer,
-        OneOf(sgd=Sgd, momentum=Momentum, adam=Adam, adamw=AdamW),
+        OneOf(sgd=Sgd, momentum=Momentum, adam=Adam, adamw=AdamW, muon=Muon),
         Field(description='what updates the weights; sgd unless given'),
     ] = Sgd()
     clip_norm: Annotated[

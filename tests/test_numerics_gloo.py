@@ -16,7 +16,7 @@ from executor.result import Result
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
 
 pytestmark = pytest.mark.torch
 
@@ -60,6 +60,10 @@ CASES = {
     'AdamW, clipped, loss scale': (
         replace(GPT, optimizer=AdamW(learning_rate=0.01, epsilon=1e-3), clip_norm=0.1, loss_scale=1024.0),
         Plan(data=2, tensor=2),
+    ),
+    'Muon, clipped, loss scale': (
+        replace(GPT, optimizer=Muon(learning_rate=0.01, weight_decay=0.1), clip_norm=0.1, loss_scale=1024.0),
+        Plan(data=2, tensor=2, zero=1),
     ),
     'network, mean absolute error, momentum, clipped': (
         replace(MLP, loss='mae', optimizer=Momentum(learning_rate=0.1, nesterov=True), clip_norm=0.1),

@@ -37,7 +37,7 @@ from simpar.model import (
 )
 from simpar.plan import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
-from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
+from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -210,6 +210,7 @@ optimizers = st.builds(Sgd, learning_rate=st.floats(0, 1e6)) | st.builds(
 optimizers |= st.builds(AdamW, weight_decay=st.floats(0, 1e6)) | st.builds(
     Momentum, momentum=st.floats(0.1, 0.9), nesterov=st.booleans(), master_weights=st.booleans()
 )
+optimizers |= st.builds(Muon, momentum=st.floats(0.1, 0.9), nesterov=st.booleans(), weight_decay=st.floats(0, 1e6))
 clusters = st.builds(
     ClusterReference,
     profile=st.text('abc-', min_size=1),

@@ -110,7 +110,7 @@ CASES = {
     'workload.transformer.sliding_window': 'not modelled: attention over a sliding window',
     'workload.transformer.num_experts': 'not modelled: a mixture of experts',
     'workload.optimizer.adam.lr': 'unknown key; write learning_rate',
-    'workload.optimizer.muon': 'not modelled: this optimizer',
+    'workload.optimizer.lion': 'not modelled: this optimizer',
     'workload.clip_grad': 'unknown key; write clip_norm',
     'workload.bf16': 'unknown key; write precision',
     'cluster.nnodes': 'unknown key; write nodes',
@@ -125,7 +125,7 @@ CASES = {
 
 def test_an_unknown_key_is_told_by_what_it_means():
     for key, words in CASES.items():
-        value = '{}' if key.endswith('muon') else '2'
+        value = '{}' if key.endswith('lion') else '2'
         with pytest.raises(ScheduleError) as caught:
             load_schedule(EXAMPLE, [f'{key}={value}'])
         told = [str(one).partition(f' {key}: ')[2] for one in caught.value.problems]

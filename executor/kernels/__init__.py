@@ -15,6 +15,7 @@ from executor.kernels import (
     embedding,
     linear,
     loss,
+    muon,
     norm,
     optimizer_parallel,
     pointwise,
@@ -48,6 +49,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **optimizer_parallel.KERNELS,
     **tiles.KERNELS,
     **update.KERNELS,
+    **muon.KERNELS,
 }
 """(operator, phase) → kernel."""
 

@@ -11,7 +11,7 @@ from simpar.schedule import Schedule
 from simpar.workload import MODEL, Workload
 
 Path = tuple[str | int, ...]
-_OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'AdamW': 'adamw'}
+_OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'AdamW': 'adamw', 'Muon': 'muon'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +20,9 @@ PRODUCTS = priced('matrix')
 
 A convolution is one of windows with the weight.
 """
-MATRIX = PRODUCTS | priced('attention')
+ITERATED = 'muon'
+"""Several products: Newton–Schulz iterations."""
+MATRIX = PRODUCTS | priced('attention') | {ITERATED}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
@@ -50,6 +53,8 @@ class DeviceCompute:
             return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:
             return self._matmul(op)
+        if op.operator == ITERATED:
+            return self._iterated(op)
         if op.operator in MATRIX and op.dims:
             return self._attention(op)
         return self._streaming(op)
@@ -66,6 +71,19 @@ class DeviceCompute:
         rate = op.flops / seconds / 1e12
         why = f'{how} of the matmul table at m, n, k = {size[0]}, {size[1]}, {size[2]}: {rate:.4g} TFLOP/s'
         return _cost(seconds, op.flops / fastest, why, table.grade)
+
+    def _iterated(self, op: OpClass) -> ComputeCost:
+        """X·Xᵀ, a product of squares, and one of a square with X, as often as there are iterations.
+
+        Does not model: what is done element by element, which fuses with the products.
+        """
+        short, long, times = (op.dims[key] for key in ('short', 'long', 'iterations'))
+        costs = [self._matmul(_product(op, m, n, k)) for m, n, k in
+                 ((short, short, long), (short, short, short), (short, long, short))]  # fmt: skip
+        seconds, best = (times * sum(getattr(cost, part) for cost in costs) for part in ('seconds', 'best'))
+        slowest = max(costs, key=lambda cost: cost.seconds)
+        why = f'{times} × {len(costs)} products, the slowest {slowest.why}'
+        return ComputeCost(seconds, best, why, worst([cost.grade for cost in costs]))
 
     @functools.cached_property
     def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[Row], float]:
@@ -162,6 +180,11 @@ def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
     # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
+
+
+def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:
+    moved = BYTES[op.dtype] * (m * n + n * k + m * k)
+    return dataclasses.replace(op, dims={'m': m, 'n': n, 'k': k}, flops=2.0 * m * n * k, bytes=float(moved))
 
 
 def _priced(estimate: roofline.Estimate, times: str = '', rests: Sequence[Grade] = ()) -> ComputeCost:

@@ -37,7 +37,7 @@ from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.program import Program, ProgramBuilder
-from simpar.workload import Workload
+from simpar.workload import Muon, Workload
 
 
 def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
@@ -51,7 +51,10 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for key, what, instead in (*conflicts(plan), *overlap_conflicts(plan)):
+    for key, what, instead in (
+        *conflicts(plan, matrices=isinstance(workload.optimizer, Muon)),
+        *overlap_conflicts(plan),
+    ):
         raise Infeasible(f'plan.{key}: {what}; {instead}')
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)
@@ -112,7 +115,7 @@ class _Assembly:
         self.mesh: Mesh = tape.mesh
         self.plan = plan
         self.ids = fusion_ids(workload, plan, [one.parameter for one in update_shards(tape)])
-        self.shards = shard(tape, plan, self.ids)
+        self.shards = shard(tape, plan, self.ids, matrices=isinstance(workload.optimizer, Muon))
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
         own = update_shards(tape, self.shards.owned)

@@ -37,15 +37,18 @@ class _Wanted:
     dim: int | None
 
 
-def shard(tape: Tape, plan: Plan, ids: Mapping[str, int]) -> Shards:
+def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, matrices: bool = False) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, for ``fusion: ids``.
+    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``matrices``: the optimizer updates full matrices, so that
+    everything is sharded by dim, whatever a preset's system does.
     """
     choice = choice_of(plan)
     if not choice.parts:
         return Shards(choice=choice)
+    if matrices:
+        choice = replace(choice, form='dim', everywhere=False)
     wanted = {one.tensor.name: one for one in _all_wanted(tape, choice)}
     # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
+from simpar.lower.muon import matrices, muon_ops
 from simpar.lower.packed import MEMBERS
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import UpdateShard, local_elements
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES
-from simpar.workload import Adam, AdamW, Momentum, Optimizer, Sgd, Workload
+from simpar.workload import Adam, AdamW, Momentum, Muon, Optimizer, Sgd, Workload
 
 STATE = BYTES['fp32']
 """Bytes of an element of an optimizer's state."""
@@ -37,15 +38,16 @@ class _Rule(NamedTuple):
 class Updates:
     """What ends a step.
 
-    Arguments: ``check`` of all gradients together; ``layers``, update ops by layer.
+    Arguments: ``check`` of all gradients together; ``layers``, the ops of an update in order, by layer or matrix; the
+    first frees the gradients.
     """
 
     check: Check
-    layers: tuple[OpClass, ...]
+    layers: tuple[tuple[OpClass, ...], ...]
 
     def ops(self, held: set[str]) -> list[OpClass]:
         """The ops of a pipeline rank that holds these gradients when its sums are done."""
-        return [*self.check.ops(held), *(op for op in self.layers if held.issuperset(op.frees))]
+        return [*self.check.ops(held), *(op for ops in self.layers if held.issuperset(ops[0].frees) for op in ops)]
 
 
 def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Updates:
@@ -54,15 +56,34 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Up
     for shard in shards:
         layers.setdefault(shard.layer, []).append(shard)
     # The backward finishes the last layer first.
-    ops = (_update(tape, layer, own, workload) for layer, own in reversed(layers.items()))
+    rows = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
+    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, rows, workload))
     return Updates(check(tape, workload, shards), tuple(ops))
+
+
+def _updates(
+    tape: Tape, layer: str, shards: list[UpdateShard], rows: Mapping[str, int], workload: Workload
+) -> Iterator[tuple[OpClass, ...]]:
+    """Of one layer: matrices each for itself, all others in one op."""
+    for shard in shards:
+        if shard.parameter in rows:
+            states = tuple(_state(tape, kind, shard) for kind in _states(workload.optimizer))
+            yield muon_ops(tape, shard, rows[shard.parameter], states, workload)
+    others = [shard for shard in shards if shard.parameter not in rows]
+    if others:
+        yield (_update(tape, layer, others, workload),)
+
+
+def _states(optimizer: Optimizer) -> tuple[str, ...]:
+    states = _rule(optimizer).states
+    return (*states, MASTER) if optimizer.master_weights else states
 
 
 def _rule(optimizer: Optimizer) -> _Rule:
     rate: dict[str, Attribute] = {'learning_rate': optimizer.learning_rate}
     if isinstance(optimizer, Sgd):
         return _Rule('sgd', (), 2, rate)
-    if isinstance(optimizer, Momentum):
+    if isinstance(optimizer, Momentum | Muon):
         decay = optimizer.weight_decay
         options = {'momentum': optimizer.momentum, 'nesterov': optimizer.nesterov, 'weight_decay': decay}
         return _Rule('momentum', ('v',), 4 + 2 * optimizer.nesterov + 2 * (decay > 0), {**rate, **options})
@@ -77,7 +98,7 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
     optimizer, rule = workload.optimizer, _rule(workload.optimizer)
     names = tuple(shard.gradient.name for shard in shards)
     weights = tuple(shard.weight.name for shard in shards)
-    kinds = (*rule.states, MASTER) if optimizer.master_weights else rule.states
+    kinds = _states(optimizer)
     states = tuple(_state(tape, kind, shard) for kind in kinds for shard in shards)
     attributes, numbers = dict(rule.attributes), []
     if optimizer.master_weights:

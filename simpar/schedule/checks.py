@@ -17,7 +17,7 @@ from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import strategies_fit, whole_batch
 from simpar.schedule.sweep import sweep_fits
-from simpar.workload import Momentum, Workload
+from simpar.workload import Momentum, Muon, Workload
 
 
 def check(contents: Contents) -> Iterator[Complaint]:
@@ -63,8 +63,8 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
 
 def _optimizer(workload: Workload) -> Iterator[Complaint]:
     rule = workload.optimizer
-    if isinstance(rule, Momentum) and rule.nesterov and not rule.momentum:
-        key = ('workload', 'optimizer', 'momentum', 'nesterov')
+    if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
+        key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Complaint(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 

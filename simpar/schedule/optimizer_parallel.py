@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from simpar.document import Complaint
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
-from simpar.workload import Workload
+from simpar.workload import Muon, Workload
 
 
 def shards_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change."""
-    for key, what, instead in conflicts(plan):
+    for key, what, instead in conflicts(plan, matrices=isinstance(workload.optimizer, Muon)):
         yield Complaint(('plan', key), what, instead)
     # With data 0 the degree follows from the cluster, and lowering checks it.
     if plan.shard_group and plan.data and plan.data % min(plan.shard_group, plan.data):

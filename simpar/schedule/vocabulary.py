@@ -137,7 +137,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'a schedule of the learning rate': 'lr_scheduler lr_schedule warmup warmup_steps lr_warmup lr_decay_style lr_decay '
     'lr_decay_iters cosine_decay min_lr lr_warmup_iters',
     'a dynamic loss scale': 'dynamic_loss_scale loss_scale_window hysteresis min_loss_scale loss_scaler',
-    'this optimizer': 'muon lion lamb lars adafactor shampoo soap sophia adagrad rmsprop galore adam8bit ema',
+    'this optimizer': 'lion lamb lars adafactor shampoo soap sophia adagrad rmsprop galore adam8bit ema',
     'loading of data and checkpoints': 'num_workers dataloader data_loader save_interval checkpoint_interval '
     'async_save checkpointing save_steps',
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',

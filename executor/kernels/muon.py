@@ -1,0 +1,66 @@
+"""Muon: the momentum of a shard, and the update by the orthogonalised full matrix (Jordan et al. 2024)."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Final
+
+import torch
+
+from executor.kernels.clip import factor
+from executor.kernels.context import Context
+from simpar.program import OpClass
+
+Tensors = list[torch.Tensor]
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+EPSILON: Final = 1e-7
+
+
+def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """gradient, v[, squares][, overflow] → v, u: v = momentum · v + g; u = v, or with ``nesterov`` g + momentum · v."""
+    gradient, v, *numbers = tensors
+    squares = numbers[0] if 'clip_norm' in op.attributes else None
+    dtype = v.dtype if gradient.dtype == torch.float16 else gradient.dtype
+    if 'loss_scale' in op.attributes and bool(numbers[-1] > 0):
+        # Zeros travel in place of what is not finite, for nobody will use them.
+        return [v, torch.zeros_like(v, dtype=dtype)]
+    g, mu = gradient.reshape(v.shape).to(v.dtype) * factor(op, squares), float(op.attributes['momentum'])
+    v.mul_(mu).add_(g)
+    # In memory of its own: the state must not change with what is handed on.
+    return [v, (g.add_(v, alpha=mu) if op.attributes['nesterov'] else v.clone()).to(dtype)]
+
+
+def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """u, weight[, master][, overflow] → weight[, master]: this rank's shard of the change of the full matrix."""
+    full, weight, *rest = tensors
+    masters = rest[:1] if op.attributes.get('master_weights') else []
+    if 'loss_scale' in op.attributes and bool(rest[-1] > 0):
+        return [weight, *masters]
+    leading = int(op.attributes['rows'])
+    change = full.flatten(leading).flatten(0, leading - 1)
+    rows, columns = change.shape
+    change = _orthogonal(change, int(op.attributes['iterations'])).reshape(full.shape)
+    splits, partitions = str(op.attributes['splits']).split(), str(op.attributes['partitions']).split()
+    for dim, partition in zip(splits, partitions, strict=True):
+        change = change.chunk(where.size[partition], int(dim))[where.position[partition]]
+    exact, rate = (masters or [weight])[0], float(op.attributes['learning_rate'])
+    exact.mul_(1 - rate * float(op.attributes['weight_decay']))
+    exact.add_(change.to(exact.dtype), alpha=-rate * sqrt(max(1.0, rows / columns)))
+    if masters:
+        weight.copy_(exact)
+    return [weight, *masters]
+
+
+def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Newton–Schulz of degree 5, on the side of fewer rows."""
+    a, b, c = COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / (x.norm() + EPSILON)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+KERNELS = {('muon_momentum', 'U'): muon_momentum, ('muon', 'U'): muon}

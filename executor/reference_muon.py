@@ -1,0 +1,85 @@
+"""The reference of Muon: Jordan et al. 2024 over full matrices, written apart from the kernel."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import torch
+
+from executor.reference_model import Parameters
+from simpar.model import Conv2d, Dense, Network, layer_names
+from simpar.workload import Muon, Workload
+
+
+class Steps(Protocol):
+    """What the reference asks of an optimizer."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Update the weights."""
+
+
+class MuonSteps:
+    """Muon for weights of products and convolutions, torch's SGD with momentum for the others."""
+
+    def __init__(self, workload: Workload, parameters: Parameters) -> None:
+        self._rule = cast('Muon', workload.optimizer)
+        names = _matrices(workload, parameters)
+        self._matrices = [(parameters[name], _rows(name, parameters)) for name in names]
+        self._sums = [torch.zeros_like(weight) for weight, _ in self._matrices]
+        others = [weight for name, weight in parameters.items() if name not in names]
+        rule = self._rule
+        self._others = torch.optim.SGD(
+            # A model without biases has no others, and torch refuses an empty list.
+            others or [torch.zeros(1, requires_grad=True)],
+            lr=rule.learning_rate, momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
+        )  # fmt: skip
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._others.zero_grad()
+        for weight, _ in self._matrices:
+            weight.grad = None
+
+    def step(self) -> None:
+        """Update the weights."""
+        self._others.step()
+        rule = self._rule
+        for (weight, rows), total in zip(self._matrices, self._sums, strict=True):
+            assert weight.grad is not None
+            total.copy_(rule.momentum * total + weight.grad)
+            ahead = weight.grad + rule.momentum * total if rule.nesterov else total
+            change = newton_schulz(ahead.reshape(rows, -1))
+            scale = max(1.0, rows / change.shape[1]) ** 0.5
+            with torch.no_grad():
+                weight.sub_(rule.learning_rate * (rule.weight_decay * weight + scale * change.reshape(weight.shape)))
+
+
+def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """X ← 3.4445 X − 4.775 (X·Xᵀ) X + 2.0315 (X·Xᵀ)² X, five times; a tall matrix is transposed."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return newton_schulz(matrix.T).T
+    x = matrix / ((matrix * matrix).sum().sqrt() + 1e-7)
+    for _ in range(5):
+        once = torch.matmul(x, torch.matmul(x.T, x))
+        twice = torch.matmul(torch.matmul(once, x.T), x)
+        x = 3.4445 * x - 4.7750 * once + 2.0315 * twice
+    return x
+
+
+def _matrices(workload: Workload, parameters: Parameters) -> set[str]:
+    """Names of the weights that are no tables and no vectors."""
+    model = workload.model
+    if isinstance(model, Network):
+        named = zip(layer_names(model), model.layers, strict=True)
+        return {f'{name}.weight' for name, layer in named if isinstance(layer, Dense | Conv2d)}
+    tables = ('embedding.weight', 'position.weight')
+    return {name for name in parameters if name.endswith('.weight') and name not in tables}
+
+
+def _rows(name: str, parameters: Parameters) -> int:
+    """As many as biases, which are by heads as well; without a bias, those of dim 0."""
+    bias = parameters.get(name.removesuffix('weight') + 'bias')
+    return int(parameters[name].shape[0] if bias is None else bias.numel())
