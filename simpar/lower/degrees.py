@@ -94,7 +94,7 @@ class Degrees:
         world, vocab = self.placer.world, rule.shapes[0][0]
         first, *others = tokens.layout.dims
         rows = (
-            # Where tokens do not divide by data they keep what a strategy gave them.
+            # Where data splits no samples, tokens stay as they come.
             outermost(self.data, tokens.shape[0] // self.placer.copies) or first,
             *map(self._without_tensor, others),
         )

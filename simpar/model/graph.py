@@ -59,6 +59,7 @@ class Network(Model):
     @property
     def is_graph(self) -> bool:
         """Whether it has operators that degrees do not split: others than a chain of dense layers and activations."""
+        # Degrees know these chains (Megatron); everything else is split by batch or by strategies.
         chained = all(isinstance(layer, Dense | Relu | Flatten) for layer in self.layers)
         return bool(self.input) or not chained or any(getattr(layer, 'of', '') for layer in self.layers)
 

@@ -126,6 +126,7 @@ class Model(ABC):
     @property
     def trained_layers(self) -> int:
         """How many groups of parameters there are whose names begin alike."""
+        # A tied weight is its first operator's: counted there alone.
         own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
 

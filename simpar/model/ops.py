@@ -165,6 +165,7 @@ def unary(
 
 def slice_text(local: Local, role: str) -> str:
     """The shape of a rank's slice for a kernel, of any count of samples."""
+    # −1: ``slice_shape`` counts the samples of all copies, and a kernel runs on those of one.
     return text((-1, *local.slice_shape(role)[1:]))
 
 

@@ -47,6 +47,7 @@ def layers_of(network: Network) -> tuple[int, ...]:
     with a weight and what follows it, as people count layers.
     """
     blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(network)]
+    # One beginning for all tells no blocks apart: then products are counted.
     named = len(set(blocks)) > 1
     layers: list[int] = []
     layer = -1

@@ -75,6 +75,7 @@ class Schedule(Contents):
         contents = None if problems else _attempt(tree, problems)
         if contents is None:
             raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
+        # The plan's profile has its folder already; only one that ``against`` names starts there still.
         changed = contents.cluster.profile != self.cluster.profile
         cluster = _from_folder(contents.cluster, self.folder) if changed else contents.cluster
         other = replace(self, **{**_values(contents), 'cluster': cluster})
@@ -158,6 +159,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
 
 def _schedule(tree: Tree, contents: Contents, folder: Path) -> Schedule:
     """The schedule of a tree; a path to a profile starts from the file's folder, or from here if it was typed here."""
+    # A path that was typed starts where the user is, as paths in a shell do.
     typed = tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
     cluster = contents.cluster if typed else _from_folder(contents.cluster, folder)
     return Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
@@ -173,6 +175,7 @@ def written(schedule: Contents) -> dict[str, Any]:
     tree: dict[str, Any] = dump(schedule, Contents)
     workload = tree['workload']
     model = workload.pop(MODEL)
+    # ``model`` is a key that no file has: its kind stands in its place.
     short = {key: schedule.workload.model.in_short(keys) for key, keys in model.items()}
     return {**tree, 'workload': {**short, **workload}}
 

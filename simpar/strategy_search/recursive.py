@@ -131,6 +131,7 @@ class _Search:
         self.producers: dict[str, list[_Node]] = {}
         self.consumers: dict[str, list[_Node]] = {}
         main = [place for place in self.order if is_main(graph.operators[place], compat)]
+        # With a pipeline in the order of numbers, from the last operator on; else from the first.
         self.visits = [graph.operators[place].name for place in (main if stages > 1 else reversed(main))]
         self.borders()
 
@@ -159,7 +160,7 @@ class _Search:
 
     def loop(self) -> None:
         """Splits every node once; sizes and neighbours' splits are those of this loop."""
-        # A neighbour that this loop has not visited still shows the last loop's cut, so it must not count.
+        # A neighbour that this loop has not visited still shows the last loop's split, so it must not count.
         visited: set[str] = set()
         for name in self.visits:
             node = self.nodes[name]
