@@ -33,7 +33,11 @@ SUMS = (Add, Residual)
 class Degrees:
     """Places operators by degrees.
 
-    Arguments: ``data``, ``tensor``, the axes of the degrees; ``sequence_parallel``; ``notes`` of what stays full, grow.
+    Arguments:
+        placer: lays out operators that follow their input.
+        data, tensor: the axes of the degrees, the outermost first.
+        sequence_parallel: norms and residuals are split along the sequence.
+        notes: of what stays full; they grow.
     """
 
     placer: Placer

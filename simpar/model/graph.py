@@ -32,8 +32,10 @@ Layer = Annotated[Operator, OneOf(**KINDS)]
 class Network(Model):
     """Layers, each reading the one before it or those that it names.
 
-    Arguments: ``input``, shape of a sample, where the first layer does not tell; ``weight_deviation``, standard
-    deviation of the normal initial weights; biases start at zero, gains at one.
+    Arguments:
+        layers: in order.
+        input: shape of a sample, where the first layer does not tell.
+        weight_deviation: standard deviation of the normal initial weights; biases start at zero, gains at one.
     """
 
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096, description='in order')]

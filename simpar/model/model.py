@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 class Source:
     """An input of a graph.
 
-    Arguments: ``shape`` of a micro-batch; ``drawn``, how its values are drawn; ``integer``: it holds indices.
+    Arguments:
+        name: of the tensor.
+        shape: of a micro-batch, unsharded.
+        drawn: how its values are drawn.
+        integer: it holds indices.
     """
 
     name: str

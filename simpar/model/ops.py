@@ -71,7 +71,11 @@ class Parameter:
 class Kept:
     """A tensor that an operator makes beside its result.
 
-    Arguments: ``role``, as of parameters; ``shape``, of one micro-batch, unsharded; ``dtype``, empty: that of the step.
+    Arguments:
+        role: as of parameters.
+        shape: of one micro-batch, unsharded.
+        layout: over the ranks of a stage.
+        dtype: empty: that of the step.
     """
 
     role: str

@@ -64,7 +64,11 @@ def layers_of(network: Network) -> tuple[int, ...]:
 class Misfit:
     """What is wrong with a layer.
 
-    Arguments: ``place`` of the layer; ``key`` of it to change, empty: the layer; ``what`` is wrong; ``remedy``.
+    Arguments:
+        place: of the layer in the network.
+        key: of the layer to change; empty: the layer itself.
+        what: is wrong.
+        remedy: what to write instead.
     """
 
     place: int

@@ -113,9 +113,13 @@ def load_rows(
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
-    Arguments: ``overrides`` as of `load_schedule`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, in place of the file's.
-    Raises `ScheduleError` with every unknown key and every value that is none; a row whose values are well-formed and
-    do not fit together only says so.
+    Arguments:
+        path: of the file.
+        overrides: ``a.b=value``, as of `load_schedule`.
+        sweeps: ``a.b=1,2,4``, as of `--sweep`, in place of the file's.
+
+    Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
+    not fit together only says so.
     """
     tree = swept_tree(path, overrides, sweeps, _SHORTS)
     known: list[Problem] = []

@@ -35,6 +35,7 @@ def double_recursive(
     """Strategies of all operators, by name.
 
     Arguments:
+        graph: operators and tensors.
         devices: of all stages together, a power of two.
         compat: MindSpore's version; 2.10 prefers to split rows and may leave devices unused. Beyond 32 devices it
             scatters a contracted product's sum over its rows (``out_strategy``).

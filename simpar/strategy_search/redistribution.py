@@ -124,7 +124,10 @@ def _share(source: Bits, target: Bits, sizes: Sizes, all_to_all: bool) -> float:
 class _Moves:
     """What can be done next on the way to a goal.
 
-    Arguments: ``goal``, where runs are to stand; ``sizes``, devices along each; ``all_to_all``: may be used.
+    Arguments:
+        goal: where runs are to stand.
+        sizes: devices along each run.
+        all_to_all: whether one may be used.
     """
 
     goal: State

@@ -41,8 +41,17 @@ def block_network(
 ) -> Network:
     """Pre-norm blocks over rows [sequences × tokens, hidden], their attention unfused, over all tokens of a sequence.
 
-    Arguments: ``sequence``, tokens; ``ffn``, width of the feed-forward; ``bias``, of the dense layers. Raises
-    ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask, dropout.
+    Arguments:
+        sequence: tokens of a sample.
+        hidden: width of the residual stream.
+        heads: of attention.
+        ffn: width of the feed-forward.
+        layers: how many blocks.
+        bias: whether dense layers have one.
+        weight_deviation: standard deviation of the normal initial weights.
+
+    Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask,
+    dropout.
     """
     return _blocks(_Block(sequence, hidden, heads, ffn, bias), layers, weight_deviation)
 
@@ -52,8 +61,16 @@ def llama_network(
 ) -> Network:
     """Blocks as Llama's over rows [sequences × tokens, hidden]: RMSNorm, unfused attention, a feed-forward with a gate.
 
-    Arguments: ``sequence``, tokens; ``ffn``, width of the gate. Raises ``Infeasible`` where ``heads`` do not divide
-    ``hidden``. Does not model: rotary embedding, grouped queries, embedding, head, the causal mask.
+    Arguments:
+        sequence: tokens of a sample.
+        hidden: width of the residual stream.
+        heads: of attention.
+        ffn: width of the gate.
+        layers: how many blocks.
+        weight_deviation: standard deviation of the normal initial weights.
+
+    Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: rotary embedding,
+    grouped queries, embedding, head, the causal mask.
     """
     return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, weight_deviation)
 

@@ -59,7 +59,10 @@ def _hints(base: type) -> dict[str, Any]:
 class MisfitError(Exception):
     """What does not fit between an operator and what it reads.
 
-    Arguments: ``key`` of the operator to change, empty: the operator itself; ``what`` is wrong; ``remedy``.
+    Arguments:
+        key: of the operator to change; empty: the operator itself.
+        what: is wrong.
+        remedy: what to write instead.
     """
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
