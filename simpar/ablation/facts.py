@@ -49,6 +49,7 @@ class Facts:
     @cached_property
     def sums_gradients(self) -> bool:
         """Whether gradients of parameters are summed over ranks."""
+        # Collectives of W are sums of gradients; those of F and I are over activations.
         return any(op.kind == 'collective' and op.phase == 'W' for op in self._communication)
 
     @cached_property

@@ -106,6 +106,7 @@ INERT: Final[Mapping[str, Rule]] = {
 
 def _asks_alone(facts: Facts) -> bool:
     """Whether no more than one key asks for optimizer parallelism."""
+    # Two that ask for it hold each other: without one of them the program may stay the same.
     return sum((facts.asked.zero > 0, facts.asked.hsdp != 'off', bool(facts.asked.shard))) <= 1
 
 

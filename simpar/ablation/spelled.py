@@ -27,6 +27,7 @@ def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
     """
     if key.rule == 'plan.data':
         return bool(key.value == world // (plan.tensor * plan.pipeline))
+    # ``balanced`` is a request, not a value that could be chosen without it.
     if isinstance(key.value, str) and key.field == 'stages':
         return False
     if key.rule == 'layer.comm_fusion':
@@ -37,6 +38,7 @@ def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
     if key.path[0] == 'plan' and key.field in _OF_PLAN:
         try:
             chosen = settled_plan(workload, other)
+        # Without the key nothing can be chosen: so it does not say what would be chosen.
         except SimparError:
             return False
         return _alike(getattr(chosen, key.field), getattr(plan, key.field))

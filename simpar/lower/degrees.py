@@ -33,7 +33,11 @@ SUMS = (Add, Residual)
 class Degrees:
     """Places operators by degrees.
 
-    Arguments: ``data``, ``tensor``, the axes of the degrees; ``sequence_parallel``; ``notes`` of what stays full, grow.
+    Arguments:
+        placer: lays out operators that follow their input.
+        data, tensor: the axes of the degrees, the outermost first.
+        sequence_parallel: norms and residuals are split along the sequence.
+        notes: of what stays full; they grow.
     """
 
     placer: Placer
@@ -94,7 +98,7 @@ class Degrees:
         world, vocab = self.placer.world, rule.shapes[0][0]
         first, *others = tokens.layout.dims
         rows = (
-            # Where tokens do not divide by data they keep what a strategy gave them.
+            # Where data splits no samples, tokens stay as they come.
             outermost(self.data, tokens.shape[0] // self.placer.copies) or first,
             *map(self._without_tensor, others),
         )

@@ -32,8 +32,10 @@ Layer = Annotated[Operator, OneOf(**KINDS)]
 class Network(Model):
     """Layers, each reading the one before it or those that it names.
 
-    Arguments: ``input``, shape of a sample, where the first layer does not tell; ``weight_deviation``, standard
-    deviation of the normal initial weights; biases start at zero, gains at one.
+    Arguments:
+        layers: in order.
+        input: shape of a sample, where the first layer does not tell.
+        weight_deviation: standard deviation of the normal initial weights; biases start at zero, gains at one.
     """
 
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096, description='in order')]
@@ -59,6 +61,7 @@ class Network(Model):
     @property
     def is_graph(self) -> bool:
         """Whether it has operators that degrees do not split: others than a chain of dense layers and activations."""
+        # Degrees know these chains (Megatron); everything else is split by batch or by strategies.
         chained = all(isinstance(layer, Dense | Relu | Flatten) for layer in self.layers)
         return bool(self.input) or not chained or any(getattr(layer, 'of', '') for layer in self.layers)
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 class Source:
     """An input of a graph.
 
-    Arguments: ``shape`` of a micro-batch; ``drawn``, how its values are drawn; ``integer``: it holds indices.
+    Arguments:
+        name: of the tensor.
+        shape: of a micro-batch, unsharded.
+        drawn: how its values are drawn.
+        integer: it holds indices.
     """
 
     name: str
@@ -126,6 +130,7 @@ class Model(ABC):
     @property
     def trained_layers(self) -> int:
         """How many groups of parameters there are whose names begin alike."""
+        # A tied weight is its first operator's: counted there alone.
         own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
 

@@ -28,6 +28,7 @@ NETWORK: Final[Key] = ('workload', 'network')
 
 def network_fits(model: Network, asked: Asked) -> Iterator[Complaint]:
     """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
+    # Shapes are found by name: with two layers of one name they would blame the wrong one.
     clashes = list(_names(model))
     yield from clashes
     if not model.is_graph:
@@ -40,6 +41,7 @@ def network_fits(model: Network, asked: Asked) -> Iterator[Complaint]:
 
 
 def _names(model: Network) -> Iterator[Complaint]:
+    # The input, target, labels and loss are tensors of every program.
     taken = set(RESERVED)
     for place, name in enumerate(layer_names(model)):
         if name in taken:
@@ -98,6 +100,7 @@ def _untold(model: Network) -> Complaint:
 
 def _graph(asked: Asked, model: Network) -> Iterator[Complaint]:
     slices = asked.slices
+    # Where it does not, that is told elsewhere: shapes are still checked, with the batch as it is.
     divides = asked.batch % slices == 0
     found = shapes_of(model, asked.batch // slices if divides else asked.batch)
     for misfit in found.misfits:

@@ -71,7 +71,11 @@ class Parameter:
 class Kept:
     """A tensor that an operator makes beside its result.
 
-    Arguments: ``role``, as of parameters; ``shape``, of one micro-batch, unsharded; ``dtype``, empty: that of the step.
+    Arguments:
+        role: as of parameters.
+        shape: of one micro-batch, unsharded.
+        layout: over the ranks of a stage.
+        dtype: empty: that of the step.
     """
 
     role: str
@@ -165,6 +169,7 @@ def unary(
 
 def slice_text(local: Local, role: str) -> str:
     """The shape of a rank's slice for a kernel, of any count of samples."""
+    # −1: ``slice_shape`` counts the samples of all copies, and a kernel runs on those of one.
     return text((-1, *local.slice_shape(role)[1:]))
 
 

@@ -100,7 +100,11 @@ class Primitive(ABC):
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """Its named dims.
 
-        Arguments: ``name``, for messages; ``shapes`` of what it reads; ``output``, shape of its result.
+        Arguments:
+            name: for messages.
+            call: its attributes.
+            shapes: of what it reads, unsharded.
+            output: shape of its result, unsharded.
         """
 
     # double recursive search gives the operators that are not main the strategy of a neighbour

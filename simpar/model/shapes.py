@@ -47,6 +47,7 @@ def layers_of(network: Network) -> tuple[int, ...]:
     with a weight and what follows it, as people count layers.
     """
     blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(network)]
+    # One beginning for all tells no blocks apart: then products are counted.
     named = len(set(blocks)) > 1
     layers: list[int] = []
     layer = -1
@@ -63,7 +64,11 @@ def layers_of(network: Network) -> tuple[int, ...]:
 class Misfit:
     """What is wrong with a layer.
 
-    Arguments: ``place`` of the layer; ``key`` of it to change, empty: the layer; ``what`` is wrong; ``remedy``.
+    Arguments:
+        place: of the layer in the network.
+        key: of the layer to change; empty: the layer itself.
+        what: is wrong.
+        remedy: what to write instead.
     """
 
     place: int

@@ -30,6 +30,7 @@ def _staged(workload: Workload, plan: Plan) -> Plan:
     plan = replace(plan, chunks=stages // plan.pipeline)
     if not plan.recompute_stages and recomputes(workload, plan):
         plan = replace(plan, recompute_stages=tuple(range(stages)))
+    # Marks decide before counts do: counts beside them would say nothing.
     if plan.stages or marked(workload):
         return plan
     model = workload.model

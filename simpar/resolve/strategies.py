@@ -205,7 +205,7 @@ class _Search:
         self.check_samples()
         stages = self.plan.pipeline // odd_factor(self.plan.pipeline)
         found = double_recursive(self.graph(), self.twos * stages, compat, optimizer_parallel=parallel, stages=stages)
-        # What the compiler makes of an embedding is not known from any record: it is left to be cut by batch.
+        # What the compiler makes of an embedding is not known from any record: it is left to be split by batch.
         kept = {name: choice for name, choice in found.items() if not isinstance(self.operators.get(name), Embedding)}
         return self.with_flattens(self.in_full(kept))
 

@@ -38,7 +38,7 @@ def check(contents: Contents) -> Iterator[Complaint]:
 
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
     """The batch must divide into equal slices for each data rank, unless all read all of it, micro-batch and copy."""
-    # Ranks that read all samples split none by themselves.
+    # With all samples on every rank, data does not divide the batch: strategies do, operator by operator.
     cut = 1 if whole_batch(workload, plan) else data
     counts = {'data': cut, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     slices = prod(counts.values())

@@ -75,6 +75,7 @@ class Schedule(Contents):
         contents = None if problems else _attempt(tree, problems)
         if contents is None:
             raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
+        # The plan's profile has its folder already; only one that ``against`` names starts there still.
         changed = contents.cluster.profile != self.cluster.profile
         cluster = _from_folder(contents.cluster, self.folder) if changed else contents.cluster
         other = replace(self, **{**_values(contents), 'cluster': cluster})
@@ -112,9 +113,13 @@ def load_rows(
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
-    Arguments: ``overrides`` as of `load_schedule`; ``sweeps``, ``a.b=1,2,4`` as of `--sweep`, in place of the file's.
-    Raises `ScheduleError` with every unknown key and every value that is none; a row whose values are well-formed and
-    do not fit together only says so.
+    Arguments:
+        path: of the file.
+        overrides: ``a.b=value``, as of `load_schedule`.
+        sweeps: ``a.b=1,2,4``, as of `--sweep`, in place of the file's.
+
+    Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
+    not fit together only says so.
     """
     tree = swept_tree(path, overrides, sweeps, _SHORTS)
     known: list[Problem] = []
@@ -158,6 +163,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
 
 def _schedule(tree: Tree, contents: Contents, folder: Path) -> Schedule:
     """The schedule of a tree; a path to a profile starts from the file's folder, or from here if it was typed here."""
+    # A path that was typed starts where the user is, as paths in a shell do.
     typed = tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
     cluster = contents.cluster if typed else _from_folder(contents.cluster, folder)
     return Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
@@ -173,6 +179,7 @@ def written(schedule: Contents) -> dict[str, Any]:
     tree: dict[str, Any] = dump(schedule, Contents)
     workload = tree['workload']
     model = workload.pop(MODEL)
+    # ``model`` is a key that no file has: its kind stands in its place.
     short = {key: schedule.workload.model.in_short(keys) for key, keys in model.items()}
     return {**tree, 'workload': {**short, **workload}}
 

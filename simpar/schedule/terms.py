@@ -75,6 +75,7 @@ def key_term(key: Key) -> Told | None:
     owner, _, name = place.rpartition('.')
     if owner.startswith('workload.optimizer') and above[:2] == ['workload', 'optimizer']:
         owner = '.'.join(above)
+    # In its own place a key is written without what is above it.
     short = name if owner == '.'.join(above) else place
     return Told('unknown key', f'write {short}{colon}{value}')
 

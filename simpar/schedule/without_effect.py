@@ -15,7 +15,10 @@ _MOST = 6
 class WithoutEffect(NamedTuple):
     """A key of a schedule without which the program, and what it costs, would be the same.
 
-    Arguments: ``key``, dotted, as in `--set`; ``value``, as a file holds it; ``why``, in words.
+    Arguments:
+        key: dotted, as in `--set`.
+        value: as a file holds it.
+        why: in words.
     """
 
     key: str

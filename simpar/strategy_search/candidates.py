@@ -40,7 +40,8 @@ def candidates(graph: Graph, operator: Operator, devices: int) -> list[Candidate
     found = rule(graph, operator)
     if operator.primitive == DATASET:
         whole = graph.dataset == 'data_parallel'
-        # A dataset has one axis: its first cut splits nothing, its last takes as many devices as samples allow.
+        # A dataset has one axis: the first of its splits leaves it full, the last takes as many devices as samples
+        # allow.
         return list(_candidates(graph, operator, [found.cuts(devices)[-1 if whole else 0]]))
     return list(_candidates(graph, operator, widest(operator, found, devices)))
 

@@ -147,7 +147,10 @@ class GraphBuilder:
         written = ''
         for step in layer.steps(reads, layer.result_shape(samples or shapes[0][0], *shapes)):
             called = f'{name}.{step.part}' if step.part else name
+            # An empty name is what the step before has written.
             inputs = tuple(self._read(name, one) or written for one in step.reads)
+            # Written operators are primitives of MindSpore, whose own rules hold; those of the library tell their
+            # dims.
             named = None if layer.written or step.part else layer.axes(name, *shapes)
             written = self.add(step.primitive.name, called, inputs, step.shape, step.call, named)
         return written

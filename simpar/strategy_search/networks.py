@@ -25,7 +25,7 @@ MNIST_SAMPLE = (1, 28, 28)
 
 def workload_graph(workload: Workload, dataset: Dataset = 'full_batch') -> Graph:
     """The forward operators of a workload and its loss."""
-    # Operators of the loss are named after the compiler whose they are.
+    # ``loss_operators`` names the compiler whose operators these are.
     loss = workload.loss if workload.loss_operators == 'one' else workload.loss_operators
     return model_graph(workload.model.graph(workload.batch), loss, dataset)
 
@@ -46,6 +46,7 @@ def model_graph(model: ModelGraph, loss: str, dataset: Dataset = 'full_batch') -
     build = GraphBuilder()
     first, *others = model.sources
     batch, result = first.shape[0], model.shapes[model.nodes[-1].name]
+    # Dropout keys and the like come as they are; only the first input has samples to reshape.
     inputs = {first.name: (batch, *_sample(model)), **{source.name: source.shape for source in others}}
     *names, label = build.dataset(**inputs, label=result if loss in ('mse', 'mae') else result[:-1])
     values = dict(zip(inputs, names, strict=True))
@@ -62,6 +63,7 @@ def _sample(model: ModelGraph) -> Shape:
     One that is split by hand is split as a file has it.
     """
     first, sample = model.nodes[0].operator, model.sources[0].shape[1:]
+    # A recorded search of the compiler reads [1, 28, 28]; programs hold pixels flat.
     image = isinstance(first, Flatten) and not first.strategy and sample == (prod(MNIST_SAMPLE),)
     return MNIST_SAMPLE if image else sample
 

@@ -35,6 +35,7 @@ def double_recursive(
     """Strategies of all operators, by name.
 
     Arguments:
+        graph: operators and tensors.
         devices: of all stages together, a power of two.
         compat: MindSpore's version; 2.10 prefers to split rows and may leave devices unused. Beyond 32 devices it
             scatters a contracted product's sum over its rows (``out_strategy``).
@@ -131,6 +132,7 @@ class _Search:
         self.producers: dict[str, list[_Node]] = {}
         self.consumers: dict[str, list[_Node]] = {}
         main = [place for place in self.order if is_main(graph.operators[place], compat)]
+        # With a pipeline in the order of numbers, from the last operator on; else from the first.
         self.visits = [graph.operators[place].name for place in (main if stages > 1 else reversed(main))]
         self.borders()
 
@@ -159,7 +161,7 @@ class _Search:
 
     def loop(self) -> None:
         """Splits every node once; sizes and neighbours' splits are those of this loop."""
-        # A neighbour that this loop has not visited still shows the last loop's cut, so it must not count.
+        # A neighbour that this loop has not visited still shows the last loop's split, so it must not count.
         visited: set[str] = set()
         for name in self.visits:
             node = self.nodes[name]

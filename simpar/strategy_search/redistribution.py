@@ -40,7 +40,7 @@ def redistribution_bytes(
 
 @lru_cache(maxsize=1 << 18)
 def _moved(source: Bits, target: Bits, all_to_all: bool) -> float:
-    """Received, as a share of the whole tensor."""
+    """Received, as a share of the full tensor."""
     # Two caches: this one by pairs as asked, ``_share`` by pairs up to the names of bits, which are far fewer.
     bits = sorted({bit for dim in (*source, *target) for bit in dim})
     first = set(bits) if all_to_all else _first_of_runs(source, target, bits)
@@ -96,7 +96,7 @@ def _renamed(source: Bits, target: Bits, runs: Mapping[int, int]) -> tuple[Bits,
 
 @lru_cache(maxsize=1 << 18)
 def _share(source: Bits, target: Bits, sizes: Sizes, all_to_all: bool) -> float:
-    """Received, as a share of the whole tensor: the shortest path over where runs stand (Dijkstra 1959)."""
+    """Received, as a share of the full tensor: the shortest path over where runs stand (Dijkstra 1959)."""
     begin, end = ({run: place for place, run in _stands(layout)} for layout in (source, target))
     moving = [run for run in {**begin, **end} if begin.get(run) != end.get(run)]
     # Runs that stay only make the tensor smaller: the search leaves them out.
@@ -124,7 +124,10 @@ def _share(source: Bits, target: Bits, sizes: Sizes, all_to_all: bool) -> float:
 class _Moves:
     """What can be done next on the way to a goal.
 
-    Arguments: ``goal``, where runs are to stand; ``sizes``, devices along each; ``all_to_all``: may be used.
+    Arguments:
+        goal: where runs are to stand.
+        sizes: devices along each run.
+        all_to_all: whether one may be used.
     """
 
     goal: State

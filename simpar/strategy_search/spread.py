@@ -20,7 +20,13 @@ SCATTERS_BEYOND = 32
 class Spread:
     """Strategies of all operators from those of the main ones.
 
-    Arguments: ``devices``, of a stage; ``all_devices``, of all stages; ``order``, places as the compiler numbers them.
+    Arguments:
+        graph: operators and tensors.
+        main: what the search decided of main operators, by name.
+        devices: of a stage.
+        all_devices: of all stages.
+        compat: version of MindSpore.
+        order: places of operators as the compiler numbers them.
     """
 
     def __init__(

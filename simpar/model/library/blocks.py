@@ -41,8 +41,17 @@ def block_network(
 ) -> Network:
     """Pre-norm blocks over rows [sequences × tokens, hidden], their attention unfused, over all tokens of a sequence.
 
-    Arguments: ``sequence``, tokens; ``ffn``, width of the feed-forward; ``bias``, of the dense layers. Raises
-    ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask, dropout.
+    Arguments:
+        sequence: tokens of a sample.
+        hidden: width of the residual stream.
+        heads: of attention.
+        ffn: width of the feed-forward.
+        layers: how many blocks.
+        bias: whether dense layers have one.
+        weight_deviation: standard deviation of the normal initial weights.
+
+    Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask,
+    dropout.
     """
     return _blocks(_Block(sequence, hidden, heads, ffn, bias), layers, weight_deviation)
 
@@ -52,8 +61,16 @@ def llama_network(
 ) -> Network:
     """Blocks as Llama's over rows [sequences × tokens, hidden]: RMSNorm, unfused attention, a feed-forward with a gate.
 
-    Arguments: ``sequence``, tokens; ``ffn``, width of the gate. Raises ``Infeasible`` where ``heads`` do not divide
-    ``hidden``. Does not model: rotary embedding, grouped queries, embedding, head, the causal mask.
+    Arguments:
+        sequence: tokens of a sample.
+        hidden: width of the residual stream.
+        heads: of attention.
+        ffn: width of the gate.
+        layers: how many blocks.
+        weight_deviation: standard deviation of the normal initial weights.
+
+    Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: rotary embedding,
+    grouped queries, embedding, head, the causal mask.
     """
     return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, weight_deviation)
 
@@ -103,12 +120,14 @@ class _Block:
 
         def projected(which: str) -> Iterator[Operator]:
             yield self.dense(self.hidden, self.hidden, f'{name}_{which}', x)
+            # −1: dim 0 counts samples, which ranks, micro-batches and copies divide.
             yield Reshape(shape=(-1, self.sequence, self.heads, width), name=f'{name}_{which}_reshape')
             yield Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
 
         yield from projected('q')
         yield from projected('k')
         yield MatMul(of=(f'{name}_q_transpose', f'{name}_k_transpose'), transpose_b=True, name=f'{name}_scores')
+        # An operator of its own, for searches and strategies see what the compiler would split.
         yield Mul(factor=1 / sqrt(width), name=f'{name}_scale')
         yield Softmax(name=f'{name}_softmax')
         yield from projected('v')
@@ -129,6 +148,7 @@ class _Llama(_Block):
     def feed_forward(self, name: str) -> Iterator[Operator]:
         yield self.dense(self.hidden, self.ffn, f'{name}_gate')
         yield Silu(name=f'{name}_silu')
+        # The gate and this product read the same norm, which is no longer the layer before.
         yield self.dense(self.hidden, self.ffn, f'{name}_up', f'{name}_norm2')
         yield Multiply(of=(f'{name}_silu', f'{name}_up'), name=f'{name}_gated')
         yield self.dense(self.ffn, self.hidden, f'{name}_down')

@@ -191,6 +191,7 @@ class _Block:
     def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
         """A node whose name and reads stand in this layer, if they are not those of others."""
         own = f'layer{self.layer}.'
+        # A dot in front stands for this layer.
         told = tuple(read.replace('.', own, 1) if read.startswith('.') else read for read in reads)
         return Node(f'{own}{name}', operator, told, self.layer, f'{own}{result}' if result else '')
 
@@ -203,6 +204,7 @@ class _Block:
         """x + what attention makes of it."""
         model, groups = self.model, self.model.key_value_heads
         heads = Heads(groups=groups, queries=model.heads // groups, head_dim=model.hidden // model.heads)
+        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
         outputs = (groups, heads.queries + 2, heads.head_dim)
         yield self.node('norm1', LayerNorm(), x)
         qkv = Product(outputs=outputs, inputs=(model.hidden,), gathers=True, what='attention (its groups of heads)')

@@ -63,6 +63,7 @@ class Heads:
 
     @staticmethod
     def _dims(shape: Shape) -> tuple[str, ...]:
+        # By rank: keys of dropout, values of three dims, probabilities of heads.
         return {1: ('b',), 3: ('b', 's', 'g'), 4: ('b', 'g', ONE, ONE)}[len(shape)]
 
 
@@ -84,6 +85,7 @@ class AttentionCore(Primitive):
 
 def _by_heads(pieces: Pieces, rank: int) -> Pieces:
     """Slices of samples and of heads, which are features of three dims and a dim of four."""
+    # Tokens stay in one place: attention needs all of a sequence.
     heads = pieces[-1] if len(pieces) == 3 else pieces[1] if len(pieces) == 4 else 1
     return {1: pieces[:1], 3: (pieces[0], 1, heads), 4: (pieces[0], heads, 1, 1)}[rank]
 
@@ -212,6 +214,7 @@ class AttentionValues(Operator):
         heads = self.heads
         rows, sequence, width, product = _product(local, heads, 'kept')
         told = heads.told(local)
+        # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
             shape=(*local.shape('qkv')[:2], heads.groups * heads.head_dim),

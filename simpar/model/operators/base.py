@@ -61,7 +61,10 @@ def _hints(base: type) -> dict[str, Any]:
 class MisfitError(Exception):
     """What does not fit between an operator and what it reads.
 
-    Arguments: ``key`` of the operator to change, empty: the operator itself; ``what`` is wrong; ``remedy``.
+    Arguments:
+        key: of the operator to change; empty: the operator itself.
+        what: is wrong.
+        remedy: what to write instead.
     """
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
@@ -157,6 +160,7 @@ class Operator(ABC):
 
         Arguments: ``name``, for messages; shapes of what it ``reads``.
         """
+        # The first primitive alone tells the dims: a bias behind it lies as its result does.
         result = self.result_shape(reads[0][0], *reads)
         step, left = next(iter(self.steps(('',) * len(reads), result))), iter(reads)
         shapes = tuple(one.shape if isinstance(one, Parameter) else next(left) for one in step.reads)
@@ -194,6 +198,7 @@ class Operator(ABC):
         """
         (primitive,) = self.primitives.values()
         own = self.parameters(result)
+        # An embedding's strategy has the weight before the tokens (``lead`` 1).
         inputs: tuple[str | Parameter, ...] = (*own, *reads) if self.lead else (*reads, *own)
         yield Step(primitive=primitive, reads=inputs, shape=result, call=self.call(result))
 

@@ -71,13 +71,14 @@ class Conv2d(Biased):
         if self.kernel > most:
             what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
             raise MisfitError('kernel', what, f'write at most {most}')
-        # Windows that would reach over the padded edge are left out, as in torch and MindSpore's pad mode.
+        # Windows that would reach over the padded edge are left out, as in torch.
         height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
         return (x[0], self.outputs, height, width)
 
     def ops(self, local: Local) -> Ops:
         """A product of windows with the full weight, whose dims it has."""
         weight, *biases = self.parameters(local.shape('y'))
+        # The weight is full: channels are not split.
         parameters = (weight.on(local.inputs[1]), *biases)
         told: Attributes = {'stride': self.stride, 'padding': self.padding}
         n, k = self.outputs, prod(self.weight()[1:])

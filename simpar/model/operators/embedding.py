@@ -58,6 +58,7 @@ class Embedding(Weighted):
         (weight,) = self.parameters(local.shape('y'))
         layout = local.inputs[0]
         partition = local.partition(layout, 0)
+        # Only a kernel whose rows are split must know which of them it has.
         told: Attributes = {'partition': partition} if partition else {}
         # Rows are read and written once; the backward reads the sum that it adds to besides.
         moved = 2.0 * local.size('y') + local.size('tokens')

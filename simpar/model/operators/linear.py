@@ -107,6 +107,7 @@ class Biased(Weighted, Unary):
         product, add = self.primitives.values()
         weight, *biases = self.parameters(result)
         yield Step(primitive=product, reads=(*reads, weight), shape=result, call=self.call(result))
+        # It reads what the product gives, so its first name is empty.
         for bias in biases:
             yield Step(primitive=add, reads=('', bias), shape=result, part='bias_add')
 
@@ -219,6 +220,7 @@ class Product(Weighted, Unary):
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """Weight and bias."""
+        # [outputs, inputs], as dense layers have it, so that a tied head and embedding share [vocab, hidden].
         weight = Parameter(f'={self.weight}' if self.weight else 'weight', (*self.outputs, *self.inputs))
         return (weight, *((Parameter('bias', self.outputs, 'zeros'),) if self.bias else ()))
 

@@ -103,6 +103,7 @@ class Sliced(Primitive):
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """d0, d1, ..."""
         names, x = dim_names(output), shapes[0]
+        # A slice of a split dim would leave ranks with unequal rows.
         shorter = {names[dim]: WHOLE for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left}
         return Axes(name, (names,), names, shapes, x, names, shorter)
 
@@ -122,6 +123,7 @@ class Dataset(Primitive):
 
     def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
         """n."""
+        # Inputs without dims, as numbers, have no samples to split.
         inputs = tuple(('n', *(ONE for _ in shape[1:])) if shape else () for shape in shapes)
         return Axes(name, inputs, inputs[0], shapes, shapes[0], ('n',), {})
 

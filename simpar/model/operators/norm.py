@@ -49,6 +49,7 @@ class RmsNormalised(Primitive):
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
         """Rows over all devices, whatever its neighbours do."""
+        # At most one rank for each row.
         return (min(use.devices, use.shapes[0][0]), *(1,) * (len(use.shapes[0]) - 1)), (1,)
 
 

@@ -51,6 +51,7 @@ class Arithmetic(Elementwise):
 
 def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
     """Right-aligned shards for inputs of different rank; all 1 where the shards are the smaller input's."""
+    # The smaller input's shards do not tell how the other dims are split.
     if len(pieces) != max(len(shape) for shape in shapes):
         return tuple((1,) * len(shape) for shape in shapes)
     return tuple(
@@ -157,6 +158,7 @@ class Add(Alike):
 
     def ops(self, local: Local) -> Ops:
         """x + z; the gradient goes to both."""
+        # None: the gradient of both is that of the sum itself, so the backward has no op.
         work = Work(operator='residual', reads=('x', 'z'), writes=('y',), flops=local.elements('y'))
         return Ops(F=work, I={'x': None, 'z': None})
 
@@ -228,6 +230,7 @@ class Mul(Pointwise, Sharded):
 
     def ops(self, local: Local) -> Ops:
         """The factor is an attribute."""
+        # A factor is told by now: without one, ``result_shape`` has refused it.
         told = {'factor': float(self.factor or 0)}
         return unary(local, 'mul', flops=(1, 1), forward=told, backward=told)
 

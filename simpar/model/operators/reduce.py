@@ -31,7 +31,7 @@ class Reduction(Primitive):
 
     def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
         """As its result is wanted; what is reduced stays full."""
-        # Pieces of the result are dealt out in order: only dims that stay, or are kept with length 1, take one.
+        # Shards of the result are dealt out in order: only dims that stay, or are kept with length 1, take one.
         left = iter(wanted)
         pieces = []
         for dim in range(len(use.shapes[0])):

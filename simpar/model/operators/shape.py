@@ -90,6 +90,7 @@ def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pie
     goes to the outer dims as far as it divides them.
     """
     left, made = list(pieces), [1] * len(output)
+    # In this order, so that a dim keeps its split in one place wherever it can.
     if compat == '2.10':
         _deal(shape, output, left, made, whole=True)
     _deal(shape, output, left, made, whole=False)
@@ -177,6 +178,7 @@ class Reshape(Unary):
             what = f'dim 0 is -1, and the others are told (got {list(self.shape)})'
             raise MisfitError('shape', what, f'write [-1, {", ".join(str(max(1, length)) for length in rest)}]')
         size = prod(rest)
+        # A row must be within one sample or hold full ones: else samples could not be split over ranks.
         if prod(x) % size or ((prod(x) // size) % samples and samples % (prod(x) // size)):
             what = f'{list(x)} for {samples} samples does not become rows of {size} elements that keep samples apart'
             remedy = 'choose dims whose product divides a sample, or is so many samples that they divide a copy'
@@ -221,5 +223,6 @@ class Transpose(Sharded, Unary):
     def ops(self, local: Local) -> Ops:
         """Every element once; back in the inverse order."""
         order = self.permutation
+        # The inverse permutation: where each dim of the input stands in the result.
         back = sorted(range(len(order)), key=order.__getitem__)
         return unary(local, 'transpose', forward={'permutation': text(order)}, backward={'permutation': text(back)})

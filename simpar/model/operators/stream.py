@@ -62,6 +62,7 @@ class Position(SameShape, Trained):
         """One addition an element."""
         elements = local.elements('x')
         partition = local.partition(local.layout('x'), 1)
+        # Only where the sequence is split must a rank know which rows of the weight are its own.
         told: Attributes = {'partition': partition} if partition else {}
         return Ops(
             F=Work(operator='position', reads=('x', 'weight'), writes=('y',), flops=elements, attributes=told),
@@ -90,6 +91,7 @@ class Dropout(SameShape):
     def ops(self, local: Local) -> Ops:
         """Two operations an element."""
         flops = 2 * local.elements('x')
+        # Named after its site, which it is drawn for, not after this operator.
         mask = Kept(role=f'={self.site}.mask', shape=local.shape('x'), layout=local.layout('x'), dtype='bool')
         return Ops(
             F=Work(operator='dropout', reads=('x', 'keys'), writes=('y', mask.role), flops=flops,
