@@ -1,9 +1,9 @@
-"""Strategies of a network's layers: those that a user gave, and those that a search finds for the others."""
+"""Searches of the strategies of a model's operators, beside those that a user gave."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 from simpar.cost.collective import ClusterCollectives
@@ -23,9 +23,9 @@ from simpar.plan import Plan
 from simpar.program.tensor import BYTES
 from simpar.resolve.cuts import cut, flatten_choice, in_graphs, in_patterns, written
 from simpar.resolve.degrees import degree_strategies
+from simpar.resolve.find import Strategies
 from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
 from simpar.resolve.pool import Pool
-from simpar.resolve.proposal import Proposal
 from simpar.resolve.rows import Rules, divided, odd_factor, times
 from simpar.resolve.step_bytes import StepBytes
 from simpar.resolve.step_seconds import StepSeconds
@@ -51,35 +51,8 @@ MANY = 1000
 VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategies:
-    """A workload and a plan whose strategies are all there.
-
-    Arguments:
-        origins: by name of a layer in programs, where its strategy comes from.
-        proposals: of an exact search, all that were counted in their programs, the best first.
-        bound: of an exact search, the least bytes that a device sends, summed over operators of all stages, no biases.
-        seconds: of a search by time, the least sum of seconds, one op after the other.
-    """
-
-    workload: Workload
-    plan: Plan
-    origins: Mapping[str, str] = field(default_factory=dict)
-    proposals: tuple[Proposal, ...] = ()
-    bound: float | None = None
-    seconds: float | None = None
-
-
-def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
-    """The workload, and the plan, with strategies for operators and the loss, where ``plan.search`` asks for them.
-
-    Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
-    the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
-    by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
-    Devices that are no power of two, which MindSpore's searches do not take: the odd factor splits samples, and the
-    search splits the rest. Raises ``Infeasible`` where no strategies can be lowered, ``ScheduleError`` where the search
-    does not take the strategies that are given.
-    """
+def searched(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
+    """What ``find_strategies`` says of a workload with strategies or a plan with a search."""
     search = _Search(workload, plan, cluster)
     if plan.search == 'none':
         return Strategies(workload=workload, plan=plan, origins=search.given)
