@@ -3,8 +3,6 @@
 The folder holds the jobs; what this rank trained, and how many messages that took, is written there.
 """
 
-import os
-import pickle
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_jobs import serve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -97,14 +96,7 @@ def train(job, rank, world):
 
 
 def main(rank, world, folder):
-    torch.set_num_threads(1)
-    os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')
-    dist.init_process_group('gloo', store=dist.FileStore(str(folder / 'store'), world), rank=rank, world_size=world)
-    jobs = pickle.loads((folder / 'jobs').read_bytes())
-    found = {name: train(job, rank, world) for name, job in jobs.items()}
-    (folder / f'found{rank}').write_bytes(pickle.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    serve(lambda job: train(job, rank, world), rank, world, folder)
 
 
 if __name__ == '__main__':

@@ -5,7 +5,6 @@ of its shards of weights, gradients and states, and of what was gathered.
 """
 
 import os
-import pickle
 import sys
 import traceback
 from functools import cache, partial
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # FSDP2 would import it later, once a rank.
 import torch.distributed as dist
+from rank_jobs import serve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn import functional
@@ -265,14 +265,7 @@ def train(job, rank, world):
 
 
 def main(rank, world, folder):
-    torch.set_num_threads(1)
-    os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')
-    dist.init_process_group('gloo', store=dist.FileStore(str(folder / 'store'), world), rank=rank, world_size=world)
-    jobs = pickle.loads((folder / 'jobs').read_bytes())
-    found = {name: train(job, rank, world) for name, job in jobs.items()}
-    (folder / f'found{rank}').write_bytes(pickle.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    serve(lambda job: train(job, rank, world), rank, world, folder)
 
 
 def fork(world, folder):

@@ -3,13 +3,11 @@
 The folder holds the jobs; what this rank's stages computed, and in what order, is written there.
 """
 
-import os
-import pickle
 import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from rank_jobs import serve
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
@@ -110,14 +108,7 @@ def run(job, rank, folder):
 
 
 def main(rank, world, folder):
-    torch.set_num_threads(1)
-    os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')
-    dist.init_process_group('gloo', store=dist.FileStore(str(folder / 'store'), world), rank=rank, world_size=world)
-    jobs = pickle.loads((folder / 'jobs').read_bytes())
-    found = {name: run(job, rank, folder) for name, job in jobs.items()}
-    (folder / f'found{rank}').write_bytes(pickle.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    serve(lambda job: run(job, rank, folder), rank, world, folder)
 
 
 if __name__ == '__main__':

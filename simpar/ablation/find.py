@@ -86,7 +86,8 @@ class _Ablation:
         for context in ([*alone, *spelled], alone):
             if len(context) > 1 and alone and not self._same(context):
                 # Without all of them the program is another: those that hold it say the same as one another.
-                alone = [key for key in alone if self._equal(context, [one for one in context if one is not key])]
+                bare = self._without(context)
+                alone = [key for key in alone if self._is_without(bare, [one for one in context if one is not key])]
         return {key.name: sure[key.name] or words(key, facts) for key in alone}
 
     def _same(self, keys: Collection[Key]) -> bool:
@@ -97,9 +98,9 @@ class _Ablation:
             self.same_without[names] = other is not None and same(self.program, other)
         return self.same_without[names]
 
-    def _equal(self, keys: Collection[Key], others: Collection[Key]) -> bool:
-        one, other = self._without(keys), self._without(others)
-        return one is other if one is None or other is None else same(one, other)
+    def _is_without(self, program: Program | None, keys: Collection[Key]) -> bool:
+        other = self._without(keys)
+        return program is other if program is None or other is None else same(program, other)
 
     def _without(self, keys: Collection[Key]) -> Program | None:
         """The program without keys; None where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simpar.layout.axis import Axis
@@ -57,8 +57,3 @@ class Walk:
 def places(axes: Sequence[Axis], state: State) -> dict[Axis, int]:
     """Where each axis stands."""
     return {axis: state.index(axis) if axis in state else NOWHERE for axis in axes}
-
-
-def is_free(place: int, where: Mapping[Axis, int]) -> bool:
-    """Whether no axis shards a part."""
-    return place not in where.values()

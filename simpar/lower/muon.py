@@ -45,7 +45,7 @@ def matrices(tape: Tape) -> dict[str, int]:
 
 
 def muon_ops(
-    tape: Tape, shard: UpdateShard, rows: int, states: tuple[str, ...], workload: Workload
+    tape: Tape, shard: UpdateShard, rows: int, states: tuple[str, ...], workload: Workload, optimizer: Muon
 ) -> tuple[OpClass, ...]:
     """The ops that update one matrix; the first frees its gradient. What they hand on is registered.
 
@@ -58,13 +58,13 @@ def muon_ops(
     tape.tensors[change.name] = change
     gathers = tuple(_gathers(tape, change, shard))
     full = gathers[-1].writes[0] if gathers else change.name
-    return (_momentum(tape, shard, change, states[0], workload), *gathers,
-            _update(tape, shard, full, rows, states[1:], workload))  # fmt: skip
+    return (_momentum(tape, shard, change, states[0], workload, optimizer), *gathers,
+            _update(tape, shard, full, rows, states[1:], workload, optimizer))  # fmt: skip
 
 
-def _momentum(tape: Tape, shard: UpdateShard, change: Tensor, state: str, workload: Workload) -> OpClass:
-    optimizer = workload.optimizer
-    assert isinstance(optimizer, Muon)
+def _momentum(
+    tape: Tape, shard: UpdateShard, change: Tensor, state: str, workload: Workload, optimizer: Muon
+) -> OpClass:
     options: dict[str, Attribute] = {'momentum': optimizer.momentum, 'nesterov': optimizer.nesterov}
     numbers = []
     if workload.clip_norm:
@@ -117,11 +117,10 @@ def _gathers(tape: Tape, change: Tensor, shard: UpdateShard) -> Iterator[OpClass
 
 
 def _update(
-    tape: Tape, shard: UpdateShard, full: str, rows: int, masters: tuple[str, ...], workload: Workload
+    tape: Tape, shard: UpdateShard, full: str, rows: int, masters: tuple[str, ...], workload: Workload, optimizer: Muon
 ) -> OpClass:
     """Newton–Schulz of the full matrix; the shard that this rank has of it changes the weight."""
-    optimizer, weight = workload.optimizer, shard.weight
-    assert isinstance(optimizer, Muon)
+    weight = shard.weight
     attributes: dict[str, Attribute] = {
         'learning_rate': optimizer.learning_rate,
         'weight_decay': optimizer.weight_decay,

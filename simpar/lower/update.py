@@ -65,10 +65,12 @@ def _updates(
     tape: Tape, layer: str, shards: list[UpdateShard], rows: Mapping[str, int], workload: Workload
 ) -> Iterator[tuple[OpClass, ...]]:
     """Of one layer: matrices each for itself, all others in one op."""
-    for shard in shards:
-        if shard.parameter in rows:
-            states = tuple(_state(tape, kind, shard) for kind in _states(workload.optimizer))
-            yield muon_ops(tape, shard, rows[shard.parameter], states, workload)
+    optimizer = workload.optimizer
+    if isinstance(optimizer, Muon):
+        for shard in shards:
+            if shard.parameter in rows:
+                states = tuple(_state(tape, kind, shard) for kind in _states(optimizer))
+                yield muon_ops(tape, shard, rows[shard.parameter], states, workload, optimizer)
     others = [shard for shard in shards if shard.parameter not in rows]
     if others:
         yield (_update(tape, layer, others, workload),)
