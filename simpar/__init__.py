@@ -12,8 +12,9 @@ name: ``from simpar.lower import lower``, ``simpar.predict``, ``simpar.compare``
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from simpar.lazy import named
 
 if TYPE_CHECKING:
     from simpar.case import Case as Case
@@ -61,11 +62,4 @@ _HOMES: Final = {
 }
 
 __all__ = sorted([*_HOMES, '__version__'])  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = named(__name__, _HOMES, globals())

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from simpar.headline import headline
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
-from simpar.plot import headline
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.units import format_size, format_time

@@ -51,7 +51,9 @@ def _settled(case: Case) -> Schedule:
 
 def _inert(case: Case) -> frozenset[str]:
     """Keys of the plan of which no value has an effect; those of a search, when it is done."""
-    facts = Facts(program=case.program, workload=case.workload, asked=case.plan, plan=case.plan)
+    facts = Facts(
+        program=case.program, workload=case.workload, plan=case.plan, workload_asked=case.workload, asked=case.plan
+    )
     names = (name.partition('.') for name, rule in INERT.items() if rule(facts))
     return frozenset(key for owner, _, key in names if owner == 'plan')
 

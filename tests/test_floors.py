@@ -5,13 +5,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['errors', 'units', 'interval_sets', 'files', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost'],
-    ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'plot'],
+    ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'report'],
     ['resolve', 'ablation', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],

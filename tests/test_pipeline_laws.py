@@ -7,8 +7,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.pipeline import ORDERS, faults, message, named_order, needs, peak_live, with_communication
+from simpar.pipeline import ORDERS, faults, message, named_order, peak_live, with_communication
 from simpar.pipeline.action import COMMUNICATION
+from simpar.pipeline.needs import needs
 
 
 def rounds(p, m):

@@ -15,11 +15,12 @@ from worked import worked_costs, worked_program
 
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
+from simpar.headline import headline
 from simpar.interval_sets import length, union
 from simpar.lower import lower
 from simpar.metrics import metrics
 from simpar.plan import Plan
-from simpar.plot import headline, timeline, write_figure
+from simpar.plot import timeline, write_figure
 from simpar.plot.panel import COLOURS
 from simpar.plot.view import KINDS, share, view
 from simpar.workload import Transformer, Workload

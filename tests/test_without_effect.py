@@ -72,7 +72,13 @@ def test_where_a_key_can_have_no_effect_no_value_has_any():
     fired = Counter()
     for seed in range(SEEDS):
         schedule, plan, program = small_schedule(seed)
-        facts = Facts(program=program, workload=schedule.workload, asked=schedule.plan, plan=plan)
+        facts = Facts(
+            program=program,
+            workload=schedule.workload,
+            plan=plan,
+            workload_asked=schedule.workload,
+            asked=schedule.plan,
+        )
         for name, rule in INERT.items():
             owner, _, key = name.partition('.')
             if owner == 'plan' and fired[name] < MOST and rule(facts):

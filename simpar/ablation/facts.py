@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from simpar.lower.given import has_strategies
 from simpar.lower.loss_sum import TOTAL
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tiles import JOIN
@@ -19,11 +20,13 @@ from simpar.workload import Workload
 class Facts:
     """A program, and the workload and plan that it was lowered from.
 
-    Arguments: ``asked``, the plan as the user wrote it; ``plan``, with every choice made.
+    Arguments: ``workload_asked`` and ``asked``, as the user wrote them; ``workload`` and ``plan``, with every choice
+    made.
     """
 
     program: Program
     workload: Workload
+    workload_asked: Workload
     asked: Plan
     plan: Plan
 
@@ -51,6 +54,25 @@ class Facts:
         """Whether gradients of parameters are summed over ranks."""
         # Collectives of W are sums of gradients; those of F and I are over activations.
         return any(op.kind == 'collective' and op.phase == 'W' for op in self._communication)
+
+    @cached_property
+    def scatters_activations(self) -> bool:
+        """Whether degrees alone make a sum of activations leave each rank a slice, as sequence parallelism does."""
+        if has_strategies(self.workload, self.plan):
+            return False
+        return any(op.operator == 'reduce_scatter' and op.phase == 'F' for op in self._communication)
+
+    @cached_property
+    def moves_activations(self) -> bool:
+        """Whether strategies that a search found move activations, which without it and degrees no rank sends."""
+        asked = self.asked.tensor == 1 and not has_strategies(self.workload_asked, self.asked)
+        among = {op.phase for op in self._communication if op.kind == 'collective'}
+        return asked and not self.gathered and bool(among & {'F', 'I'})
+
+    @cached_property
+    def exchanges(self) -> bool:
+        """Whether any redistribution is an all-to-all."""
+        return any(op.operator == 'all_to_all' for op in self._communication)
 
     @cached_property
     def sharded(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key, left_out, written_keys
@@ -21,10 +22,12 @@ from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies
-from simpar.resolve.proposal import Proposal, least_first
 from simpar.schedule import Schedule
 from simpar.schedule.without_effect import WithoutEffect
 from simpar.workload import Workload
+
+if TYPE_CHECKING:
+    from simpar.resolve.proposal import Proposal
 
 _ITEMS = ('plan.unsharded', 'plan.recompute', 'plan.overlap')
 """Lists of which every item is looked at."""
@@ -47,7 +50,7 @@ def without_effect(
     return tuple(_Ablation(schedule, found, plan, cluster, program).told())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ablation:
     """One schedule's keys; ``same_without``, programs that have been compared, by the names of the keys left out."""
 
@@ -59,7 +62,13 @@ class _Ablation:
     same_without: dict[frozenset[str], bool] = field(default_factory=dict)
 
     def told(self) -> Iterator[WithoutEffect]:
-        facts = Facts(program=self.program, workload=self.found.workload, asked=self.schedule.plan, plan=self.plan)
+        facts = Facts(
+            program=self.program,
+            workload=self.found.workload,
+            plan=self.plan,
+            workload_asked=self.schedule.workload,
+            asked=self.schedule.plan,
+        )
         keys = list(written_keys(self.schedule))
         inert = {key.name: INERT[key.rule](facts) for key in keys if key.rule in INERT}
         others = [key for key in keys if key.is_set and not inert.get(key.name)]
@@ -82,7 +91,8 @@ class _Ablation:
         Arguments: ``spelled``, keys that say what is chosen anyway, which may be what holds the effect of another.
         """
         sure = {key.name: idle(key, facts) for key in keys}
-        alone = [key for key in keys if sure[key.name] or (not effective(key, facts) and self._same([key]))]
+        unsure = [key for key in keys if not (sure[key.name] or effective(key, facts) or self._is_other_optimum(key))]
+        alone = [key for key in keys if sure[key.name] or (key in unsure and self._same([key]))]
         for context in ([*alone, *spelled], alone):
             if len(context) > 1 and alone and not self._same(context):
                 # Without all of them the program is another: those that hold it say the same as one another.
@@ -131,8 +141,17 @@ class _Ablation:
             workload, plan = best.workload, replace(plan, strategies=best.plan.strategies)
         return left_out(workload, plan, keys)
 
+    def _is_other_optimum(self, key: Key) -> bool:
+        """Whether a key is the objective of a search that by bytes would have found something else."""
+        if key.rule != 'plan.objective' or not self.found.proposals:
+            return False
+        found, other = self.found.proposals[0], self._by_bytes()
+        return (found.sent, found.step) != (other.sent, other.step)
+
     def _by_bytes(self) -> Proposal:
         """What an exact search would take if it counted bytes, of what one by time has tried."""
+        from simpar.resolve.proposal import least_first
+
         known = [one for one in self.found.proposals if not all(map(_only_by_time, (one.name, *one.also)))]
         return min(known, key=least_first('bytes'))
 

@@ -49,7 +49,7 @@ class _Place(NamedTuple):
     slot: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RankView:
     """What the walk asks about a representative rank, as lists: single numbers of arrays are slow to read."""
 
@@ -63,7 +63,7 @@ class _RankView:
     tail: dict[int, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Walk:
     """One walk backwards in time."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import yaml
+from yaml.reader import Reader
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
@@ -25,7 +26,7 @@ _FALSE: Final = re.compile(r'false|False|FALSE')
 _INT: Final = re.compile(r'[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+')
 _FLOAT: Final = re.compile(r'[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?')
 _NOT_FINITE: Final = re.compile(r'[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)')
-_UNPRINTABLE: Final = re.compile(r'[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
+_UNPRINTABLE: Final[re.Pattern[str]] = Reader.NON_PRINTABLE
 
 
 class Fault(NamedTuple):

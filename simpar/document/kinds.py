@@ -5,11 +5,13 @@ Each is a marker for `Annotated`, so that dataclasses stay plain; pydantic is im
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from simpar.document.adapter import adapter
 from simpar.units import EXAMPLES, UNITS, parse
 
 _SI = {'time': 's', 'size': 'B', 'rate': 'B/s', 'flops': 'FLOP/s'}
@@ -91,17 +93,39 @@ class OneOf:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        kinds = {name: handler.generate_schema(kind) for name, kind in self.kinds.items()}
-        fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
-        mapping = core_schema.typed_dict_schema(fields, extra_behavior='forbid')
+        # A schema of all kinds at once takes as long to make as everything else of a file; a file uses a few.
+        mapping = _mapping({name: _deferred(kind) for name, kind in self.kinds.items()})
         wrapped = core_schema.plain_serializer_function_ser_schema(self.wrap, return_schema=mapping)
         return core_schema.no_info_after_validator_function(self.pick, mapping, serialization=wrapped)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        made: dict[str, Any] = handler(schema)
+        made: dict[str, Any] = handler(_mapping({name: adapter(kind).core_schema for name, kind in self.kinds.items()}))
         for name, kind in self._classes():
             made['properties'][name].setdefault('description', (kind.__doc__ or '').partition('\n')[0])
         return {**made, 'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
+
+
+def _mapping(kinds: Mapping[str, Any]) -> Any:
+    """The schema of a mapping with any of these keys."""
+    from pydantic_core import core_schema
+
+    fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
+    return core_schema.typed_dict_schema(fields, extra_behavior='forbid')
+
+
+def _deferred(kind: Any) -> Any:
+    """The schema of a class, made when a value of it is first read or written."""
+    from pydantic_core import core_schema
+
+    def read(value: Any) -> Any:
+        # Through text, for only in JSON mode strict reading takes lists for tuples; errors keep their places.
+        return adapter(kind).validate_json(json.dumps(value), strict=True, extra='forbid')
+
+    def write(value: Any) -> Any:
+        return adapter(kind).dump_python(value, mode='json', by_alias=True)
+
+    written = core_schema.plain_serializer_function_ser_schema(write)
+    return core_schema.no_info_plain_validator_function(read, serialization=written)
 
 
 @dataclass(frozen=True, slots=True)

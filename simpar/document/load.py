@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from simpar.document.adapter import adapter
 from simpar.document.complain import MOST_ERRORS, Terms, problems_of, user_key
 from simpar.document.tree import Key, Tree, dotted, override, read
 from simpar.errors import Problem, ScheduleError
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 T = TypeVar('T')
 MOST_PROBLEMS = 20
@@ -71,13 +68,14 @@ def build(
     """
     from pydantic import ValidationError
 
-    # ``prepare`` may write into it, and complaints are looked up in what the user wrote.
-    root = copy.deepcopy(tree.root)
-    text = json.dumps(prepare(root) if prepare else root)
+    text = json.dumps(tree.root)
+    if prepare:
+        # It may write into what it gets, and complaints are looked up in what the user wrote.
+        text = json.dumps(prepare(json.loads(text)))
     problems = list(tree.problems)
     try:
         # JSON mode is strict about scalars and yet takes lists for tuples and mappings for dataclasses.
-        value: T = _adapter(kind).validate_json(text, strict=True, extra='forbid')
+        value: T = adapter(kind).validate_json(text, strict=True, extra='forbid')
     except ValidationError as wrong:
         problems += problems_of(wrong.errors(include_url=False), tree, json_schema(kind), terms)
     else:
@@ -108,22 +106,13 @@ def _place(problem: Problem) -> tuple[str, int]:
     return (name, int(line)) if line.isdecimal() else (problem.where, 0)
 
 
-def _new_adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(_new_adapter)
-
-
 def dump(value: T, kind: type[T] | None = None) -> Any:
     """The plain tree that is read as this value: dicts, lists and scalars, quantities as text, keys as in a file."""
-    return _adapter(kind or type(value)).dump_python(value, mode='json', by_alias=True)
+    return adapter(kind or type(value)).dump_python(value, mode='json', by_alias=True)
 
 
 def _new_schema(kind: Any) -> str:
-    return json.dumps(_tidy(_adapter(kind).json_schema(by_alias=True)))
+    return json.dumps(_tidy(adapter(kind).json_schema(by_alias=True)))
 
 
 _schema_text: Callable[[Any], str] = functools.cache(_new_schema)

@@ -29,7 +29,7 @@ STREAM = (LayerNorm, RmsNorm, Add, Residual, Position, Dropout)
 SUMS = (Add, Residual)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Degrees:
     """Places operators by degrees.
 

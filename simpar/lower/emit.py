@@ -15,7 +15,7 @@ from simpar.program.op import Phase
 from simpar.program.tensor import BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
     """Where an operator stands: what its template asks for local sizes.
 
@@ -72,7 +72,7 @@ class Site:
         return self.tape.partition(layout.dims[dim]) if layout.dims[dim] else ''
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Emission:
     """One operator being emitted.
 

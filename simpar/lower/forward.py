@@ -34,7 +34,7 @@ from simpar.workload import Workload
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Forward:
     """Emits one copy of a micro-batch.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from simpar.program import OpClass, Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Life:
     """A tensor from an op that writes it anew to the next that does so.
 

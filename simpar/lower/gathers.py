@@ -39,7 +39,7 @@ class _Use(NamedTuple):
     until: Label
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Touched:
     """What uses a bucket.
 

@@ -90,7 +90,7 @@ class Reductions:
 
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
-        sliced = self._shards.choice.sharded
+        sliced, summed = self._shards.choice.sharded, self._tape.partial_gradients
         # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]
         for stage in stages:
@@ -102,7 +102,7 @@ class Reductions:
                     name: full
                     for shard in shards
                     for name, full in zip(shard.parameters, shard.fulls, strict=True)
-                    if name in self._tape.partial_gradients
+                    if name in summed
                 }
                 sums = partial and self._tape.mesh.tensor > 1
                 ops = (self._all_reduce(bucket, TENSOR, list(partial.values()), next(iter(partial))),) if sums else ()

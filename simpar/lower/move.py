@@ -20,7 +20,7 @@ from simpar.program.op import Attribute, Phase
 Dims = tuple[tuple[Axis, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mover:
     """Brings values into layouts.
 

@@ -153,7 +153,7 @@ class Shard:
         return Owned(self.weight, self.gradient, self.fulls, self.flat, layer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shards:
     """All that is sharded.
 

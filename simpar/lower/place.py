@@ -20,7 +20,7 @@ class Placed:
     output: TensorLayout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Placer:
     """Places operators on the ``world`` ranks of a stage; dim 0 of all tensors is split into ``copies`` besides."""
 

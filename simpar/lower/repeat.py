@@ -76,7 +76,7 @@ class _Value(NamedTuple):
     again: _Value | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Template:
     """What recording a layer added to the tape.
 
@@ -94,7 +94,7 @@ class _Template:
     values: tuple[tuple[int, _Value], ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Repeats:
     """The layers of one recording.
 

@@ -32,7 +32,7 @@ _ROWS: Final = 2
 """Dims that rows may be split along: the batch, or else the sequence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
     """The places of a product and of the collective next to it; ``others``: more ops read what is gathered."""
 
@@ -41,7 +41,7 @@ class _Pair:
     others: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tiling:
     """How tiles are split along ``dim``; ``blocks``, ranks over which the collective shards that dim too, else 1."""
 
@@ -264,10 +264,12 @@ def _join(tape: Tape, like: OpClass, full: str, tiling: _Tiling, *, blocks: int)
 
 def _tile(tape: Tape, name: str, index: int, tiling: _Tiling) -> str:
     """The name of a tensor's tile, which is registered; the same for what is recomputed."""
-    tensor = tape.tensors[name]
-    shape = tuple(size // tiling.tiles if dim == tiling.dim else size for dim, size in enumerate(tensor.shape))
-    tile = replace(tensor, name=f'{name}.tile{index}', kind='activation', shape=shape, initial='', like='')
-    return tape.tensors.setdefault(tile.name, tile).name
+    tile = f'{name}.tile{index}'
+    if tile not in tape.tensors:
+        tensor = tape.tensors[name]
+        shape = tuple(size // tiling.tiles if dim == tiling.dim else size for dim, size in enumerate(tensor.shape))
+        tape.tensors[tile] = replace(tensor, name=tile, kind='activation', shape=shape, initial='', like='')
+    return tile
 
 
 def _size(tape: Tape, name: str) -> float:

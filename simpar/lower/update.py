@@ -34,7 +34,7 @@ class _Rule(NamedTuple):
     attributes: dict[str, Attribute]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Updates:
     """What ends a step.
 

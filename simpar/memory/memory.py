@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.distinct import distinct
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory, fold, rank_memory
 from simpar.program import OpClass, Program
@@ -100,7 +101,7 @@ def in_flight(trace: Trace, rank: int, chunk: Callable[[OpClass], Hashable] = la
     """
     rank_times, program = trace.times_of(rank), trace.program
     role = trace.role(rank_times)
-    used = {index: program.op_classes[index] for index in np.unique(role.op_class).tolist()}
+    used = {index: program.op_classes[index] for index in distinct(role.op_class).tolist()}
     computes = {index: chunk(op) for index, op in used.items() if op.kind == 'compute' and program.sliced(op)}
     spans: dict[tuple[Hashable, int], tuple[float, float]] = {}
     columns = (role.op_class, role.micro_batch, rank_times.start_KS[-1], rank_times.end_KS[-1])
@@ -116,6 +117,6 @@ def _most_at_once(spans: Times, step: float) -> int:
     """How many of the spans of shape [n, 2], repeated every ``step`` seconds, overlap at most."""
     (first, since), (last, until) = fold(spans[:, 0], step), fold(spans[:, 1], step)
     # The count changes only where a span begins or ends.
-    edges = np.unique(np.concatenate(([0.0], since, until)))
+    edges = distinct(np.concatenate(([0.0], since, until)))
     begun, ended = (np.bincount(np.searchsorted(edges, times), minlength=len(edges)) for times in (since, until))
     return int((last - first).sum() + np.cumsum(begun - ended).max())

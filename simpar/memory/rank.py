@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.distinct import distinct
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
 from simpar.trace import RankTimes, Times
@@ -207,7 +208,7 @@ class RankMemory:
 
     def _edges(self, rows: slice | Ints) -> Times:
         """The times at which something begins or ends."""
-        return np.unique(np.concatenate(([0.0], self.since[rows], self.until[rows])))
+        return distinct(np.concatenate(([0.0], self.since[rows], self.until[rows])))
 
     def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
         """Bytes of some lives over time, summed by label."""

@@ -36,7 +36,7 @@ class ActionSpan:
     end: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Found:
     """Compute slots of one stage, phase and micro-batch."""
 

@@ -11,7 +11,7 @@ _Place = tuple[int, int]
 """(rank, slot)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Meetings:
     """Finds what meets by its order on the communicator, as the machines do; see docs/architecture.md."""
 

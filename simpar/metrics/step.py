@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
@@ -192,7 +193,7 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
-        kinds = {program.op_classes[op].kind for op in np.unique(role.op_class[role.stream == index]).tolist()}
+        kinds = {program.op_classes[op].kind for op in distinct(role.op_class[role.stream == index]).tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
@@ -337,8 +338,8 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
 def _in_order(numbers: NDArray[np.int64]) -> list[int]:
     """The distinct numbers, in the order of their first place."""
     # ``unique`` sorts by value; the order of first use is what a reader expects.
-    distinct, first = np.unique(numbers, return_index=True)
-    in_order: list[int] = distinct[np.argsort(first)].tolist()
+    values, first = np.unique(numbers, return_index=True)
+    in_order: list[int] = values[np.argsort(first)].tolist()
     return in_order
 
 

@@ -71,6 +71,11 @@ class Network(Model):
         return self.input or (self.dense[0].inputs,)
 
     @property
+    def tells_sample(self) -> bool:
+        """Whether ``input`` says another shape than its first dense layer."""
+        return bool(self.input) and not (self.dense and self.input == (self.dense[0].inputs,))
+
+    @property
     def by_batch(self) -> bool:
         """Graphs are."""
         return self.is_graph

@@ -93,6 +93,11 @@ class Model(ABC):
         return {node.name: node.operator for node in self.nodes}
 
     @property
+    def tells_sample(self) -> bool:
+        """Whether it has a key that says the shape of a sample, which its operators do not say."""
+        return False
+
+    @property
     def by_batch(self) -> bool:
         """Whether without degrees its operators are split by batch, as MindSpore does."""
         return False

@@ -16,8 +16,6 @@ from simpar.pipeline.order import Order, loop, make_order
 from simpar.pipeline.zero_bubble import lagging
 from simpar.units import quantise
 
-AUTOMATIC: Final = {'zb-1p': 1, 'zb-2p': 2}
-"""Automatic orders by name, and their limit of live activations on each rank, in pipeline ranks."""
 SHORTLIST: Final = 4
 """Orders of the heuristic that are timed over several steps."""
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.pipeline import mindspore
-from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.breadth_first import looped_bfs
 from simpar.pipeline.build import refuse
 from simpar.pipeline.dualpipe import dualpipe_v
@@ -39,6 +38,8 @@ class Family:
     sequences: bool = False
 
 
+AUTOMATIC: Final = {'zb-1p': 1, 'zb-2p': 2}
+"""Automatic orders by name, and their limit of live activations on each rank, in pipeline ranks."""
 SEVERAL: Final = (2, MOST_CHUNKS)
 ORDERS: Final[dict[str, Family]] = {
     'gpipe': Family(build=gpipe),

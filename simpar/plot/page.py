@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from simpar.headline import headline
 from simpar.metrics import is_pipeline
-from simpar.plot.frame import BETWEEN, BOTTOM, HATCH, TOP, WIDTH, Frame, headline, new_figure, saving, time_unit, title
+from simpar.plot.frame import BETWEEN, BOTTOM, HATCH, TOP, WIDTH, Frame, new_figure, saving, time_unit, title
 from simpar.plot.panel import COLOURS, Panel
 from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.plot.view import EASY, VISIBLE, Kind, View, view

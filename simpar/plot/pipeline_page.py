@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from simpar.headline import headline
 from simpar.plot.frame import (
     BETWEEN,
     BOTTOM,
@@ -19,7 +20,6 @@ from simpar.plot.frame import (
     TOP,
     WIDTH,
     Frame,
-    headline,
     new_figure,
     rgb,
     saving,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simpar.hardware import Cluster
 from simpar.lower.given import has_strategies
 from simpar.plan import Plan
-from simpar.resolve.proposal import Proposal
 from simpar.workload import Workload
+
+if TYPE_CHECKING:
+    from simpar.resolve.proposal import Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

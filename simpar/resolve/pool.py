@@ -13,7 +13,7 @@ from simpar.resolve.proposal import Proposal, least_first, weighed
 from simpar.workload import Workload
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pool:
     """Proposals by workload, as a plan lowers them on a cluster."""
 

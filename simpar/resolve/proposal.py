@@ -11,7 +11,7 @@ from simpar.engine import simulate
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.memory import memory
-from simpar.pipeline.automatic import AUTOMATIC
+from simpar.pipeline.orders import AUTOMATIC
 from simpar.plan import Plan
 from simpar.program import Program, Role
 from simpar.workload import Workload

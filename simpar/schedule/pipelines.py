@@ -8,9 +8,8 @@ from simpar.document import Complaint, Key
 from simpar.errors import ScheduleError
 from simpar.model import Conv2d, Dense
 from simpar.model.model import Model
-from simpar.pipeline.automatic import AUTOMATIC
 from simpar.pipeline.order import Order
-from simpar.pipeline.orders import ORDERS, named_order
+from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.schedule.terms import value_term

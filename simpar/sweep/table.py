@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.plot import headline
+from simpar.headline import headline
 from simpar.report import render_parts
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.units import format_size, format_time

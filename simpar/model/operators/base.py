@@ -48,7 +48,8 @@ def operator(kind: type[T]) -> type[T]:
     own = get_annotations(kind)
     first = {name: hint for name, hint in own.items() if name not in shared}
     kind.__annotations__ = {**first, **shared, **own}
-    return dataclass(frozen=True, kw_only=True)(kind)
+    # What `Operator` has for all is not made again for each: that takes longer than anything else of an import.
+    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind)
 
 
 @cache
@@ -115,6 +116,18 @@ class Operator(ABC):
     pipeline_stage: Stage = None
     recompute: Recomputed = False
     name: Name = ''
+
+    def __eq__(self, other: object) -> bool:
+        """Equal keys of the same kind."""
+        return self.__dict__ == other.__dict__ if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Of all keys."""
+        return hash(tuple(self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        """As it would be made."""
+        return f'{type(self).__name__}({", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())})'
 
     def reads(self, before: str) -> tuple[str, ...]:
         """The names of what it reads.
