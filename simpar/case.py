@@ -150,10 +150,7 @@ def with_order(schedule: Schedule) -> Schedule:
     if plan.rows or not plan.order.endswith('.csv'):
         return schedule
     order = read_csv(schedule.folder / plan.order)
-    problems = [
-        Problem(schedule.where('plan.order'), f'plan.order: {complaint.what}', complaint.instead)
-        for complaint in counts_fit(plan, order, ('plan', 'order'))
-    ]
+    problems = [problem.at(schedule.where('plan.order')) for problem in counts_fit(plan, order, ('plan', 'order'))]
     if problems:
         raise ScheduleError(problems)
     return replace(schedule, plan=replace(plan, rows=rows_of(order)))

@@ -21,17 +21,51 @@ class SimparError(Exception):
     exit_code = 1
 
 
+Key = tuple[str | int, ...]
+"""Where a value is in a file: keys of mappings (always text, as in JSON) and places in lists."""
+
+
+def dotted(key: Key) -> str:
+    """A key as one writes it in `--set`, e.g. ``workload.network.0.dense``; parts are shortened to 40 characters."""
+    return '.'.join(shown_part(part) for part in key)
+
+
+def shown_part(part: str | int) -> str:
+    """One part of a key, so that it cannot harm the terminal."""
+    text = str(part)
+    shown = text if text.isprintable() and ' ' not in text else repr(text)
+    return shown if len(shown) <= 40 else f'{shown[:39]}…'
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a file: where, what, and what to write instead."""
+    """One thing that is wrong: where, what, and what to write instead.
 
-    where: str
+    Arguments: ``where``, the place as file:line; where no file is at hand, the key, until ``at`` says its place.
+    """
+
+    where: str | Key
     what: str
     instead: str = ''
 
+    @property
+    def place(self) -> str:
+        """Where, as text."""
+        return self.where if isinstance(self.where, str) else dotted(self.where)
+
+    @property
+    def key(self) -> Key:
+        """The key; empty where the place is known."""
+        return () if isinstance(self.where, str) else self.where
+
+    def at(self, place: str, key: Key | None = None) -> Problem:
+        """The same, told of a key at its place. Arguments: ``key``, as the user wrote it, where that differs."""
+        told = dotted(self.key if key is None else key)
+        return Problem(place, f'{told}: {self.what}' if told else self.what, self.instead)
+
     def __str__(self) -> str:
         tail = f'; {self.instead}' if self.instead else ''
-        return f'{self.where}: {self.what}{tail}'
+        return f'{self.place}: {self.what}{tail}'
 
 
 class ScheduleError(SimparError):

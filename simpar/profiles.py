@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar import document
-from simpar.document import Complaint
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, TableFile, TimeFigure
 
@@ -74,7 +73,7 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
     """
     path = profile_path(name)
     prepare = functools.partial(_with_paths, path.parent)
-    return document.load(path, Profile, prepare=prepare, check=_complaints, error=ProfileError)
+    return document.load(path, Profile, prepare=prepare, check=_problems, error=ProfileError)
 
 
 def _with_paths(folder: Path, root: Any) -> Any:
@@ -86,39 +85,39 @@ def _with_paths(folder: Path, root: Any) -> Any:
     return root
 
 
-def _complaints(profile: Profile) -> Iterator[Complaint]:
+def _problems(profile: Profile) -> Iterator[Problem]:
     """What is wrong between the fields of a profile."""
     if profile.host.mode not in profile.host.issue:
         modes = ', '.join(profile.host.issue) or 'none is there'
-        yield Complaint(('host', 'mode'), f'{profile.host.mode} has no time in issue', f'one of {modes}')
+        yield Problem(('host', 'mode'), f'{profile.host.mode} has no time in issue', f'one of {modes}')
     for kind in COLUMNS:
         table = getattr(profile.tables, kind)
         if table is None:
             continue
         if not Path(table.file).is_file():
-            yield Complaint(('tables', kind, 'file'), 'no such file', 'write its name; it is beside the profile')
+            yield Problem(('tables', kind, 'file'), 'no such file', 'write its name; it is beside the profile')
         if kind in ('matmul', 'attention') and table.dtype is None:
-            yield Complaint(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
-    yield from _link_complaints(profile.links)
+            yield Problem(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
+    yield from _link_problems(profile.links)
 
 
-def _link_complaints(links: Sequence[Link]) -> Iterator[Complaint]:
+def _link_problems(links: Sequence[Link]) -> Iterator[Problem]:
     for level, link in enumerate(links):
         # 0 stands for all devices.
         if 0 < link.devices < 2:
-            yield Complaint(('links', level, 'devices'), 'a link of one device', 'write 2 or more, or 0 for all')
+            yield Problem(('links', level, 'devices'), 'a link of one device', 'write 2 or more, or 0 for all')
         for members in link.algorithm:
             if members < 2:
-                yield Complaint(('links', level, 'algorithm', members), 'a group of fewer than 2', 'write 2 or more')
+                yield Problem(('links', level, 'algorithm', members), 'a group of fewer than 2', 'write 2 or more')
         if link.name in {other.name for other in links[:level]}:
-            yield Complaint(('links', level, 'name'), f'a second link {link.name!r}', 'give each its own name')
+            yield Problem(('links', level, 'name'), f'a second link {link.name!r}', 'give each its own name')
         if level == 0:
             continue
         inner = links[level - 1].devices
         # Topology divides ranks by these sizes, so that domains must nest.
         if inner == 0 or (link.devices and (link.devices <= inner or link.devices % inner)):
             what = f'does not hold whole groups of the {inner or "all"} devices of {links[level - 1].name!r}'
-            yield Complaint(('links', level, 'devices'), what, 'list links from the innermost outwards')
+            yield Problem(('links', level, 'devices'), what, 'list links from the innermost outwards')
 
 
 def cluster(

@@ -20,7 +20,6 @@ from pydantic import Field
 
 from simpar.document import (
     Bytes,
-    Complaint,
     Flops,
     OneOf,
     Rate,
@@ -34,7 +33,7 @@ from simpar.document import (
     put,
     read,
 )
-from simpar.errors import ProfileError, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.units import UNITS, parse
 
 FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,11 +256,11 @@ def test_prepare_and_check_and_the_error_of_the_caller(tmp_path):
     def prepare(tree: Any) -> Any:
         return {**tree, 'inner': {'radius': tree['inner']}} if isinstance(tree.get('inner'), str) else tree
 
-    def check(value: Paper) -> Iterator[Complaint]:
+    def check(value: Paper) -> Iterator[Problem]:
         if value.inner.radius > 1:
-            yield Complaint(('inner', 'radius'), 'too wide', 'write at most 1 s')
+            yield Problem(('inner', 'radius'), 'too wide', 'write at most 1 s')
         if not value.shapes:
-            yield Complaint(('shapes',), 'no shapes', 'add one')
+            yield Problem(('shapes',), 'no shapes', 'add one')
 
     assert paper(tmp_path, 'inner: 1 ms', prepare=prepare).inner == Circle(radius=1e-3)
     (tmp_path / 'paper.yaml').write_text('even: true\ninner: 2 s\n')

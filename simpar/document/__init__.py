@@ -2,12 +2,12 @@
 
 from simpar.document.complain import Terms
 from simpar.document.kinds import Bytes, Flops, OneOf, Quantity, Rate, Seconds, Short
-from simpar.document.load import Complaint, build, dump, json_schema, load, one_screen
-from simpar.document.tree import Key, Tree, dotted, override, put, read
+from simpar.document.load import build, dump, json_schema, load, one_screen
+from simpar.document.tree import Tree, override, put, read
+from simpar.errors import Key, dotted
 
 __all__ = [
     'Bytes',
-    'Complaint',
     'Flops',
     'Key',
     'OneOf',

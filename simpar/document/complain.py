@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal
 
-from simpar.document.tree import Key, Tree, dotted
-from simpar.errors import Problem
+from simpar.document.tree import Tree
+from simpar.errors import Key, Problem, dotted
 
 _UNKNOWN: Final = {'unexpected_keyword_argument', 'extra_forbidden'}
 _MISSING: Final = {'missing', 'missing_keyword_only_argument', 'missing_argument'}

@@ -186,7 +186,7 @@ class _Composer:
             return Node(
                 line, None, Fault(f'*{name[:40]} refers to itself or to no anchor', f'define &{name[:40]} before it')
             )
-        # The value is shared and the line is the alias's own, so that complaints name the place that was written.
+        # The value is shared and the line is the alias's own, so that problems name the place that was written.
         return Node(line, target.value, target.fault)
 
     def scalar(self, event: Any, line: int) -> Node:

@@ -6,24 +6,16 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from simpar.document.adapter import adapter
 from simpar.document.complain import MOST_ERRORS, Terms, problems_of, user_key
-from simpar.document.tree import Key, Tree, dotted, override, read
+from simpar.document.tree import Tree, override, read
 from simpar.errors import Problem, ScheduleError
 
 T = TypeVar('T')
 MOST_PROBLEMS = 20
 """More than these do not fit on one screen; the rest is counted."""
-
-
-class Complaint(NamedTuple):
-    """What a `check` finds wrong with a value that is well-formed, at a key of the file."""
-
-    key: Key
-    what: str
-    instead: str = ''
 
 
 def load(
@@ -32,7 +24,7 @@ def load(
     *,
     overrides: Sequence[str] = (),
     prepare: Callable[[Any], Any] | None = None,
-    check: Callable[[T], Iterable[Complaint]] | None = None,
+    check: Callable[[T], Iterable[Problem]] | None = None,
     error: type[ScheduleError] = ScheduleError,
 ) -> T:
     """Read a YAML file into a dataclass.
@@ -42,7 +34,7 @@ def load(
             are refused everywhere.
         overrides: ``a.b=value`` as of `--set`; they go over the file.
         prepare: rewrites the plain tree after the overrides, e.g. a short form in full.
-        check: yields what is wrong between fields.
+        check: yields what is wrong with a value that is well-formed, at keys of the file.
 
     Raises ``error`` with every problem, in the order of the file.
     """
@@ -59,7 +51,7 @@ def build(
     kind: type[T],
     *,
     prepare: Callable[[Any], Any] | None = None,
-    check: Callable[[T], Iterable[Complaint]] | None = None,
+    check: Callable[[T], Iterable[Problem]] | None = None,
     terms: Terms | None = None,
 ) -> T:
     """`load` of a tree that has been read already; raises `ScheduleError` with every problem, however many.
@@ -70,7 +62,7 @@ def build(
 
     text = json.dumps(tree.root)
     if prepare:
-        # It may write into what it gets, and complaints are looked up in what the user wrote.
+        # It may write into what it gets, and problems are looked up in what the user wrote.
         text = json.dumps(prepare(json.loads(text)))
     problems = list(tree.problems)
     try:
@@ -79,15 +71,15 @@ def build(
     except ValidationError as wrong:
         problems += problems_of(wrong.errors(include_url=False), tree, json_schema(kind), terms)
     else:
-        problems += [_located(tree, complaint) for complaint in (check(value) if check else ())]
+        problems += [_located(tree, problem) for problem in (check(value) if check else ())]
     if problems:
         raise ScheduleError(problems)
     return value
 
 
-def _located(tree: Tree, complaint: Complaint) -> Problem:
-    key = user_key(tree.root, complaint.key, 'all')
-    return Problem(tree.where(key), f'{dotted(key)}: {complaint.what}' if key else complaint.what, complaint.instead)
+def _located(tree: Tree, problem: Problem) -> Problem:
+    key = user_key(tree.root, problem.key, 'all')
+    return problem.at(tree.where(key), key)
 
 
 def one_screen(problems: list[Problem]) -> list[Problem]:
@@ -101,9 +93,9 @@ def one_screen(problems: list[Problem]) -> list[Problem]:
 
 
 def _place(problem: Problem) -> tuple[str, int]:
-    name, _, line = problem.where.rpartition(':')
+    name, _, line = problem.place.rpartition(':')
     # Without a line, as --set has none, a problem stands before those of a file.
-    return (name, int(line)) if line.isdecimal() else (problem.where, 0)
+    return (name, int(line)) if line.isdecimal() else (problem.place, 0)
 
 
 def dump(value: T, kind: type[T] | None = None) -> Any:

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.document.compose import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Fault, Node, Unreadable, compose
-from simpar.errors import Problem, ScheduleError
-
-Key = tuple[str | int, ...]
-"""Where a value is in a tree: keys of mappings (always text, as in JSON) and places in lists."""
+from simpar.errors import Key, Problem, ScheduleError, dotted, shown_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +45,6 @@ class Tree:
         for part in key:
             node = _child(node, part)
         return node
-
-
-def dotted(key: Key) -> str:
-    """A key as one writes it in `--set`, e.g. ``workload.network.0.dense``; parts cut at 40 characters."""
-    return '.'.join(_part(part) for part in key)
-
-
-def _part(part: str | int) -> str:
-    text = str(part)
-    shown = text if text.isprintable() and ' ' not in text else repr(text)
-    return shown if len(shown) <= 40 else f'{shown[:39]}…'
 
 
 def _child(node: Any, part: str | int) -> Any:
@@ -99,8 +85,7 @@ class _Growing:
         return node.value
 
     def fault(self, line: int, key: Key, fault: Fault) -> None:
-        what = f'{dotted(key)}: {fault.what}' if key else fault.what
-        self.problems.append(Problem(f'{self.name}:{line}', what, fault.instead))
+        self.problems.append(Problem(key, *fault).at(f'{self.name}:{line}'))
 
     def tree(self, root: Any) -> Tree:
         return Tree(root=root, origins=self.origins, problems=tuple(self.problems), refused=frozenset(self.refused))
@@ -203,7 +188,7 @@ def _written(tree: Tree, setting: str) -> Tree:
         raise ScheduleError(Problem(label, *unreadable.fault)) from None
     if value.problems:
         first = value.problems[0]
-        raise ScheduleError(Problem(label, f'{_part(key)}: {first.what}', first.instead))
+        raise ScheduleError(Problem(label, f'{shown_part(key)}: {first.what}', first.instead))
     return put(tree, key, value.root, label)
 
 
@@ -260,5 +245,5 @@ def _place(node: Any, part: str, path: Key) -> str | int:
     if not isinstance(node, list):
         raise Unreadable(0, f'{dotted(path)}: not a mapping', f'set {dotted(path)} as a whole')
     if number is None or number >= len(node):
-        raise Unreadable(0, f'{dotted(path)}: has no item {_part(part)}', f'write a number below {len(node)}')
+        raise Unreadable(0, f'{dotted(path)}: has no item {shown_part(part)}', f'write a number below {len(node)}')
     return number

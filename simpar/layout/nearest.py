@@ -49,7 +49,7 @@ def nearest(operator: Named, strategy: Strategy, world: int) -> list[Strategy]:
         for counts in (dict(zip(names, numbers, strict=True)) for numbers in islice(product(*choices), TRIED))
         if world % prod(counts.values()) == 0
     ]
-    # Ties are broken by the strategy itself: the same complaint on every machine.
+    # Ties are broken by the strategy itself: the same problem on every machine.
     return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
 
 

@@ -51,11 +51,8 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for key, what, instead in (
-        *conflicts(plan, matrices=isinstance(workload.optimizer, Muon)),
-        *overlap_conflicts(plan),
-    ):
-        raise Infeasible(f'plan.{key}: {what}; {instead}')
+    for problem in (*conflicts(plan, matrices=isinstance(workload.optimizer, Muon)), *overlap_conflicts(plan)):
+        raise Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)
     if isinstance(plan.stages, str):

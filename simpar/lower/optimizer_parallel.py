@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
+from simpar.errors import Problem
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import Owned, layer_of, local_elements
 from simpar.plan import Plan
@@ -59,14 +60,6 @@ class Choice:
     everywhere: bool = False
 
 
-class Conflict(NamedTuple):
-    """A key of a plan that does not fit the others."""
-
-    key: str
-    what: str
-    instead: str
-
-
 def choice_of(plan: Plan) -> Choice:
     """What the keys of a plan come to."""
     # A preset says both; what a plan writes beside it can only agree: see ``conflicts``.
@@ -85,31 +78,31 @@ def choice_of(plan: Plan) -> Choice:
     )
 
 
-def conflicts(plan: Plan, *, matrices: bool = False) -> Iterator[Conflict]:
+def conflicts(plan: Plan, *, matrices: bool = False) -> Iterator[Problem]:
     """What does not fit together between the keys of a plan.
 
     Arguments: ``matrices``: the optimizer updates full matrices, of which every rank has a slice of a dim.
     """
     if matrices and plan.shard_form in ('padded', 'flat'):
         what = f'muon gathers full matrices along a dim, which {plan.shard_form} shards have not'
-        yield Conflict('shard_form', what, 'write dim, or leave it out')
+        yield Problem(('plan', 'shard_form'), what, 'write dim, or leave it out')
     preset = _preset(plan)
     # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:
-        yield Conflict('zero', f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
+        yield Problem(('plan', 'zero'), f'zero {plan.zero} shards otherwise than hsdp {plan.hsdp}', 'write one of both')
     if preset is not None:
         name = f'hsdp {plan.hsdp}' if plan.hsdp != 'off' else f'zero {plan.zero}'
         if plan.shard and set(plan.shard) != set(preset[0]):
-            yield Conflict('shard', f'{name} shards {", ".join(preset[0])}', 'leave it out')
+            yield Problem(('plan', 'shard'), f'{name} shards {", ".join(preset[0])}', 'leave it out')
         if plan.gather and plan.gather != preset[1]:
-            yield Conflict('gather', f'{name} gathers {preset[1]}', 'leave it out')
+            yield Problem(('plan', 'gather'), f'{name} gathers {preset[1]}', 'leave it out')
         return
     if plan.shard and 'state' not in plan.shard:
-        yield Conflict('shard', f'{" and ".join(plan.shard)} sharded, but no state', 'add state')
+        yield Problem(('plan', 'shard'), f'{" and ".join(plan.shard)} sharded, but no state', 'add state')
     if plan.shard and plan.gather and (plan.gather == 'after-update') == ('weights' in plan.shard):
         there = 'are sharded' if 'weights' in plan.shard else 'stay whole'
         other = 'on-use' if 'weights' in plan.shard else 'after-update'
-        yield Conflict('gather', f'weights {there}, which cannot be gathered {plan.gather}', f'write {other}')
+        yield Problem(('plan', 'gather'), f'weights {there}, which cannot be gathered {plan.gather}', f'write {other}')
 
 
 def _preset(plan: Plan) -> tuple[tuple[Part, ...], Gather] | None:

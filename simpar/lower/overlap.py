@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
+from simpar.errors import Problem
 from simpar.lower.recompute import is_recomputed
 from simpar.plan import Plan
 from simpar.program import OpClass
@@ -34,14 +35,6 @@ class Overlap:
     recompute_early: bool = False
 
 
-class Conflict(NamedTuple):
-    """A key of a plan that does not fit the passes that it lists."""
-
-    key: str
-    what: str
-    instead: str
-
-
 def overlap_of(plan: Plan) -> Overlap:
     """What the plan's passes say of the order in a stage."""
     if isinstance(plan.overlap, str):
@@ -60,12 +53,14 @@ def with_passes(plan: Plan) -> Plan:
     )
 
 
-def overlap_conflicts(plan: Plan) -> Iterator[Conflict]:
+def overlap_conflicts(plan: Plan) -> Iterator[Problem]:
     """Keys that say otherwise than a pass that is listed."""
     if GRAD_COMM in plan.overlap and plan.reduce_gradients == 'end':
-        yield Conflict('reduce_gradients', f'end, but {GRAD_COMM} is among plan.overlap', 'leave out one of both')
+        yield Problem(
+            ('plan', 'reduce_gradients'), f'end, but {GRAD_COMM} is among plan.overlap', 'leave out one of both'
+        )
     if OPT_SHARD in plan.overlap and not plan.prefetch:
-        yield Conflict('prefetch', f'0, but {OPT_SHARD} is among plan.overlap', 'write 1 or more')
+        yield Problem(('plan', 'prefetch'), f'0, but {OPT_SHARD} is among plan.overlap', 'write 1 or more')
 
 
 def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:

@@ -17,7 +17,7 @@ from simpar.model.operators.product import MatMul
 from simpar.model.operators.reduce import Reduce
 from simpar.model.operators.shape import Flatten, Reshape, Transpose
 from simpar.model.primitive import Shape
-from simpar.model.shapes import INPUT, Misfit, Shapes, layer_names, network_shapes, reads_of, shapes_of
+from simpar.model.shapes import INPUT, Shapes, layer_names, network_shapes, reads_of, shapes_of
 
 __all__ = [
     'INPUT',
@@ -34,7 +34,6 @@ __all__ = [
     'Layer',
     'LayerNorm',
     'MatMul',
-    'Misfit',
     'Mul',
     'Multiply',
     'Network',

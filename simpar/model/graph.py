@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from simpar.document import Complaint, Key, OneOf
+from simpar.document import Key, OneOf
+from simpar.errors import Problem
 from simpar.model.keys import Deviation, Width
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.network_fits import network_fits
@@ -130,6 +131,6 @@ class Network(Model):
         """Where a file has a layer, or a key of it."""
         return ('workload', self.key, 'layers', place, self.layers[place].key, *((key,) if key else ()))
 
-    def misfits(self, asked: Asked) -> Iterator[Complaint]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """Names, shapes, the loss and the data."""
         return network_fits(self, asked)

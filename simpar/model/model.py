@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from simpar.document import Complaint, Key
+from simpar.document import Key
+from simpar.errors import Problem
 from simpar.model.node import Node
 from simpar.model.operators.base import Operator, Trained
 from simpar.model.primitive import Shape
@@ -156,5 +157,5 @@ class Model(ABC):
         return ('workload', self.key)
 
     @abstractmethod
-    def misfits(self, asked: Asked) -> Iterator[Complaint]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """What of it does not fit itself, the loss, the data or the degrees, each at the key to change."""

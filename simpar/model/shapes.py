@@ -1,4 +1,4 @@
-"""The names of a network's layers, what each reads, the shapes of all values, and what misfits."""
+"""The names of a network's layers, what each reads, the shapes of all values, and what does not fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, Problem
 from simpar.model.operators.base import MisfitError, Operator, Weighted
 from simpar.model.operators.embedding import Embedding
 from simpar.model.primitive import Shape
@@ -60,43 +60,31 @@ def layers_of(network: Network) -> tuple[int, ...]:
     return tuple(layers)
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """What is wrong with a layer.
-
-    Arguments:
-        place: of the layer in the network.
-        key: of the layer to change; empty: the layer itself.
-        what: is wrong.
-        remedy: what to write instead.
-    """
-
-    place: int
-    key: str
-    what: str
-    remedy: str
-
-
 @dataclass(slots=True)
 class Shapes:
-    """Shapes by name, for so many samples, and all misfits; a layer that does not fit has no shape."""
+    """Shapes by name, for so many samples, and what does not fit; a layer that does not fit has no shape.
+
+    Each problem is at (place of the layer,), or at (place, key of the layer).
+    """
 
     samples: int
     of: dict[str, Shape] = field(default_factory=dict)
-    misfits: list[Misfit] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def read(self, place: int, layer: Operator, name: str, reads: tuple[str, ...], known: set[str]) -> None:
         """Add a layer's shape, or what is wrong with it."""
         for missing in (read for read in reads if read not in known):
             shown = ', '.join(sorted(known)[:12])
-            self.misfits.append(Misfit(place, 'of', f'{missing} is no layer before this one', f'write one of {shown}'))
+            self.problems.append(
+                Problem((place, 'of'), f'{missing} is no layer before this one', f'write one of {shown}')
+            )
         # A layer that does not fit is told once: those that read it have no fault of their own.
         if not all(read in self.of for read in reads):
             return
         try:
             self.of[name] = layer.result_shape(self.samples, *(self.of[read] for read in reads))
         except MisfitError as wrong:
-            self.misfits.append(Misfit(place, wrong.key, wrong.what, wrong.remedy))
+            self.problems.append(Problem((place, *wrong.keys), wrong.what, wrong.instead))
 
 
 def shapes_of(network: Network, samples: int) -> Shapes:
@@ -115,13 +103,13 @@ def shapes_of(network: Network, samples: int) -> Shapes:
         for read in reads:
             unread.pop(read, None)
         if isinstance(layer, Embedding) and place:
-            found.misfits.append(
-                Misfit(place, '', 'an embedding reads the tokens of samples', 'make it the first layer')
+            found.problems.append(
+                Problem((place,), 'an embedding reads the tokens of samples', 'make it the first layer')
             )
     # The last one is what the loss reads.
     for name, place in list(unread.items())[:-1]:
         what = f'nobody reads what {name} gives'
-        found.misfits.append(Misfit(place, '', what, f'leave it out, or write of: {name} in a later layer'))
+        found.problems.append(Problem((place,), what, f'leave it out, or write of: {name} in a later layer'))
     return found
 
 
@@ -131,7 +119,6 @@ def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
     Raises ``Infeasible`` with the first thing that does not fit.
     """
     found = shapes_of(network, samples)
-    if found.misfits:
-        wrong = found.misfits[0]
-        raise Infeasible(f'{layer_names(network)[wrong.place]}: {wrong.what}; {wrong.remedy}')
+    for problem in found.problems:
+        raise Infeasible(str(problem.at(layer_names(network)[int(problem.key[0])], ())))
     return found.of

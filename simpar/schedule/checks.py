@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from simpar.document import Complaint
+from simpar.errors import Problem
+from simpar.lower.overlap import overlap_conflicts
 from simpar.model.advice import multiple
 from simpar.model.model import Asked
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
 from simpar.schedule.optimizer_parallel import shards_fit
-from simpar.schedule.overlap import overlap_fits
 from simpar.schedule.pipelines import pipeline_fits
 from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
@@ -20,23 +20,23 @@ from simpar.schedule.sweep import sweep_fits
 from simpar.workload import Momentum, Muon, Workload
 
 
-def check(contents: Contents) -> Iterator[Complaint]:
+def check(contents: Contents) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
-    yield from workload.model.misfits(_asked(workload, plan))
+    yield from workload.model.problems(_asked(workload, plan))
     yield from _optimizer(workload)
     yield from _sequence_parallel(plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
-    yield from overlap_fits(plan)
+    yield from overlap_conflicts(plan)
     yield from search_fits(workload, plan)
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
 
 
-def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]:
+def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Problem]:
     """The batch must divide into equal slices for each data rank, unless all read all of it, micro-batch and copy."""
     # With all samples on every rank, data does not divide the batch: strategies do, operator by operator.
     cut = 1 if whole_batch(workload, plan) else data
@@ -47,7 +47,7 @@ def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Complaint]
         product = f' = {slices}' if len(shown) > 1 else ''
         factors = ' × '.join(f'{name} {count}' for name, count in shown.items()) + product
         what = f'{workload.batch} samples do not divide by {factors}'
-        yield Complaint(('workload', 'batch'), what, multiple(workload.batch, slices))
+        yield Problem(('workload', 'batch'), what, multiple(workload.batch, slices))
 
 
 def _asked(workload: Workload, plan: Plan) -> Asked:
@@ -61,16 +61,16 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
     )
 
 
-def _optimizer(workload: Workload) -> Iterator[Complaint]:
+def _optimizer(workload: Workload) -> Iterator[Problem]:
     rule = workload.optimizer
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
-        yield Complaint(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
+        yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 
-def _sequence_parallel(plan: Plan) -> Iterator[Complaint]:
+def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
     key = ('plan', 'sequence_parallel')
     if not plan.sequence_parallel:
         return
     if plan.tensor == 1:
-        yield Complaint(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
+        yield Problem(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from simpar.document import Complaint, dotted
+from simpar.document import dotted
 from simpar.errors import Problem, ScheduleError
 from simpar.model.advice import divisors
 from simpar.schedule.checks import batch_fits
@@ -21,21 +21,20 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     """
     plan = schedule.plan
     data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
-    complaints = [*_ranks(schedule, data, world), *_slow(schedule, world)]
+    problems = [*_ranks(schedule, data, world), *_slow(schedule, world)]
     # With ``data`` written, the file was checked for it when it was read.
     if not plan.data:
-        complaints += batch_fits(schedule.workload, plan, data)
-    if complaints:
-        raise ScheduleError([_problem(schedule, complaint) for complaint in complaints])
+        problems += batch_fits(schedule.workload, plan, data)
+    if problems:
+        raise ScheduleError([_problem(schedule, problem) for problem in problems])
     return replace(schedule, plan=replace(plan, data=data))
 
 
-def _problem(schedule: Schedule, complaint: Complaint) -> Problem:
-    key = dotted(complaint.key)
-    return Problem(schedule.where(key), f'{key}: {complaint.what}', complaint.instead)
+def _problem(schedule: Schedule, problem: Problem) -> Problem:
+    return problem.at(schedule.where(dotted(problem.key)))
 
 
-def _ranks(schedule: Schedule, data: int, world: int) -> list[Complaint]:
+def _ranks(schedule: Schedule, data: int, world: int) -> list[Problem]:
     plan = schedule.plan
     degrees = {'pipeline': plan.pipeline, 'data': data, 'tensor': plan.tensor}
     ranks = prod(degrees.values())
@@ -48,16 +47,16 @@ def _ranks(schedule: Schedule, data: int, world: int) -> list[Complaint]:
     # Changing data alone is the smallest remedy; only where no data fits is another degree to blame.
     if plan.data and world % inner == 0:
         left = 'tensor leaves' if plan.pipeline == 1 else 'tensor and pipeline leave'
-        return [Complaint(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
+        return [Problem(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
     if plan.pipeline > 1 and world % plan.pipeline:
-        return [Complaint(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
+        return [Problem(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
     share = world // plan.pipeline
-    return [Complaint(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
+    return [Problem(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
 
 
-def _slow(schedule: Schedule, world: int) -> list[Complaint]:
+def _slow(schedule: Schedule, world: int) -> list[Problem]:
     return [
-        Complaint(('cluster', 'slow', str(rank)), f'there is no rank {rank}', f'write a rank below {world}')
+        Problem(('cluster', 'slow', str(rank)), f'there is no rank {rank}', f'write a rank below {world}')
         for rank in schedule.cluster.slow
         if rank >= world
     ]

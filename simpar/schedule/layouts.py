@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from simpar.document import Complaint
+from simpar.errors import Problem
 from simpar.model import Operator
 from simpar.model.model import Model
 from simpar.plan import Plan
@@ -15,17 +15,17 @@ UNCUT: Final = 'none'
 """What a layout has for a dim that no axis splits."""
 
 
-def layouts_fit(model: Model, plan: Plan) -> Iterator[Complaint]:
+def layouts_fit(model: Model, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     # ``none`` is a word of layouts: an axis of this name could never be named.
     for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
-        yield Complaint(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
+        yield Problem(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
     for place, layer in enumerate(model.operators.values()):
         for key, what, instead in _of_layer(layer, plan):
-            yield Complaint(model.file_key(place, key), what, instead)
+            yield Problem(model.file_key(place, key), what, instead)
     for pattern, layouts in plan.layouts.items():
         for _, what, instead in _axes('layouts', chain.from_iterable(layouts), plan):
-            yield Complaint(('plan', 'layouts', pattern), what, instead)
+            yield Problem(('plan', 'layouts', pattern), what, instead)
 
 
 def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:

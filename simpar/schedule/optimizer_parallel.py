@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.document import Complaint
+from simpar.errors import Problem
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
 from simpar.workload import Muon, Workload
 
 
-def shards_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    for key, what, instead in conflicts(plan, matrices=isinstance(workload.optimizer, Muon)):
-        yield Complaint(('plan', key), what, instead)
+    yield from conflicts(plan, matrices=isinstance(workload.optimizer, Muon))
     # With data 0 the degree follows from the cluster, and lowering checks it.
     if plan.shard_group and plan.data and plan.data % min(plan.shard_group, plan.data):
         what = f'{plan.shard_group} does not divide data {plan.data}'
-        yield Complaint(('plan', 'shard_group'), what, f'write a divisor of {plan.data}, or 0 for all')
+        yield Problem(('plan', 'shard_group'), what, f'write a divisor of {plan.data}, or 0 for all')
     yield from _fusion(workload, plan)
 
 
-def _fusion(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+def _fusion(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if isinstance(plan.fusion, float) and not plan.fusion > 0:
-        yield Complaint(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
+        yield Problem(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
     if plan.fusion_ids and plan.fusion != 'ids':
-        yield Complaint(('plan', 'fusion_ids'), 'ids are not asked for', 'write fusion: ids too')
+        yield Problem(('plan', 'fusion_ids'), 'ids are not asked for', 'write fusion: ids too')
     layers = workload.model.trained_layers
     if plan.fusion == 'ids' and plan.fusion_ids and len(plan.fusion_ids) != layers:
         what = f'lists {len(plan.fusion_ids)} ids, but {layers} layers have parameters'
-        yield Complaint(('plan', 'fusion_ids'), what, f'list {layers} ids')
+        yield Problem(('plan', 'fusion_ids'), what, f'list {layers} ids')

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.document import (
-    Complaint,
     Key,
     Terms,
     Tree,
@@ -144,7 +143,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
     """A row, or what is wrong with its form."""
     formed: list[Contents] = []
 
-    def fits(contents: Contents) -> Iterator[Complaint]:
+    def fits(contents: Contents) -> Iterator[Problem]:
         formed.append(contents)
         yield from check(contents)
 
@@ -154,7 +153,7 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
         build(tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
         problems += wrong.problems
-    # ``fits`` runs on well-formed contents only: it tells a row that misfits from one that is no schedule.
+    # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
     if not formed or tree.problems:
         return problems
     values = {setting.key: setting.value for setting in settings}

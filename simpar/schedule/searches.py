@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.document import Complaint
+from simpar.errors import Problem
 from simpar.plan import Plan
 from simpar.workload import Workload
 
 
-def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+def search_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
     if plan.search == 'none':
         return
@@ -21,4 +21,4 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Complaint]:
         instead = 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]'
         if not model.listed:
             instead = 'give an operator one, e.g. plan.strategies: {layer0.fc1: [[2, 1, 1], [1, 4]]}'
-        yield Complaint(key, what, instead)
+        yield Problem(key, what, instead)

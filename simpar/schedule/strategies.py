@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.document import Complaint
+from simpar.errors import Problem
 from simpar.lower.given import SHOWN, has_strategies, matches
 from simpar.model import Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
@@ -13,41 +13,39 @@ from simpar.schedule.layouts import layouts_fit
 from simpar.workload import Workload
 
 
-def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     yield from _loss_fits(workload)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
 
 
-def _named(workload: Workload, plan: Plan) -> Iterator[Complaint]:
+def _named(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Patterns of the plan's strategies and layouts that match no operator which takes one."""
     names = [node.name for node in workload.model.nodes if isinstance(node.operator, Sharded)]
     shown = ', '.join(names[:SHOWN]) + (', …' if len(names) > SHOWN else '')
     for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
         for pattern in (one for one in given if not any(matches(name, one) for name in names)):
-            yield Complaint(
-                ('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}'
-            )
+            yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')
 
 
-def _loss_fits(workload: Workload) -> Iterator[Complaint]:
+def _loss_fits(workload: Workload) -> Iterator[Problem]:
     """Operators of the loss, and strategies for them or for the loss as one."""
     strategies, operators = ('workload', 'loss_strategies'), ('workload', 'loss_operators')
     # Strategies of its operators would be read by nobody, silently.
     if workload.loss_operators == 'one':
         if workload.loss_strategies:
-            yield Complaint(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')
+            yield Problem(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')
         return
     if workload.loss != 'cross-entropy':
-        yield Complaint(operators, f'{workload.loss} is one operator', 'write one, or loss: cross-entropy')
+        yield Problem(operators, f'{workload.loss} is one operator', 'write one, or loss: cross-entropy')
     if workload.loss_strategy:
         what = 'is that of a loss of one operator'
-        yield Complaint(('workload', 'loss_strategy'), what, 'write loss_strategies, e.g. {sum: [[1, 1]]}')
+        yield Problem(('workload', 'loss_strategy'), what, 'write loss_strategies, e.g. {sum: [[1, 1]]}')
     for name in workload.loss_strategies:
         if name not in LOSS_OPERATORS:
             instead = f'write one of {", ".join(LOSS_OPERATORS)}'
-            yield Complaint((*strategies, name), f'{name} is no operator of the loss', instead)
+            yield Problem((*strategies, name), f'{name} is no operator of the loss', instead)
 
 
 def whole_batch(workload: Workload, plan: Plan) -> bool:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import Complaint, Key, Tree, dotted, one_screen, override, put, read
+from simpar.document import Key, Tree, one_screen, override, put, read
 from simpar.document.compose import Unreadable
 from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
@@ -37,7 +37,7 @@ Settings = tuple[Setting, ...]
 """What a row sets, in the order of the file."""
 
 
-def sweep_fits(sweep: Any) -> Iterator[Complaint]:
+def sweep_fits(sweep: Any) -> Iterator[Problem]:
     """What is wrong with a sweep by itself, each at its key; whether a schedule comes of every row is not asked."""
     if sweep is None:
         return
@@ -46,10 +46,10 @@ def sweep_fits(sweep: Any) -> Iterator[Complaint]:
     elif isinstance(sweep, dict):
         yield from _mapping_fits(sweep)
     else:
-        yield Complaint(_KEY, f'{_kind(sweep)}, not a mapping', f'write dotted keys and their values, e.g. {_EXAMPLE}')
+        yield Problem(_KEY, f'{_kind(sweep)}, not a mapping', f'write dotted keys and their values, e.g. {_EXAMPLE}')
 
 
-def _mapping_fits(sweep: Mapping[str, Any]) -> Iterator[Complaint]:
+def _mapping_fits(sweep: Mapping[str, Any]) -> Iterator[Problem]:
     """Every key has a list, and the product is no more than one can read."""
     yield from _keys_fit(_KEY, sweep)
     counts = []
@@ -58,32 +58,32 @@ def _mapping_fits(sweep: Mapping[str, Any]) -> Iterator[Complaint]:
             counts.append(len(values))
         else:
             what = 'an empty list' if values == [] else f'{_kind(values)}, not a list of values'
-            yield Complaint((*_KEY, key), what, f'write dotted keys and the values of each, e.g. {_EXAMPLE}')
+            yield Problem((*_KEY, key), what, f'write dotted keys and the values of each, e.g. {_EXAMPLE}')
     if prod(counts) > MOST_ROWS:
-        yield Complaint(_KEY, f'{prod(counts)} combinations', f'keep it at {MOST_ROWS} or fewer')
+        yield Problem(_KEY, f'{prod(counts)} combinations', f'keep it at {MOST_ROWS} or fewer')
 
 
-def _list_fits(sweep: list[Any]) -> Iterator[Complaint]:
+def _list_fits(sweep: list[Any]) -> Iterator[Problem]:
     """Every item is one row: a mapping of dotted keys to values."""
     if not 0 < len(sweep) <= MOST_ROWS:
-        yield Complaint(_KEY, f'{len(sweep)} rows', f'write 1 to {MOST_ROWS}, e.g. {_ROW}')
+        yield Problem(_KEY, f'{len(sweep)} rows', f'write 1 to {MOST_ROWS}, e.g. {_ROW}')
     for place, row in enumerate(sweep):
         key = (*_KEY, place)
         if isinstance(row, dict):
             yield from _keys_fit(key, row)
         else:
-            yield Complaint(key, f'{_kind(row)}, not a mapping', f'write one row, e.g. {_ROW}')
+            yield Problem(key, f'{_kind(row)}, not a mapping', f'write one row, e.g. {_ROW}')
 
 
-def _keys_fit(at: Key, row: Mapping[str, Any]) -> Iterator[Complaint]:
+def _keys_fit(at: Key, row: Mapping[str, Any]) -> Iterator[Problem]:
     if not 0 < len(row) <= MOST_KEYS:
-        yield Complaint(at, f'{len(row)} keys', f'write 1 to {MOST_KEYS} dotted keys, e.g. {_EXAMPLE}')
+        yield Problem(at, f'{len(row)} keys', f'write 1 to {MOST_KEYS} dotted keys, e.g. {_EXAMPLE}')
     for key in row:
         parts = [part.strip() for part in key.split('.')]
         if not all(parts):
-            yield Complaint((*at, key), 'not a dotted key', f'write e.g. {_EXAMPLE}')
+            yield Problem((*at, key), 'not a dotted key', f'write e.g. {_EXAMPLE}')
         elif parts[0] in _FIXED:
-            yield Complaint((*at, key), 'is the same in every row', 'sweep over plan, workload or cluster')
+            yield Problem((*at, key), 'is the same in every row', 'sweep over plan, workload or cluster')
 
 
 def _kind(value: Any) -> str:
@@ -151,10 +151,7 @@ def rows_of_tree(tree: Tree) -> list[Settings]:
     Raises `ScheduleError` with everything that is wrong with the sweep by itself.
     """
     sweep = tree.get(_KEY)
-    problems = [
-        Problem(tree.where(complaint.key), f'{dotted(complaint.key)}: {complaint.what}', complaint.instead)
-        for complaint in sweep_fits(sweep)
-    ]
+    problems = [problem.at(tree.where(problem.key)) for problem in sweep_fits(sweep)]
     if problems:
         raise ScheduleError(problems)
     if isinstance(sweep, list):

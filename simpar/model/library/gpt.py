@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from simpar.document import Complaint
+from simpar.errors import Problem
 from simpar.model import Embedding, Gelu, LayerNorm, Operator
 from simpar.model.advice import divisors, multiple
 from simpar.model.dropout import DRAW, KEYS
@@ -112,7 +112,7 @@ class Transformer(Model):
         """With its widths and heads."""
         return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads)
 
-    def misfits(self, asked: Asked) -> Iterator[Complaint]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
         return chain(_sizes(self), _asked(asked), _degrees(self, asked))
 
@@ -123,35 +123,35 @@ def _nodes(model: Transformer) -> tuple[Node, ...]:
     return tuple(gpt_nodes(model))
 
 
-def _sizes(model: Transformer) -> Iterator[Complaint]:
+def _sizes(model: Transformer) -> Iterator[Problem]:
     if model.hidden % model.heads:
         what = f'{model.hidden} does not divide by heads {model.heads}'
-        yield Complaint((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
+        yield Problem((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
     if model.heads % model.key_value_heads:
         what = f'{model.key_value_heads} does not divide heads {model.heads}'
-        yield Complaint((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
+        yield Problem((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
 
 
-def _asked(asked: Asked) -> Iterator[Complaint]:
+def _asked(asked: Asked) -> Iterator[Problem]:
     if asked.loss != 'cross-entropy':
-        yield Complaint(('workload', 'loss'), f'a transformer has no {asked.loss}', 'write cross-entropy')
+        yield Problem(('workload', 'loss'), f'a transformer has no {asked.loss}', 'write cross-entropy')
     if asked.data == 'mnist':
-        yield Complaint(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
+        yield Problem(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
 
 
-def _degrees(model: Transformer, asked: Asked) -> Iterator[Complaint]:
+def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
     tensor = asked.tensor
     if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
         instead = multiple(model.sequence, tensor).removeprefix('write ')
-        yield Complaint(('plan', 'sequence_parallel'), what, f'write false, or a sequence that is {instead}')
+        yield Problem(('plan', 'sequence_parallel'), what, f'write false, or a sequence that is {instead}')
     for name, heads in (('heads', model.heads), ('kv_heads', model.key_value_heads)):
         if heads % tensor:
-            # One complaint for both: the remedy must divide both counts.
+            # One problem for both: the remedy must divide both counts.
             common = gcd(model.heads, model.key_value_heads)
             what = f'{name} {heads} of the transformer do not divide by tensor {tensor}'
-            yield Complaint(('plan', 'tensor'), what, f'write one of {divisors(common)}')
+            yield Problem(('plan', 'tensor'), what, f'write one of {divisors(common)}')
             return
 
 

@@ -65,12 +65,12 @@ class MisfitError(Exception):
     Arguments:
         key: of the operator to change; empty: the operator itself.
         what: is wrong.
-        remedy: what to write instead.
+        instead: what to write.
     """
 
-    def __init__(self, key: str, what: str, remedy: str) -> None:
-        super().__init__(key, what, remedy)
-        self.key, self.what, self.remedy = key, what, remedy
+    def __init__(self, key: str, what: str, instead: str) -> None:
+        super().__init__(key, what, instead)
+        self.keys, self.what, self.instead = (key,) if key else (), what, instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
