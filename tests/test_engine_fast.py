@@ -50,11 +50,13 @@ def ideal(case):
 )
 def test_random_programs_have_the_spans_of_the_reference(slowed, unfold, steps, **shape):
     case = make_case(**shape) if slowed else ideal(make_case(**shape))
-    fast, slow = (
-        simulate(case.program, case.costs, steps=steps, unfold=unfold, engine=engine) for engine in ('auto', 'simpy')
+    slow, *others = (
+        simulate(case.program, case.costs, steps=steps, unfold=unfold, engine=engine)
+        for engine in ('simpy', 'python', 'compiled')
     )
-    assert graph_of(case.program, tuple(fast.representative_of_rank.tolist())) is not None
-    assert_same(fast, slow)
+    assert graph_of(case.program, tuple(slow.representative_of_rank.tolist())) is not None
+    for fast in others:
+        assert_same(fast, slow)
 
 
 WORKLOAD = Workload(model=Transformer(layers=8, hidden=512, heads=8, vocab=4096, sequence=512), batch=32)
@@ -76,7 +78,8 @@ def test_lowered_plans_have_the_spans_of_the_reference_with_any_effects(plan, pr
     slow = [simulate(program, costs, engine='simpy') for costs in states]
     monkeypatch.setattr(reference, 'run', None)
     for costs, expected in zip(states, slow, strict=True):
-        assert_same(simulate(program, costs), expected)
+        for engine in ('python', 'compiled'):
+            assert_same(simulate(program, costs, engine=engine), expected)
 
 
 def test_a_program_that_nothing_slows_is_replayed_and_others_are_not():

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from simpar.engine.ops import NONE, Flags, Ints, Ops, ops_of
-from simpar.program import Program
+from simpar.program import Csr, Program
 from simpar.trace import Times
 
 CHAINED: Final = 15
@@ -38,7 +37,7 @@ class Graph:
     op: Ints
     before: Ints
     carried: Flags
-    order: list[int]
+    order: Ints
 
     def __len__(self) -> int:
         return len(self.node)
@@ -48,6 +47,16 @@ class Graph:
         """The ops that are not their node's number."""
         # Nearly all ops are their own node; only these need a maximum.
         return np.flatnonzero(self.node != np.arange(len(self)))
+
+    @cached_property
+    def members(self) -> Csr:
+        """For each node its ops."""
+        return Csr.of(self.node, np.arange(len(self)), len(self))
+
+    @cached_property
+    def followers(self) -> Csr:
+        """For each node the ops that come after it, by number; + N where in the next step."""
+        return Csr.of(self.before, self.op + len(self) * self.carried, len(self))
 
     @cached_property
     def representatives(self) -> list[tuple[int, ...]]:
@@ -84,17 +93,28 @@ class Graph:
     @cached_property
     def waits(self) -> tuple[list[int], list[int]]:
         """For each op how many nodes it comes after, in the first step and in any other."""
+        first, other = self.waiting
+        return first.tolist(), other.tolist()
+
+    @property
+    def waiting(self) -> tuple[Ints, Ints]:
+        """The same as arrays."""
         first = np.bincount(self.op[~self.carried], minlength=len(self))
-        return first.tolist(), np.bincount(self.op, minlength=len(self)).tolist()
+        return first, np.bincount(self.op, minlength=len(self))
 
     @cached_property
     def places_before(self) -> list[tuple[int, ...]]:
         """For each node in order the places in it of what it comes after, those of the step before counted first."""
+        return self.before_in_order.rows()
+
+    @cached_property
+    def before_in_order(self) -> Csr:
+        """The same as arrays."""
         place = np.zeros(len(self), dtype=np.int64)
         place[self.order] = np.arange(len(self.order))
         # ``replay`` keeps the ends of two steps behind each other: first those of the step before.
         before = place[self.before] + np.where(self.carried, 0, len(self.order))
-        return _rows(place[self.node[self.op]], before, len(self.order))
+        return Csr.of(place[self.node[self.op]], before, len(self.order))
 
     def latest(self, times: Times) -> Times:
         """For each node, at its number, the latest time of its ops; shape [steps, N]."""
@@ -120,26 +140,23 @@ class Graph:
 
 def _rows(keys: Ints, values: Ints, count: int) -> list[tuple[int, ...]]:
     """The values of each key from 0 to ``count`` - 1."""
-    order = np.argsort(keys, kind='stable')
-    flat = values[order].tolist()
-    bounds = np.searchsorted(keys[order], np.arange(count + 1)).tolist()
-    return [tuple(flat[begin:end]) for begin, end in pairwise(bounds)]
+    return Csr.of(keys, values, count).rows()
 
 
 @lru_cache(maxsize=4)
-def graph_of(program: Program, of_rank: tuple[int, ...]) -> Graph | None:
+def graph_of(program: Program, of_rank: tuple[int, ...], *, compiled: bool = False) -> Graph | None:
     """The graph of a program's representatives.
 
     Returns None where not all meet in a step that should, or where needs go in a circle.
 
-    Arguments: ``of_rank``, the representative of each rank.
+    Arguments: ``of_rank``, the representative of each rank; ``compiled``, whether numba puts the nodes in order.
     """
     ops = ops_of(program, of_rank)
     node = _nodes(ops)
     if node is None:
         return None
     op, before, carried = _edges(ops)
-    order = _order(node, op[~carried], node[before[~carried]])
+    order = _order(node, op[~carried], node[before[~carried]], compiled=compiled)
     # None sends the program to the reference, which draws the deadlock.
     return None if order is None else Graph(ops, node, op, node[before], carried, order)
 
@@ -177,15 +194,28 @@ def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     return op[by_op], node[by_op], np.arange(len(op))[by_op] >= sum(map(len, same))
 
 
-def _order(node: Ints, op: Ints, before: Ints) -> list[int] | None:
+def _order(node: Ints, op: Ints, before: Ints, *, compiled: bool) -> Ints | None:
     """Nodes, each behind all that it comes after; None where they go in a circle."""
-    after = _rows(before, node[op], len(node))
-    left = np.bincount(node[op], minlength=len(node)).tolist()
-    order = [number for number in np.flatnonzero(node == np.arange(len(node))).tolist() if not left[number]]
+    after = Csr.of(before, node[op], len(node))
+    left = np.bincount(node[op], minlength=len(node))
+    own = node == np.arange(len(node))
+    if compiled:
+        from simpar.engine.compiled import topological
+
+        order = np.empty(np.count_nonzero(own), dtype=np.int64)
+        found = topological(after.start, after.item, np.where(own, left, NONE), order)
+    else:
+        order = _kahn(after.rows(), left.tolist(), np.flatnonzero(own & (left == 0)).tolist())
+        found = len(order)
+    return order if found == np.count_nonzero(own) else None
+
+
+def _kahn(after: list[tuple[int, ...]], left: list[int], order: list[int]) -> Ints:
+    """The order, as far as it comes. Arguments: ``order``, what comes after nothing."""
     for number in order:
         for later in after[number]:
             left[later] -= 1
             # Kahn's order: the list grows while it is walked.
             if not left[later]:
                 order.append(later)
-    return None if any(left) else order
+    return np.array(order, dtype=np.int64)

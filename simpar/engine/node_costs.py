@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.engine.device import Load
-from simpar.engine.ops import Ops
+from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
 from simpar.trace import Times
@@ -24,7 +24,8 @@ class NodeCosts:
         seconds: isolated; of a communication, of its transfer. alpha: latency; 0 of a compute op.
         beside: speed of a compute op while a collective runs on its device; highest speed of a communication while one
             of its devices computes.
-        links: what a communication asks of one link of each class, in all groups that it stands for.
+        kind: of a communication with links, the row of ``loads``; -1 of all else.
+        loads: what a communication asks of one link of each class, in all groups that it stands for.
         issued: seconds, when the host has issued an op; shape [steps, N].
         waiting_slows: as of ``Costs``.
     """
@@ -32,14 +33,22 @@ class NodeCosts:
     seconds: Times
     alpha: Times
     beside: Times
-    links: list[Load]
+    kind: Ints
+    loads: list[Load]
     issued: Times
     waiting_slows: bool
 
     @property
     def interferes(self) -> bool:
         """Whether anything can slow anything."""
-        return bool((self.beside < 1.0).any()) or any(self.links)
+        return bool((self.beside < 1.0).any()) or bool((self.kind != NONE).any())
+
+    @property
+    def links(self) -> list[Load]:
+        """The load of each node."""
+        # Index −1, of what has none, reads the entry behind all others.
+        loads = [*self.loads, ()]
+        return [loads[kind] for kind in self.kind.tolist()]
 
 
 def node_costs(
@@ -49,7 +58,7 @@ def node_costs(
     speed = np.array([costs.rank_speed[ranks[0]] for ranks in representatives.ranks])
     alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
-    links: list[Load] = [()] * len(ops)
+    kind = np.full(len(ops), NONE, dtype=np.int64)
     # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
     nodes = np.flatnonzero(ops.leads)
@@ -60,10 +69,16 @@ def node_costs(
     made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
-    for node, kind in zip(nodes.tolist(), kind_of.tolist(), strict=True):
-        links[node] = made[kind][2]
+    loaded = np.array([bool(load) for _, _, load in made], dtype=bool)
+    kind[nodes] = np.where(loaded[kind_of], kind_of, NONE)
     return NodeCosts(
-        _quantise(seconds), _quantise(alpha), beside, links, _issued(ops, costs, steps), costs.waiting_slows
+        seconds=_quantise(seconds),
+        alpha=_quantise(alpha),
+        beside=beside,
+        kind=kind,
+        loads=[load for _, _, load in made],
+        issued=_issued(ops, costs, steps),
+        waiting_slows=costs.waiting_slows,
     )
 
 

@@ -57,6 +57,11 @@ class Ops:
     def __len__(self) -> int:
         return len(self.representative)
 
+    @property
+    def first_stream(self) -> Ints:
+        """Shape [representatives + 1], the number of each representative's first stream, and at last how many."""
+        return np.cumsum([0, *(len(role.streams) for role in self.roles)])
+
     @cached_property
     def streams(self) -> Csr:
         """For each stream its ops in issue order; streams without ops have no entries."""

@@ -15,7 +15,7 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
     A node starts when all that its ops come after has ended and the host has issued them, and lasts its isolated
     seconds. Times are sums of multiples of 2⁻⁴⁰ s, so they are the event loop's to the bit.
     """
-    order = graph.order
+    order = graph.order.tolist()
     # A meeting starts when the last host has issued its op.
     issued = graph.latest(costs.issued)[:, order]
     lasts = (costs.alpha + costs.seconds)[order].tolist()

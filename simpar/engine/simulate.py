@@ -7,8 +7,10 @@ from typing import Literal
 import numpy as np
 
 from simpar.cost.costs import Costs
+from simpar.engine import fast
 from simpar.engine.device import Observer
 from simpar.engine.event_loop import run_events
+from simpar.engine.fast import repays
 from simpar.engine.graph import Graph, graph_of
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.replay import replay
@@ -16,7 +18,7 @@ from simpar.engine.representatives import Representatives, fold
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
-Engine = Literal['auto', 'simpy']
+Engine = Literal['auto', 'simpy', 'python', 'compiled']
 
 
 def simulate(
@@ -35,18 +37,24 @@ def simulate(
         unfold: True, simulate every rank; False, one rank for each role; None, as few ranks as tell all, exactly.
             The spans do not depend on it, to the bit.
         observe: called whenever speeds have been solved; by the reference alone.
-        engine: ``simpy``, the reference; ``auto``, a recurrence where nothing slows anything and an event loop without
-            objects elsewhere, both over a graph of ops. The spans do not depend on it, to the bit (below 2¹² s, where
-            doubles hold the grid of times and a bit more).
+        engine: ``simpy``, the reference; ``python``, a recurrence where nothing slows anything and an event loop
+            without objects elsewhere, both over a graph of ops; ``compiled``, the same by numba; ``auto``, one of the
+            last two, whichever is sooner done. The spans do not depend on it, to the bit (below 2¹² s, where doubles
+            hold the grid of times and a bit more).
 
-    Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
+    Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact,
+    ``SimparError`` where numba is asked for and not installed.
     Speeds are max-min fair (see ``fair_speeds``). Does not model a limited queue between host and device, nor noise.
     """
     if steps < 1:
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
     representatives = fold(program, costs, unfold)
     # Observers are told of every solution of speeds, which only the reference makes in full.
-    graph = graph_of(program, tuple(representatives.of_rank)) if engine == 'auto' and observe is None else None
+    asked = 'simpy' if observe else engine
+    # What is asked for is checked first: numba is not everywhere.
+    slots = sum(len(program.roles[program.role_of_rank[ranks[0]]]) for ranks in representatives.ranks)
+    compiled = asked in {'auto', 'compiled'} and repays(steps * slots, asked=asked == 'compiled')
+    graph = None if asked == 'simpy' else graph_of(program, tuple(representatives.of_rank), compiled=compiled)
     if graph is None:
         # SimPy is imported only where it runs: it costs more than most simulations.
         from simpar.engine.reference import run
@@ -54,7 +62,10 @@ def simulate(
         return run(program, costs, representatives, steps, observe)
     by_node = node_costs(graph.ops, program, costs, representatives, steps)
     # Where nothing can slow anything, times are one maximum after the other, and no clock is needed.
-    end = run_events(graph, by_node, len(costs.links)) if by_node.interferes else replay(graph, by_node)
+    if by_node.interferes:
+        end = (fast.run_events if compiled else run_events)(graph, by_node, len(costs.links))
+    else:
+        end = (fast.replay if compiled else replay)(graph, by_node)
     return _trace(program, representatives, graph, by_node, end)
 
 
