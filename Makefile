@@ -2,11 +2,12 @@
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
+# make prove-training   train all 423 random plans, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-zero netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -25,6 +26,9 @@ prove-tables: .venv-test/installed
 
 prove-pairs: .venv-test/installed
 	.venv-test/bin/python -m tests.pairs
+
+prove-training: .venv-test/installed
+	SIMPAR_EVERY=1 .venv-test/bin/python -m pytest --numprocesses 2 tests/test_training_fuzz.py
 
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2

@@ -13,7 +13,7 @@ TARGET = 2.4
 """CPU seconds that 64 GPUs may take on a quiet core of 2023."""
 SLACK = 2.0
 """How much slower a machine may be that runs tests, and that others use too."""
-RUNS = 3
+RUNS = 2
 
 
 def cpu_seconds(directory, data):

@@ -16,8 +16,10 @@ ROWS = 256
 
 @pytest.fixture(scope='module')
 def validation():
-    cases = pipeline_cases(2, receives=('early',), rows=ROWS)
-    cases += pipeline_cases(2, orders=('1f1b',), copies=(1,), receives=('late',), rows=ROWS)
+    # Every order alone; copies and late receives on one of them. `make netns` measures them all together.
+    cases = pipeline_cases(2, copies=(1,), receives=('early',), rows=ROWS)
+    others = pipeline_cases(2, orders=('1f1b',), rows=ROWS)
+    cases += [case for case in others if case.name != '1f1b']
     return run_cases([*cases, *balance_cases(2, emulated_cluster(NET, 2), rows=ROWS)], NET, 2, rounds=1, steps_a_run=3)
 
 
