@@ -70,7 +70,7 @@ def test_slices_of_what_an_operator_reads_give_slices_of_what_it_writes(place):
 
 def test_a_strategy_that_cannot_be_is_told_with_the_nearest():
     graph = transformer_blocks(2, 8, 16, 2, 64)
-    with pytest.raises(ScheduleError, match=r'layer0.up: MatMul .* cannot be cut as .*nearest'):
+    with pytest.raises(ScheduleError, match=r'layer0.up: MatMul .* cannot be split as .*nearest'):
         cut_of(graph, graph.operator('layer0.up'), ((3, 1), (1, 2)), 4)
 
 

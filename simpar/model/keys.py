@@ -51,7 +51,7 @@ Layouts = Annotated[
     Field(
         max_length=3,
         examples=[[['dp', 'mp'], ['mp', 'none']]],
-        description='in place of strategy: for each dim the axes of device_matrix that cut it, joined by +, or none',
+        description='in place of strategy: for each dim the axes of device_matrix that split it, joined by +, or none',
     ),
 ]
 Recomputed = Annotated[

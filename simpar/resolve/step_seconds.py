@@ -37,7 +37,7 @@ STREAMING: Final = {
     'Sub': 'mse',
     'SparseSoftmaxCrossEntropyWithLogits': 'cross_entropy',
 }
-"""What programs call primitives whose time goes by their bytes; of a squared error the first is the whole."""
+"""What programs call primitives whose time goes by their bytes; of a squared error the first is all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

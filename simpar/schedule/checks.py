@@ -73,4 +73,4 @@ def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
     if not plan.sequence_parallel:
         return
     if plan.tensor == 1:
-        yield Problem(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
+        yield Problem(key, 'there is nothing to split over with tensor 1', 'write false, or tensor above 1')

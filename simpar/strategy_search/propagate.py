@@ -39,7 +39,7 @@ def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: C
     """
     if not fixed:
         raise ScheduleError(
-            Problem('plan', 'sharding propagation starts at operators that you cut', 'cut at least one')
+            Problem('plan', 'sharding propagation starts at operators that you split', 'split at least one')
         )
     walk = _Walk(graph, devices, compat)
     for name, choice in fixed.items():

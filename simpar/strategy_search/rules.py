@@ -158,7 +158,7 @@ def cut_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -
     raise ScheduleError(
         Problem(
             operator.name,
-            f'{operator.primitive} of {shapes} cannot be cut as {strategy} on {devices} devices',
+            f'{operator.primitive} of {shapes} cannot be split as {strategy} on {devices} devices',
             f'the nearest that can: {", ".join(str(cut.strategy) for cut in near)}',
         )
     )

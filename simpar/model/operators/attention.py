@@ -18,7 +18,7 @@ from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names
 
-_SEQUENCE = 'needs all of a sequence and must stay whole'
+_SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

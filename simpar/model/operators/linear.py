@@ -135,7 +135,7 @@ class Dense(Biased):
         Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
     ] = ()
     out_layout: Annotated[
-        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that cut each dim of its result')
+        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that split each dim of its result')
     ] = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:

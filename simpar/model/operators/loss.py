@@ -14,7 +14,7 @@ from simpar.model.operators.shape import View, rows_over_all
 from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, by_rows, dim_names
 from simpar.model.primitive import Strategy as Pieced
 
-WHOLE = 'must stay whole'
+UNSHARDED = 'must stay unsharded'
 DATASET: Final = '_VirtualDataset'
 
 
@@ -94,7 +94,7 @@ class BatchNormalised(Primitive):
         """d0, d1, d2, d3; its parameters have d1."""
         names = dim_names(output)
         inputs = (names, *(names[1:2] for _ in shapes[1:]))
-        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], WHOLE))
+        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], UNSHARDED))
 
 
 class Sliced(Primitive):
@@ -104,7 +104,9 @@ class Sliced(Primitive):
         """d0, d1, ..."""
         names, x = dim_names(output), shapes[0]
         # A slice of a split dim would leave ranks with unequal rows.
-        shorter = {names[dim]: WHOLE for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left}
+        shorter = {
+            names[dim]: UNSHARDED for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left
+        }
         return Axes(name, (names,), names, shapes, x, names, shorter)
 
     def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
@@ -112,7 +114,7 @@ class Sliced(Primitive):
         return ()
 
     def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """Whole."""
+        """Unsharded."""
         return ((1,) * len(pieces),)
 
 

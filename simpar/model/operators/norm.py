@@ -15,7 +15,7 @@ from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unar
 from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, Use, dim_names, divisible
 from simpar.model.primitive import Strategy as Pieced
 
-NORMALISED = 'is normalised over and must stay whole'
+NORMALISED = 'is normalised over and must stay unsharded'
 EPSILON: Final = 1e-5
 """Added to the mean of squares."""
 
