@@ -212,7 +212,7 @@ def test_a_search_cuts_a_layer_only_as_its_rule_allows():
     shapes = network_shapes(model, workload.batch)
     for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
         allowed = layer.axes(name, *(shapes[read] for read in reads))
-        cuts = rule(graph, graph.operator(name)).cuts(8)
+        cuts = rule(graph, graph.operator(name)).splits(8)
         found = {cut(layer, Choice(one.strategy)).strategy for one in cuts}
         if isinstance(layer, Flatten):
             continue
