@@ -44,4 +44,4 @@ def _mapped(choice: Choice, rule: tuple[Axes, int] | None, count: Callable[[int]
 
 
 def _rows(names: Sequence[str], dims: ShardCounts, row: str, count: Callable[[int], int]) -> ShardCounts:
-    return tuple(count(pieces) if name == row else pieces for name, pieces in zip(names, dims, strict=True))
+    return tuple(count(shards) if name == row else shards for name, shards in zip(names, dims, strict=True))
