@@ -1,6 +1,6 @@
 """Collectives built from point-to-point messages: rings, pairs, and a plain exchange where messages are small.
 
-gloo's own reduce-scatter costs a whole all-reduce and its all-gather is bimodal. In a pair of ranks, bulk data in one
+gloo's own reduce-scatter costs a full all-reduce and its all-gather is bimodal. In a pair of ranks, bulk data in one
 direction delays what goes in the other on the same connection, so each direction has a process group of its own, and
 receives are posted before sends. Sums are taken in an order that depends on positions alone.
 """

@@ -55,7 +55,7 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
     if op.operator == 'all_gather':
         return _by_seat([all_gather(shards, dim) for shards, dim in several])
     if op.operator == 'reduce_scatter':
-        return _by_seat([reduce_scatter(wholes, dim, op.reduce) for wholes, dim in several])
+        return _by_seat([reduce_scatter(fulls, dim, op.reduce) for fulls, dim in several])
     raise ProgramError(f'{op.name}: no collective is called {op.operator!r}; there are {", ".join(COLLECTIVES)}')
 
 

@@ -170,8 +170,8 @@ class RealMachine:
 
     def _exchange(self, op: OpClass, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """An all-to-all."""
-        joins, cuts, sizes = exchange_of(op)
-        slices = [slices_of(tensor, cuts, sizes) for tensor in reads]
+        joins, splits, sizes = exchange_of(op)
+        slices = [slices_of(tensor, splits, sizes) for tensor in reads]
         like = [shards[0] for shards in slices]
         chunks = [_together(list(shards)) for shards in zip(*slices, strict=True)]
         received = collectives.all_to_all(channel, chunks, self._pace)

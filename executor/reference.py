@@ -23,7 +23,7 @@ from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 
 
 class Reference:
-    """Trains the whole model on the whole batch in one process.
+    """Trains the full model on the full batch in one process.
 
     Arguments: ``plan``: its copies and whether their losses are averaged or summed; all else of it must not matter.
     """

@@ -193,17 +193,17 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum
 
 
 def all_to_all(
-    tensors: Sequence[torch.Tensor], joins: Sequence[int], cuts: Sequence[int], sizes: Sequence[int]
+    tensors: Sequence[torch.Tensor], joins: Sequence[int], splits: Sequence[int], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
     """Position i gets the i-th slice of every tensor, joined by position; see ``executor.dims.exchange_of``."""
-    slices = [slices_of(tensor, cuts, sizes) for tensor in tensors]
+    slices = [slices_of(tensor, splits, sizes) for tensor in tensors]
     return [joined(shards, joins, sizes) for shards in zip(*slices, strict=True)]
 
 
-def slices_of(tensor: torch.Tensor, cuts: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+def slices_of(tensor: torch.Tensor, splits: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
     """Split a tensor into equal slices by position, along a dim for each of ``sizes``; the first counts most."""
     shards = [tensor]
-    for dim, size in zip(cuts, sizes, strict=True):
+    for dim, size in zip(splits, sizes, strict=True):
         shards = [part for shard in shards for part in shard.chunk(size, dim)]
     return shards
 

@@ -144,9 +144,9 @@ def _packed(program: Program, op: OpClass, shares: tuple[str, ...], fulls: tuple
 
 
 def _exchange(
-    program: Program, op: OpClass, joins: tuple[int, ...], cuts: tuple[int, ...], sizes: tuple[int, ...]
+    program: Program, op: OpClass, joins: tuple[int, ...], splits: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[str]:
-    """Check an all-to-all: its result is its operand, shorter along ``cuts`` and longer along ``joins``."""
+    """Check an all-to-all: its result is its operand, shorter along ``splits`` and longer along ``joins``."""
     ranks = program.partitions[op.partition].size
     if prod(sizes) != ranks:
         yield f'{op.name}: {" × ".join(map(str, sizes))} positions, but {ranks} ranks in a group of {op.partition}'
@@ -154,14 +154,14 @@ def _exchange(
     for source, target in zip(op.reads, op.writes + op.accumulates, strict=True):
         taken, made = (program.local_shape(program.tensor[name]) for name in (source, target))
         wanted = list(taken)
-        if max(*joins, *cuts) >= len(taken):
-            yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *cuts)}'
+        if max(*joins, *splits) >= len(taken):
+            yield f'{op.name}: {source} of {taken} has no dim {max(*joins, *splits)}'
             continue
-        for join, split, size in zip(joins, cuts, sizes, strict=True):
+        for join, split, size in zip(joins, splits, sizes, strict=True):
             wanted[join] *= size
             wanted[split] //= size
         if tuple(wanted) != made or prod(wanted) != prod(taken):
-            how = f'split along {cuts} and joined along {joins}'
+            how = f'split along {splits} and joined along {joins}'
             yield f'{op.name}: {target} of {made} does not come of {source} of {taken}, {how}'
 
 

@@ -205,18 +205,18 @@ class Plan:
     ] = True
     shard: Annotated[
         tuple[Literal['state', 'gradients', 'weights'], ...],
-        Field(max_length=3, description='what is cut over the data ranks: state, gradients, weights'),
+        Field(max_length=3, description='what is sharded over the data ranks: state, gradients, weights'),
     ] = ()
     gather: Annotated[
         Literal['', 'after-update', 'on-use', 'on-use-twice'],
-        Field(description='when cut weights are made whole; empty: on-use where weights are cut, else after-update'),
+        Field(description='when sharded weights are gathered; empty: on-use where there are any, else after-update'),
     ] = ''
     hsdp: Annotated[
         Literal['off', 'level1', 'level2', 'level3'],
         Field(description="MindSpore's levels of shard and gather: states and weights, gradients too, gathered twice"),
     ] = 'off'
     zero: Annotated[
-        int, Field(ge=0, le=3, description='stage of ZeRO: 1 cuts states, 2 gradients too, 3 weights too')
+        int, Field(ge=0, le=3, description='stage of ZeRO: 1 shards states, 2 gradients too, 3 weights too')
     ] = 0
     shard_form: Annotated[
         Literal['', 'dim', 'padded', 'flat'],
@@ -226,20 +226,20 @@ class Plan:
         ),
     ] = ''
     shard_group: Annotated[
-        int, Field(ge=0, le=2**20, description='neighbouring data ranks that share one set of pieces; 0: all')
+        int, Field(ge=0, le=2**20, description='neighbouring data ranks that share one set of shards; 0: all')
     ] = 0
     shard_threshold: Annotated[
-        Bytes | None, Field(description='smaller parameters stay whole; none: 64 KiB with hsdp, else nothing')
+        Bytes | None, Field(description='smaller parameters stay unsharded; none: 64 KiB with hsdp, else nothing')
     ] = None
     unsharded: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-        Field(max_length=2**12, description='patterns of names of parameters that stay whole, e.g. *.bias'),
+        Field(max_length=2**12, description='patterns of names of parameters that stay unsharded, e.g. *.bias'),
     ] = ()
     accumulate: Annotated[
         Literal['', 'full', 'sharded'],
         Field(
             description='gradients over micro-batches: full, reduced once, or sharded, reduced every time; '
-            'empty: sharded where gradients are cut'
+            'empty: sharded where gradients are sharded'
         ),
     ] = ''
     prefetch: Annotated[
@@ -263,7 +263,7 @@ class Plan:
         Field(max_length=2**13, description='for fusion ids: one for each layer in order of use; 0: not fused'),
     ] = ()
     tiles: Annotated[
-        int, Field(ge=1, le=1024, description='pieces of a product and its sum or gather, one under the next one')
+        int, Field(ge=1, le=1024, description='tiles of a product and its sum or gather, one under the next one')
     ] = 1
     overlap: Annotated[
         tuple[

@@ -174,7 +174,7 @@ def load_trace(path: Path) -> SavedTrace:
         program=content.program,
         origin=content.origin,
         roles=tuple(_slots(role) for role in content.roles),
-        representatives=tuple(_saved_rank(lane) for lane in content.lanes),
+        representatives=tuple(_saved_rank(times) for times in content.lanes),
         representative_of_rank=tuple(content.lane_of_rank),
     )
 
@@ -229,24 +229,24 @@ def _inconsistency(content: _Content) -> str:
     """Why the parts do not fit together, or nothing."""
     if not content.lanes or not content.lane_of_rank:
         return 'has no ranks'
-    if any(not 0 <= lane < len(content.lanes) for lane in content.lane_of_rank):
-        return 'lane_of_rank: names a lane that is not there'
+    if any(not 0 <= place < len(content.lanes) for place in content.lane_of_rank):
+        return 'lane_of_rank: names an entry of lanes that is not there'
     for number, role in enumerate(content.roles):
         if not role.op or len({len(getattr(role, name)) for name in _RoleContent.__slots__}) > 1:
             return f'roles.{number}: its columns are empty or differ in length'
     # All ranks have the same steps, so the first tells how many.
     steps = len(content.lanes[0].end)
-    for number, lane in enumerate(content.lanes):
-        if not 0 <= lane.role < len(content.roles) or not 0 <= lane.rank < len(content.lane_of_rank):
+    for number, times in enumerate(content.lanes):
+        if not 0 <= times.role < len(content.roles) or not 0 <= times.rank < len(content.lane_of_rank):
             return f'lanes.{number}: names a role or a rank that is not there'
-        if wrong := _wrong_times(lane, steps, len(content.roles[lane.role].op)):
+        if wrong := _wrong_times(times, steps, len(content.roles[times.role].op)):
             return f'lanes.{number}: {wrong}'
     return ''
 
 
-def _wrong_times(lane: _RankContent, steps: int, slots: int) -> str:
+def _wrong_times(times: _RankContent, steps: int, slots: int) -> str:
     """Why the times of a rank cannot be a trace of so many steps and slots, or nothing."""
-    tables = (lane.arrive, lane.start, lane.end)
+    tables = (times.arrive, times.start, times.end)
     if not steps or any(len(table) != steps or any(len(row) != slots for row in table) for table in tables):
         return f'its times are not {steps} steps of {slots} ops'
     arrive, start, end = (np.array(table) for table in tables)
@@ -263,5 +263,5 @@ def _slots(role: _RoleContent) -> tuple[SavedSlot, ...]:
     return tuple(SavedSlot(**dict(zip(SavedSlot.__slots__, row, strict=True))) for row in zip(*columns, strict=True))
 
 
-def _saved_rank(lane: _RankContent) -> SavedRank:
-    return SavedRank(lane.rank, lane.role, np.array(lane.arrive), np.array(lane.start), np.array(lane.end))
+def _saved_rank(times: _RankContent) -> SavedRank:
+    return SavedRank(times.rank, times.role, np.array(times.arrive), np.array(times.start), np.array(times.end))

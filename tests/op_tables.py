@@ -37,6 +37,12 @@ ROOT = HERE.parent
 RECORDED = HERE / 'recorded' / 'op_tables' / 'tables.json.xz'
 MAP = RECORDED.with_name('map.json')
 """The published map: new names, and every difference with its reason."""
+REWORDED = (
+    (re.compile(r' stays whole: neither '), ' is not tiled: neither '),
+    (re.compile(r' (stays?) whole on every '), r' \1 unsharded on every '),
+    (re.compile(r': nothing is cut, '), ': nothing is split, '),
+)
+"""What recorded notes of programs say now in other words."""
 VERSION = 1
 CHUNK = 64
 """Slots whose needs share one hash."""
@@ -243,6 +249,14 @@ class Map:
 # Comparison
 
 
+def _reworded(old: Table) -> Table:
+    """A recorded table with its notes in the words of now."""
+    notes = list(old['notes'])
+    for pattern, words in REWORDED:
+        notes = [pattern.sub(words, note) for note in notes]
+    return {**old, 'notes': notes}
+
+
 class Difference(NamedTuple):
     """One difference: in which table, of which row and field, and the lines that show it."""
 
@@ -338,7 +352,7 @@ def compare_one(name: str, one: Table, names: Map) -> list[Difference]:
         for part in {*was} ^ {*now}
     ]
     for part in (part for part in was if part in now):
-        found += differences(names.table(was[part]), now[part])
+        found += differences(_reworded(names.table(was[part])), now[part])
     return found
 
 

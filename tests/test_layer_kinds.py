@@ -32,7 +32,7 @@ from simpar.model import (
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.cuts import cut
+from simpar.resolve.choices import with_choice
 from simpar.strategy_search import Choice, double_recursive
 from simpar.strategy_search.networks import network_graph
 from simpar.strategy_search.rules import rule
@@ -212,8 +212,8 @@ def test_a_search_cuts_a_layer_only_as_its_rule_allows():
     shapes = network_shapes(model, workload.batch)
     for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
         allowed = layer.axes(name, *(shapes[read] for read in reads))
-        cuts = rule(graph, graph.operator(name)).cuts(8)
-        found = {cut(layer, Choice(one.strategy)).strategy for one in cuts}
+        cuts = rule(graph, graph.operator(name)).splits(8)
+        found = {with_choice(layer, Choice(one.strategy)).strategy for one in cuts}
         if isinstance(layer, Flatten):
             continue
         assert all(not allowed.wrong(strategy, 8) for strategy in found), name

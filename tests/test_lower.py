@@ -124,7 +124,9 @@ def test_a_single_stream_puts_communication_behind_computation():
 def test_what_does_not_divide_stays_whole_and_says_so():
     odd = Workload(model=Network(layers=(Dense(inputs=8, outputs=10),)), batch=8)
     program = lower(odd, Plan(tensor=4), 4)
-    assert program.notes == ('dense0 stays whole on every tensor rank: its 10 outputs are not divisible by tensor 4',)
+    assert program.notes == (
+        'dense0 stays unsharded on every tensor rank: its 10 outputs are not divisible by tensor 4',
+    )
     assert program.local_shape(program.tensor['dense0.weight']) == (10, 8)
 
 
@@ -132,7 +134,7 @@ def test_a_sequence_that_does_not_divide_stays_whole():
     odd = replace(GPT, model=replace(GPT.model, sequence=7))
     program = lower(odd, Plan(tensor=2, sequence_parallel=True), 2)
     assert program.notes == (
-        'the sequence of norms and residuals stays whole on every tensor rank: 7 is not divisible by tensor 2',
+        'the sequence of norms and residuals stays unsharded on every tensor rank: 7 is not divisible by tensor 2',
     )
     assert set(collectives(program)) == {('all_reduce', 'tensor', 'F'), ('all_reduce', 'tensor', 'I')}
 

@@ -66,7 +66,7 @@ def test_a_convolution_with_all_that_updates_can_have():
     plan = Plan(data=2, zero=2)
     program = lower(workload, plan, 2)
     # 3 rows do not divide by 2, and no form but dim is there for it: a note says so.
-    assert any(note.startswith('dense0.weight stays whole') for note in program.notes)
+    assert any(note.startswith('dense0.weight stays unsharded') for note in program.notes)
     check(program, workload, plan)
 
 

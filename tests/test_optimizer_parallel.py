@@ -220,7 +220,7 @@ def test_a_partial_gradient_is_summed_over_tensor_ranks_first():
     assert names[first + 1] == 'layer0.gradients.data.reduce_scatter.W'
 
 
-# what stays whole
+# what stays unsharded
 
 
 def test_what_does_not_divide_by_a_dim_stays_full_with_a_note():
@@ -228,7 +228,7 @@ def test_what_does_not_divide_by_a_dim_stays_full_with_a_note():
     plan = Plan(data=4, zero=3, shard_form='dim')
     program = lower(Workload(model=Network(layers=layers), batch=8, loss='mse'), plan, 4)
     assert program.notes == (
-        'dense1.weight stays whole on every data rank: 6 rows are not divisible by a shard group of 4',
+        'dense1.weight stays unsharded on every data rank: 6 rows are not divisible by a shard group of 4',
     )
     assert not program.tensor['dense1.weight'].splits
     assert 'dense1.gradients.data.all_reduce.W' in slots(program)
@@ -238,7 +238,7 @@ def test_layers_that_are_alike_have_one_note():
     model = Transformer(layers=3, hidden=9, heads=3, vocab=32, sequence=8, ffn=16)
     plan = Plan(data=4, zero=3, shard_form='dim', unsharded=('*weight',))
     program = lower(Workload(model=model, batch=8), plan, 4)
-    assert sum('layer*.qkv.bias (3 of them) stay whole on every data rank' in note for note in program.notes) == 1
+    assert sum('layer*.qkv.bias (3 of them) stay unsharded on every data rank' in note for note in program.notes) == 1
 
 
 def test_a_weight_of_heads_is_cut_along_a_dim_that_divides():
@@ -280,7 +280,7 @@ def test_presets_are_keys(key, table):
         ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 shards state, gradients'),
         ('hsdp: level1, gather: on-use-twice', 'plan.gather', 'hsdp level1 gathers on-use'),
         ('shard: [weights]', 'plan.shard', 'weights sharded, but no state'),
-        ('shard: [state], gather: on-use', 'plan.gather', 'weights stay whole, which cannot be gathered on-use'),
+        ('shard: [state], gather: on-use', 'plan.gather', 'weights stay unsharded, which cannot be gathered on-use'),
         ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are sharded'),
         ('data: 8, zero: 3, shard_group: 3', 'plan.shard_group', '3 does not divide data 8'),
         ('fusion_ids: [1]', 'plan.fusion_ids', 'ids are not asked for'),

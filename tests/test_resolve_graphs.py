@@ -35,7 +35,7 @@ from simpar.model.library.blocks import block_network, llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.cuts import cut, in_graphs
+from simpar.resolve.choices import in_graphs, with_choice
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.proposal import sent_bytes
 from simpar.resolve.strategies import spread_from
@@ -125,7 +125,7 @@ def test_a_strategy_goes_to_the_graph_and_back():
     assert choices['dense'].strategy == ((2, 4), (1, 4))
     assert choices['mul'].strategy == ((2, 4), ())
     bare = {name: replace(layer, strategy=()) for name, layer in layers.items()}
-    assert {name: cut(layer, choices[name]) for name, layer in bare.items()} == layers
+    assert {name: with_choice(layer, choices[name]) for name, layer in bare.items()} == layers
 
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
@@ -157,7 +157,7 @@ def test_a_graph_is_propagated_as_its_operators_are():
     graph = network_graph(workload.model, BLOCK.batch, 'mse')
     choices = propagate(graph, {'layer0_up': Choice(((2, 1), (4, 1)))}, 8, Plan().compat)
     for name, layer in zip(layer_names(workload.model), found.workload.model.layers, strict=True):
-        assert cut(layer, choices[name]) == layer
+        assert with_choice(layer, choices[name]) == layer
     assert found.origins['layer0_q'].startswith('propagated from layer0_up')
 
 

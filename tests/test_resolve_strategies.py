@@ -362,7 +362,10 @@ def test_a_search_is_a_key_like_others(capsys):
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        (['workload.network.0.dense.strategy=[]'], r'plan\.search: sharding-propagation starts at layers that you cut'),
+        (
+            ['workload.network.0.dense.strategy=[]'],
+            r'plan\.search: sharding-propagation starts at layers that you split',
+        ),
         (['plan.compat=2.10'], r'plan\.compat: unknown value .*write one of 2\.0, 2\.10'),
     ],
 )

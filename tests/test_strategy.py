@@ -172,10 +172,10 @@ def test_bytes_on_the_wire_are_no_more_than_in_the_compilers_sequences(seed):
         (network(Flatten(strategy=((2, 1, 1, 1),)), dense(())), Plan(), r'flatten0: .* dims, but the inputs have 2'),
         (TUTORIAL, Plan(tensor=3), r'plan\.tensor: 3 does not divide the 8 ranks of a stage'),
         (TUTORIAL, Plan(pipeline=2), 'matmul: strategy .* takes 8 ranks, which do not divide 4'),
-        (TUTORIAL, Plan(pipeline=3), '8 ranks cannot be cut into 3 equal stages'),
+        (TUTORIAL, Plan(pipeline=3), '8 ranks cannot be split into 3 equal stages'),
         (network(dense(((8, 1), (1, 1)))), Plan(zero=1, shard_group=3),
          '3 does not divide the 8 ranks with the same slice of dense0.weight'),
-        (TUTORIAL, Plan(copies=3), '16 cannot be cut into micro_batches 1 × copies 3'),
+        (TUTORIAL, Plan(copies=3), '16 cannot be split into micro_batches 1 × copies 3'),
         (TUTORIAL, Plan(copies=16), 'matmul: 16 samples cannot be split into 2 slices of 16 copies'),
     ],
 )  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
     [
         (12, '{}', '6: workload.batch: 12 samples do not divide by data 8'),
         (12, '{dataset: full-batch, copies: 5}', '6: workload.batch: 12 samples do not divide by copies 5'),
-        (16, '{sequence_parallel: true}', '8: plan.sequence_parallel: there is nothing to cut over with tensor 1'),
+        (16, '{sequence_parallel: true}', '8: plan.sequence_parallel: there is nothing to split over with tensor 1'),
     ],
 )
 def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_path, batch, plan, message):

@@ -283,7 +283,7 @@ def test_the_table_has_a_line_a_block():
 
 def test_propagation_needs_an_operator_to_begin_at():
     graph = transformer_blocks(2, 8, 16, 2, 64)
-    with pytest.raises(ScheduleError, match='cut at least one'):
+    with pytest.raises(ScheduleError, match='split at least one'):
         propagate(graph, {}, 4)
     with pytest.raises(ScheduleError, match='no operator of this name'):
         propagate(graph, {'dense': Choice(((1, 1), (1, 1)))}, 4)

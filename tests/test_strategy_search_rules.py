@@ -11,7 +11,7 @@ from simpar.layout.axis import merged
 from simpar.model.operators.pointwise import Elementwise
 from simpar.strategy_search import GraphBuilder, exact, transformer_blocks
 from simpar.strategy_search.redistribution import redistribution_bytes
-from simpar.strategy_search.rules import cut_of, rule
+from simpar.strategy_search.rules import rule, split_of
 
 
 def pieces(tensor, layout, bits):
@@ -53,10 +53,10 @@ def test_slices_of_what_an_operator_reads_give_slices_of_what_it_writes(place):
     random = np.random.default_rng(place)
     read = [random.normal(size=shape) for shape in graph.read_shapes(operator)]
     whole = work(operator, read, graph.output_shape(operator))
-    cuts = rule(graph, operator).cuts(8)
-    assert cuts[0].used == 0
-    assert max(cut.used for cut in cuts) == 3 or operator.primitive == 'LayerNorm'
-    for cut in cuts:
+    splits = rule(graph, operator).splits(8)
+    assert splits[0].used == 0
+    assert max(cut.used for cut in splits) == 3 or operator.primitive == 'LayerNorm'
+    for cut in splits:
         shape = tuple(size >> len(dim) for size, dim in zip(whole.shape, cut.output, strict=True))
         slices = [pieces(tensor, layout, 3) for tensor, layout in zip(read, cut.inputs, strict=True)]
         made = [work(operator, tensors, shape) for tensors in zip(*slices, strict=True)]
@@ -70,8 +70,8 @@ def test_slices_of_what_an_operator_reads_give_slices_of_what_it_writes(place):
 
 def test_a_strategy_that_cannot_be_is_told_with_the_nearest():
     graph = transformer_blocks(2, 8, 16, 2, 64)
-    with pytest.raises(ScheduleError, match=r'layer0.up: MatMul .* cannot be cut as .*nearest'):
-        cut_of(graph, graph.operator('layer0.up'), ((3, 1), (1, 2)), 4)
+    with pytest.raises(ScheduleError, match=r'layer0.up: MatMul .* cannot be split as .*nearest'):
+        split_of(graph, graph.operator('layer0.up'), ((3, 1), (1, 2)), 4)
 
 
 def test_operators_that_do_not_fit_are_refused():

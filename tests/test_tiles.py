@@ -175,18 +175,18 @@ def test_what_does_not_divide_stays_whole_with_one_note_for_all_that_is_alike():
     program = lower(odd, Plan(tensor=4, tiles=2), 4)
     assert tiles_in(program) == 0
     mine = [note for note in program.notes if 'tiles' in note]
-    assert [note.partition(' stays')[0] for note in mine[:-1]] == [
+    assert [note.partition(' is not')[0] for note in mine[:-1]] == [
         'layer*.proj.F', 'layer*.fc2.F', 'layer*.fc1.I', 'layer*.qkv.I'
     ]  # fmt: skip
     assert mine[0].endswith('neither its batch nor its sequence on a rank divides by tiles 2')
-    assert mine[-1].startswith('tiles 2: nothing is cut')
+    assert mine[-1].startswith('tiles 2: nothing is split')
 
 
 def test_without_communication_nothing_is_cut_and_a_note_says_so():
     program = lower(GPT, Plan(data=4, tiles=2), 4)
     assert program.op_classes == lower(GPT, Plan(data=4), 4).op_classes
     assert [note for note in program.notes if 'tiles' in note] == [
-        'tiles 2: nothing is cut, as no product that divides stands next to its sum or gather'
+        'tiles 2: nothing is split, as no product that divides stands next to its sum or gather'
     ]
 
 

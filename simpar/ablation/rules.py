@@ -204,7 +204,7 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.redistribution': 'no value is redistributed another way',
     'plan.all_to_all': 'no redistribution uses an all-to-all',
     'plan.sequence_parallel': 'tensor is 1: there is nothing to shard the sequence over',
-    'plan.search': 'what it finds is how layers are cut without it',
+    'plan.search': 'what it finds is how layers are split without it',
     'plan.compat': 'both versions find the same',
     'plan.objective': 'bytes find the same strategies',
     'plan.recompute': 'the backward needs nothing of what it names',

@@ -36,7 +36,7 @@ def _touched(program: Program) -> tuple[object, ...]:
     """The tensors that ops touch, and the groups that they or their tensors are in."""
     names = dict.fromkeys(chain.from_iterable(map(_names, program.op_classes)))
     tensors = [program.tensor[name] for name in names]
-    groups = {cut.partition for tensor in tensors for cut in tensor.splits}
+    groups = {split.partition for tensor in tensors for split in tensor.splits}
     groups |= {partition for tensor in tensors for partition in tensor.partial}
     groups |= {op.partition for op in program.op_classes if op.partition}
     return tensors, {name: program.partitions[name].groups_GP.tolist() for name in groups}

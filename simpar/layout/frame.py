@@ -124,7 +124,7 @@ def _part(dim: Sequence[Axis], prefixes: Bounds, strides: Bounds) -> bool:
             strides.add(axis.stride * (end // bound))
         outer = end
     beyond = [b for b in prefixes if b > outer]
-    # Behind the last axis a dim is one run of elements; a bound there is fine if it cuts between the slices.
+    # Behind the last axis a dim is one run of elements; a bound there is fine if it lies between the slices.
     return not beyond or min(beyond) % outer == 0
 
 

@@ -65,7 +65,7 @@ def _given(operator: Named, strategy: Strategy) -> dict[str, set[int]]:
 
 
 def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
-    """Cuts that divide both, the nearest first, a few of them."""
+    """Counts of shards that divide both, the nearest first, a few of them."""
     divisors = [count for count in range(1, min(length, world) + 1) if length % count == 0 and world % count == 0]
     # Distances are ratios: from 4, the counts 2 and 8 are equally near.
     return sorted(divisors, key=lambda count: min(abs(log2(count / want)) for want in wanted))[:6]

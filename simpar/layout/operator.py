@@ -1,7 +1,7 @@
 """Operators and strategies: from how an operator's inputs are sharded to the layouts and collectives that follow.
 
 An operator's tensor dims have names, as in an einsum; dims of one name are sharded alike. The device matrix has one
-axis for each name, in the operator's order, and what is left of the ranks repeats the calculation (MindSpore 2.x: on
+axis for each name, in the operator's order, and what is left of the ranks replicates the calculation (MindSpore 2.x: on
 the right, least significant). An operator whose output lacks a name that is sharded gives partial sums over its axis,
 which are all-reduced, or scattered where ``out_strategy`` says so. Gradients of what is replicated stay partial sums
 ("reduce late"): backward, the forward's all-reduce is one again, and a parameter's gradient is summed over every axis
@@ -87,7 +87,7 @@ class Operator:
         if count < 1:
             return f'is split into {count}'
         if count > 1 and name == ONE:
-            return f'is split into {count}, but must stay whole'
+            return f'is split into {count}, but must stay unsharded'
         if count > 1 and name in self.fixed:
             return f'is split into {count}, but {self.fixed[name]}'
         if length % count:

@@ -14,7 +14,7 @@ from simpar.errors import Infeasible
 from simpar.layout.operator import ONE, Operator
 
 Shape = tuple[int, ...]
-_NORMALISED = 'is normalised over and must stay whole'
+_NORMALISED = 'is normalised over and must stay unsharded'
 
 
 def matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Operator:
@@ -73,7 +73,7 @@ def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> 
     """
     rule = reduction(name, x, dims, keep=keep)
     # A maximum of parts would need an all-reduce by maximum, which strategies have no word for.
-    fixed = {rule.inputs[0][dim]: 'is compared over and must stay whole' for dim in dims}
+    fixed = {rule.inputs[0][dim]: 'is compared over and must stay unsharded' for dim in dims}
     return replace(rule, fixed=fixed)
 
 
@@ -88,7 +88,7 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
         (x, index),
         index,
         (*rows, 'classes'),
-        {'classes': 'is picked from and must stay whole'},
+        {'classes': 'is picked from and must stay unsharded'},
     )
 
 

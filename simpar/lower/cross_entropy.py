@@ -241,7 +241,7 @@ class CrossEntropy:
         gradients = [
             self.tape.register(value.like(f'd:{value.name}@loss', self.tape.gradient_layout(value))) for value in sums
         ]
-        # Late sums: each of the ranks that repeat the loss gives a share, and together they give it once.
+        # Late sums: each of the ranks that replicate the loss gives a share, and together they give it once.
         share = 1.0 / size_of(likelihood.layout.unsharded_axes)
         self.tape.emit_compute(
             'loss',

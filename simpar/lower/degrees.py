@@ -90,7 +90,7 @@ class Degrees:
                 what, told = operator.what, f'{length} is'
             if what:
                 self.notes.append(
-                    f'{what} stays whole on every tensor rank: {told} not divisible by tensor {self.degree}'
+                    f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
                 )
         return self.degree > 1 and length % self.degree == 0
 
@@ -132,7 +132,7 @@ class Degrees:
         if shape[dim] % slices:
             what = 'the sequence of norms and residuals' if dim else 'the rows of norms and residuals'
             self.notes.append(
-                f'{what} stays whole on every tensor rank: {shape[dim]} is not divisible by tensor {self.degree}'
+                f'{what} stays unsharded on every tensor rank: {shape[dim]} is not divisible by tensor {self.degree}'
             )
             return layout
         dims = list(layout.dims)

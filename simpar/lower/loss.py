@@ -134,7 +134,7 @@ class _Loss:
                               flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
         layout = tape.gradient_layout(self.y)
         dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
-        # Late sums add the gradient over the ranks that repeat the loss; each gives its share.
+        # Late sums add the gradient over the ranks that replicate the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
         told: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,

@@ -100,7 +100,7 @@ def conflicts(plan: Plan, *, matrices: bool = False) -> Iterator[Problem]:
     if plan.shard and 'state' not in plan.shard:
         yield Problem(('plan', 'shard'), f'{" and ".join(plan.shard)} sharded, but no state', 'add state')
     if plan.shard and plan.gather and (plan.gather == 'after-update') == ('weights' in plan.shard):
-        there = 'are sharded' if 'weights' in plan.shard else 'stay whole'
+        there = 'are sharded' if 'weights' in plan.shard else 'stay unsharded'
         other = 'on-use' if 'weights' in plan.shard else 'after-update'
         yield Problem(('plan', 'gather'), f'weights {there}, which cannot be gathered {plan.gather}', f'write {other}')
 
@@ -210,7 +210,7 @@ class Shards:
 def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
     """Bytes that fusion by size counts: a full gradient or weight; with MindSpore's levels what it counts, the shard.
 
-    Whole as far as the tensor ranks have it.
+    Full as far as the tensor ranks have it.
     """
     size = size_of(tape, [tape.tensors[f'd:{parameter}']])
     if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):

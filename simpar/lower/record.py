@@ -97,7 +97,7 @@ def _by_strategies(workload: Workload, plan: Plan) -> bool:
 
 def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
     if world % plan.pipeline:
-        raise Infeasible(f'plan.pipeline: {world} ranks cannot be cut into {plan.pipeline} equal stages')
+        raise Infeasible(f'plan.pipeline: {world} ranks cannot be split into {plan.pipeline} equal stages')
     # Strategies tell themselves what splits samples: data is what tensor leaves of a stage.
     ranks = world // plan.pipeline
     if plan.data > 1 and plan.data * plan.tensor != ranks:
@@ -109,7 +109,7 @@ def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: t
     slices = plan.micro_batches * plan.copies
     if workload.batch % slices:
         raise Infeasible(
-            f'a batch of {workload.batch} cannot be cut into micro_batches {plan.micro_batches} × copies '
+            f'a batch of {workload.batch} cannot be split into micro_batches {plan.micro_batches} × copies '
             f'{plan.copies} equal slices; choose a multiple of {slices}'
         )
     return Mesh(

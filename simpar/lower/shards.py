@@ -98,7 +98,7 @@ def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
     for (pattern, local, size), names in alike.items():
         who = f'{names[0]} stays' if len(names) == 1 else f'{pattern} ({len(names)} of them) stay'
         has = ' × '.join(map(str, local)) if len(local) > 2 else f'{local[0]} rows'
-        yield f'{who} whole on every data rank: {has} are not divisible by a shard group of {size}'
+        yield f'{who} unsharded on every data rank: {has} are not divisible by a shard group of {size}'
 
 
 def _messages(

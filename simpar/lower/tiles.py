@@ -95,7 +95,7 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
 def nothing_tiled(ops: Sequence[OpClass], tiles: int) -> Iterator[str]:
     """A note where tiles were asked for and there are none. Arguments: ``ops`` of all stages."""
     if tiles > 1 and not any(op.operator == JOIN for op in ops):
-        yield f'tiles {tiles}: nothing is cut, as no product that divides stands next to its sum or gather'
+        yield f'tiles {tiles}: nothing is split, as no product that divides stands next to its sum or gather'
 
 
 # what belongs together
@@ -171,7 +171,7 @@ def _local(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
 def _notes(untiled: Sequence[OpClass], tiles: int) -> Iterator[str]:
     """One for all products that are alike."""
     for name in dict.fromkeys(re.sub(r'^(\D+)\d+', r'\1*', op.name) for op in untiled):
-        yield f'{name} stays whole: neither its batch nor its sequence on a rank divides by tiles {tiles}'
+        yield f'{name} is not tiled: neither its batch nor its sequence on a rank divides by tiles {tiles}'
 
 
 # tiles

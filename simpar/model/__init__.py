@@ -5,7 +5,7 @@ every value counts samples, or what samples are split into (a reshape of 8 sampl
 """
 
 from simpar.model.graph import Layer, Network
-from simpar.model.keys import Cuts, Deviation, Strategy
+from simpar.model.keys import Deviation, SplitCounts, Strategy
 from simpar.model.operators import KINDS, OPERATORS
 from simpar.model.operators.base import Operator, Sharded, Trained, Weighted
 from simpar.model.operators.conv import Conv2d
@@ -25,7 +25,6 @@ __all__ = [
     'OPERATORS',
     'Add',
     'Conv2d',
-    'Cuts',
     'Dense',
     'Deviation',
     'Embedding',
@@ -47,6 +46,7 @@ __all__ = [
     'Sharded',
     'Silu',
     'Softmax',
+    'SplitCounts',
     'SquaredRelu',
     'Strategy',
     'Trained',

@@ -34,9 +34,9 @@ Size = Annotated[int, Field(ge=1, le=2**20)]
 Deviation = Annotated[
     float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
 ]
-Cuts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
+SplitCounts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
 """Into how many slices each dim of a tensor is split."""
-Strategy = tuple[Cuts, ...]
+Strategy = tuple[SplitCounts, ...]
 """Into how many slices each dim of each input of an operator is split."""
 One = Annotated[Strategy, Field(max_length=1, description='slices of what it reads, e.g. [[2, 4]]; empty: as it lies')]
 Aliases = tuple[
@@ -51,7 +51,7 @@ Layouts = Annotated[
     Field(
         max_length=3,
         examples=[[['dp', 'mp'], ['mp', 'none']]],
-        description='in place of strategy: for each dim the axes of device_matrix that cut it, joined by +, or none',
+        description='in place of strategy: for each dim the axes of device_matrix that split it, joined by +, or none',
     ),
 ]
 Recomputed = Annotated[

@@ -14,9 +14,9 @@ from typing import ClassVar, Final, Literal
 from simpar.layout.operator import Operator as Axes
 
 Shape = tuple[int, ...]
-Pieces = tuple[int, ...]
+ShardCounts = tuple[int, ...]
 """Into how many slices each dim of a tensor is split."""
-Strategy = tuple[Pieces, ...]
+Strategy = tuple[ShardCounts, ...]
 """The same for each tensor that a primitive reads."""
 Compat = Literal['2.0', '2.10']
 BOTH: Final[frozenset[Compat]] = frozenset(('2.0', '2.10'))
@@ -48,9 +48,9 @@ class Main:
     """How double recursive search split an operator itself: shards of four right-aligned dims of its first input, its
     second input and its output."""
 
-    first: Pieces
-    second: Pieces
-    output: Pieces
+    first: ShardCounts
+    second: ShardCounts
+    output: ShardCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +109,24 @@ class Primitive(ABC):
 
     # double recursive search gives the operators that are not main the strategy of a neighbour
 
-    def output_pieces(self, use: Use, strategy: Strategy) -> Pieces:
+    def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
         """How its output is split by a strategy; () where that is not known."""
         del use
         return next((dims for dims in strategy if dims), ())
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """What a reader wants of its output, told backward through it to its first input; () where not known."""
         return wanted[: len(use.output)]
 
-    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """A strategy for all that it reads, made of one tensor's shards."""
-        return tuple(same(pieces, shape) for shape in use.shapes)
+        return tuple(same(shards, shape) for shape in use.shapes)
 
     def as_seen(self, shape: Shape) -> Shape:
         """A shape as the search sees it where it splits the primitive itself."""
         return shape
 
-    def main_output(self, use: Use, main: Main, rank: int) -> Pieces:
+    def main_output(self, use: Use, main: Main, rank: int) -> ShardCounts:
         """How its output is split as a main operator, for a reader.
 
         Arguments: ``rank``, of what the reader reads.
@@ -145,15 +145,15 @@ def by_rows(count: int, shapes: tuple[Shape, ...]) -> Strategy:
     return tuple((count, *(1,) * (len(shape) - 1)) for shape in shapes)
 
 
-def same(pieces: Pieces, shape: Shape) -> Pieces:
+def same(shards: ShardCounts, shape: Shape) -> ShardCounts:
     """The same shards for another input: 1 on dims of size 1 and on those that the shards do not reach."""
     # A dim of size 1 is broadcast: there is nothing in it to split.
-    return tuple(1 if size == 1 or dim >= len(pieces) else pieces[dim] for dim, size in enumerate(shape))
+    return tuple(1 if size == 1 or dim >= len(shards) else shards[dim] for dim, size in enumerate(shape))
 
 
-def divisible(pieces: Pieces, shape: Shape) -> Pieces:
+def divisible(shards: ShardCounts, shape: Shape) -> ShardCounts:
     """Counts of shards, 1 where they do not divide their dim."""
-    return tuple(count if size >= count and size % count == 0 else 1 for count, size in zip(pieces, shape, strict=True))
+    return tuple(count if size >= count and size % count == 0 else 1 for count, size in zip(shards, shape, strict=True))
 
 
 def dim_names(shape: Shape) -> tuple[str, ...]:

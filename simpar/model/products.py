@@ -18,7 +18,7 @@ def product_axes(name: str, x: Shape, outputs: Shape, inputs: Shape) -> Operator
     rows = (*(f'b{index}' for index in range(len(x) - 2)), 'm')
     order = (*rows, 'k', 'n')
     result = (*x[:-1], prod(outputs))
-    # A split must not cut through a head: only the first dim of each side is dealt out.
+    # A split must not run through a head: only the first dim of each side is dealt out.
     units = {'n': outputs[0], 'k': inputs[0]}
     return Operator(name, ((*rows, 'k'), ('k', 'n')), (*rows, 'n'), (x, (prod(inputs), prod(outputs))), result, order,
                     {}, units)  # fmt: skip

@@ -83,7 +83,7 @@ def _seqvpp(name: str, ranks: int, micro_batches: int, chunks: int, sequence_chu
         raise refuse(
             f'{VERSION}/{name}', f'{sequence_chunks} sequence chunks on {ranks} ranks', f'write at most {ranks}'
         )
-    require(f'{VERSION}/{name}', micro_batches, -(-ranks // sequence_chunks), f'{ranks} pieces of the sequence')
+    require(f'{VERSION}/{name}', micro_batches, -(-ranks // sequence_chunks), f'{ranks} chunks of the sequence')
     order = _over_sequence_chunks(
         ranks, chunks, _even_rounds(micro_batches, ranks // sequence_chunks), hop, sequence_chunks
     )

@@ -19,7 +19,7 @@ def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
     layers = len(seconds)
     # With one stage the first layers, however many, are all in it.
     best = sums[:]
-    cuts: list[list[int]] = []
+    begins: list[list[int]] = []
     for stage in range(2, stages + 1):
         now, chosen = [float('inf')] * (layers + 1), [0] * (layers + 1)
         for end in range(stage, layers + 1):
@@ -29,9 +29,9 @@ def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
                 if worst <= now[end]:
                     now[end], chosen[end] = worst, begin
         best = now
-        cuts.append(chosen)
+        begins.append(chosen)
     edges = [layers]
-    for chosen in reversed(cuts):
+    for chosen in reversed(begins):
         edges.append(chosen[edges[-1]])
     edges.append(0)
     edges.reverse()

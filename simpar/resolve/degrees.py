@@ -14,31 +14,31 @@ from simpar.model.model import Graph
 from simpar.model.operators.linear import Product
 
 PRODUCTS = Dense | Product
-WHOLE = 0
+UNSHARDED = 0
 """In the place of the dim that tensor splits: none. Dim 0 is always that of data."""
 
 
 def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strategy]:
     """The strategy of every operator that takes one, by name; they need not divide."""
-    cut_dim, found = dict.fromkeys((source.name for source in graph.sources), WHOLE), {}
+    sharded_dim, found = dict.fromkeys((source.name for source in graph.sources), UNSHARDED), {}
     for node in graph.nodes:
         shapes = [graph.shapes[read] for read in node.reads]
         rule = node.operator.axes(node.name, *shapes)
-        dim = _kept(node.operator, rule, cut_dim[node.reads[0]])
+        dim = _kept(node.operator, rule, sharded_dim[node.reads[0]])
         if isinstance(node.operator, Sharded) and not isinstance(node.operator, Flatten):
             found[node.name] = _strategy(node.operator, rule, dim, data, tensor)
-        cut_dim[node.name] = _given(node.operator, rule, dim)
+        sharded_dim[node.name] = _given(node.operator, rule, dim)
     return found
 
 
 def _strategy(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> Strategy:
     read = rule.inputs[layer.lead]
-    cuts = {read[0]: data}
+    counts = {read[0]: data}
     if dim:
-        cuts[read[dim]] = tensor
+        counts[read[dim]] = tensor
     elif isinstance(layer, PRODUCTS | Embedding):
-        cuts['v' if isinstance(layer, Embedding) else 'n'] = tensor
-    return rule.strategy(cuts)
+        counts['v' if isinstance(layer, Embedding) else 'n'] = tensor
+    return rule.strategy(counts)
 
 
 def _kept(layer: Operator, rule: Axes, dim: int) -> int:
@@ -46,12 +46,12 @@ def _kept(layer: Operator, rule: Axes, dim: int) -> int:
     named = rule.inputs[layer.lead][dim]
     # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
     free = named != ONE and named not in rule.fixed
-    return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else WHOLE
+    return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else UNSHARDED
 
 
 def _given(layer: Operator, rule: Axes, dim: int) -> int:
     """Which dim of a layer's result is split by tensor."""
     if isinstance(layer, PRODUCTS):
-        return WHOLE if dim else len(rule.output) - 1
+        return UNSHARDED if dim else len(rule.output) - 1
     named = rule.inputs[layer.lead][dim]
-    return rule.output.index(named) if dim and named in rule.output else WHOLE
+    return rule.output.index(named) if dim and named in rule.output else UNSHARDED

@@ -54,7 +54,7 @@ def check_loss(workload: Workload, result: Shape, devices: int) -> None:
         rule.sharded(workload.loss_strategy, devices)
 
 
-def cut_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -> Workload:
+def split_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -> Workload:
     """The workload with its loss split as chosen, except what the user split.
 
     Operators of the loss are split by its rows where a search chose for the loss as one.

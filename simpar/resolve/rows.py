@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from simpar.layout.operator import Operator as Axes
-from simpar.model.primitive import Pieces
+from simpar.model.primitive import ShardCounts
 from simpar.strategy_search import Choice
 
 Rules = Mapping[str, tuple[Axes, int]]
@@ -43,5 +43,5 @@ def _mapped(choice: Choice, rule: tuple[Axes, int] | None, count: Callable[[int]
     return Choice((*strategy, *choice.strategy[len(strategy) :]), out)
 
 
-def _rows(names: Sequence[str], dims: Pieces, row: str, count: Callable[[int], int]) -> Pieces:
-    return tuple(count(pieces) if name == row else pieces for name, pieces in zip(names, dims, strict=True))
+def _rows(names: Sequence[str], dims: ShardCounts, row: str, count: Callable[[int], int]) -> ShardCounts:
+    return tuple(count(shards) if name == row else shards for name, shards in zip(names, dims, strict=True))

@@ -29,7 +29,7 @@ def staged(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
     trials = [
         tried(workload, _ordered(workload, plan, times, counts), cluster)
         # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
-        for counts in dict.fromkeys(_cuts(workload, plan, times))
+        for counts in dict.fromkeys(_splits(workload, plan, times))
     ]
     return min(trials, key=lambda trial: trial.rank).plan
 
@@ -45,7 +45,7 @@ def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[in
     return replace(plan, stages=counts, rows=rows_of(order))
 
 
-def _cuts(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
+def _splits(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
     """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order

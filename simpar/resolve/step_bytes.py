@@ -55,7 +55,7 @@ class StepBytes(Bytes):
         """
         if source == target:
             return 0.0
-        if reshaped and any(dim != cut[: len(dim)] for dim, cut in zip(target, source, strict=True)):
+        if reshaped and any(dim != split[: len(dim)] for dim, split in zip(target, source, strict=True)):
             return NEVER
         if self.method == 'cheapest':
             moved = redistribution_bytes(source, target, shape, self.itemsize, all_to_all=self.all_to_all)

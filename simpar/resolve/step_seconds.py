@@ -37,7 +37,7 @@ STREAMING: Final = {
     'Sub': 'mse',
     'SparseSoftmaxCrossEntropyWithLogits': 'cross_entropy',
 }
-"""What programs call primitives whose time goes by their bytes; of a squared error the first is the whole."""
+"""What programs call primitives whose time goes by their bytes; of a squared error the first is all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +117,16 @@ class StepSeconds:
 
     def _products(self, graph: Graph, operator: Operator, candidate: Candidate, output: float) -> Iterator[float]:
         """A product and the two of its backward; of a batch, as one of all its rows; a convolution as it is priced."""
-        (x, _), (weight, cut) = zip(graph.read_shapes(operator), candidate.inputs, strict=True)
+        (x, _), (weight, layout) = zip(graph.read_shapes(operator), candidate.inputs, strict=True)
         if operator.primitive == 'Conv2D':
             n, k = float(weight[0]), float(prod(weight[1:]))
             m = output / n
         else:
             column = -2 if operator.transpose_b else -1
-            n = weight[column] * 0.5 ** len(cut[column])
+            n = weight[column] * 0.5 ** len(layout[column])
             m = output / n
             k = prod(x) * 0.5 ** len(used(candidate.inputs[0])) / m
-        moved = self.bytes.itemsize * (m * k + prod(weight) * 0.5 ** len(used(cut)) + output)
+        moved = self.bytes.itemsize * (m * k + prod(weight) * 0.5 ** len(used(layout)) + output)
         backward: tuple[tuple[Phase, tuple[float, float, float]], ...] = (('I', (m, k, n)), ('W', (n, k, m)))
         for phase, size in (('F', (m, n, k)), *backward):
             yield self._product(PRODUCTS[operator.primitive], phase, size, moved)
@@ -134,12 +134,12 @@ class StepSeconds:
     def _attention(self, graph: Graph, operator: Operator, candidate: Candidate) -> Iterator[float]:
         """Attention or a product of it, as products of all heads' rows with as many tokens."""
         (batch, tokens, width), *_ = [shape for shape in graph.read_shapes(operator) if len(shape) == 3]
-        whole = operator.kind.pricing == 'attention'
+        fused = operator.kind.pricing == 'attention'
         queries = graph.output_shape(operator)[-1] if len(graph.output_shape(operator)) == 3 else width // 3
         m = batch * tokens * queries * 0.5 ** len(used(candidate.inputs[0])) / tokens
         moved = self.bytes.itemsize * m * tokens
         # Flash attention computes its scores again in the backward: 5 products for the 2 of the forward.
-        counts: tuple[tuple[Phase, int], ...] = (('F', 2 if whole else 1), ('I', 5 if whole else 2))
+        counts: tuple[tuple[Phase, int], ...] = (('F', 2 if fused else 1), ('I', 5 if fused else 2))
         for phase, count in counts:
             yield count * self._product('attention_values', phase, (m, tokens, tokens), moved)
 

@@ -21,10 +21,10 @@ from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.resolve.cuts import cut, flatten_choice, in_graphs, in_patterns, written
+from simpar.resolve.choices import flatten_choice, in_graphs, in_patterns, with_choice, written
 from simpar.resolve.degrees import degree_strategies
 from simpar.resolve.find import Strategies
-from simpar.resolve.loss import LOSS, as_one, check_loss, cut_loss, first_node, given_loss, in_operators
+from simpar.resolve.loss import LOSS, as_one, check_loss, first_node, given_loss, in_operators, split_loss
 from simpar.resolve.pool import Pool
 from simpar.resolve.rows import Rules, divided, odd_factor, times
 from simpar.resolve.step_bytes import StepBytes
@@ -126,8 +126,8 @@ class _Search:
     @property
     def exactly_fixed(self) -> Mapping[str, Choice]:
         """What an exact search must keep: it sees a loss of several operators as one, and splits them by its rows."""
-        pieces = given_loss(self.workload) if in_operators(self.workload) else {}
-        return {name: choice for name, choice in self.fixed.items() if name not in pieces}
+        given = given_loss(self.workload) if in_operators(self.workload) else {}
+        return {name: choice for name, choice in self.fixed.items() if name not in given}
 
     def exact_graph(self) -> Graph:
         """Without biases, which programs leave where products put them, and with the loss as one operator."""
@@ -297,12 +297,12 @@ class _Search:
         chosen = {node.name: choices[node.name] for node in self.nodes if self.takes(node, choices)}
         workload, strategies = self.workload, dict(self.plan.strategies)
         if workload.model.listed:
-            listed = [cut(operator, chosen.get(name)) for name, operator in workload.model.operators.items()]
+            listed = [with_choice(operator, chosen.get(name)) for name, operator in workload.model.operators.items()]
             workload = replace(workload, model=workload.model.with_listed(listed))
         else:
             strategies |= in_patterns({name: written(self.operators[name], one) for name, one in chosen.items()},
                                       self.operators)  # fmt: skip
-        return cut_loss(workload, choices, self.result), strategies
+        return split_loss(workload, choices, self.result), strategies
 
     def takes(self, node: Node, choices: Mapping[str, Choice]) -> bool:
         """Whether an operator takes what was chosen for it; a file's own layers say what is wrong with it."""

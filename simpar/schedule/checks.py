@@ -15,7 +15,7 @@ from simpar.schedule.optimizer_parallel import shards_fit
 from simpar.schedule.pipelines import pipeline_fits
 from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
-from simpar.schedule.strategies import strategies_fit, whole_batch
+from simpar.schedule.strategies import full_batch, strategies_fit
 from simpar.schedule.sweep import sweep_fits
 from simpar.workload import Momentum, Muon, Workload
 
@@ -39,8 +39,8 @@ def check(contents: Contents) -> Iterator[Problem]:
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Problem]:
     """The batch must divide into equal slices for each data rank, unless all read all of it, micro-batch and copy."""
     # With all samples on every rank, data does not divide the batch: strategies do, operator by operator.
-    cut = 1 if whole_batch(workload, plan) else data
-    counts = {'data': cut, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
+    split = 1 if full_batch(workload, plan) else data
+    counts = {'data': split, 'micro_batches': plan.micro_batches, 'copies': plan.copies}
     slices = prod(counts.values())
     if workload.batch % slices:
         shown = {name: count for name, count in counts.items() if count > 1}
@@ -73,4 +73,4 @@ def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
     if not plan.sequence_parallel:
         return
     if plan.tensor == 1:
-        yield Problem(key, 'there is nothing to cut over with tensor 1', 'write false, or tensor above 1')
+        yield Problem(key, 'there is nothing to split over with tensor 1', 'write false, or tensor above 1')

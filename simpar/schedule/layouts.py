@@ -11,14 +11,14 @@ from simpar.model import Operator
 from simpar.model.model import Model
 from simpar.plan import Plan
 
-UNCUT: Final = 'none'
+UNSHARDED: Final = 'none'
 """What a layout has for a dim that no axis splits."""
 
 
 def layouts_fit(model: Model, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     # ``none`` is a word of layouts: an axis of this name could never be named.
-    for name in (name for name in plan.device_matrix if name.lower() == UNCUT):
+    for name in (name for name in plan.device_matrix if name.lower() == UNSHARDED):
         yield Problem(('plan', 'device_matrix', name), 'is what layouts have for no axis', 'choose another name')
     for place, layer in enumerate(model.operators.values()):
         for key, what, instead in _of_layer(layer, plan):
@@ -41,11 +41,11 @@ def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: Plan) -> Iterator[tuple[str, str, str]]:
     """The first axis that is not there."""
-    known = [name for name in plan.device_matrix if name.lower() != UNCUT]
-    for name in (axis for dim in dims if dim.lower() != UNCUT for axis in dim.split('+')):
+    known = [name for name in plan.device_matrix if name.lower() != UNSHARDED]
+    for name in (axis for dim in dims if dim.lower() != UNSHARDED for axis in dim.split('+')):
         if name not in known:
             instead = (
-                f'write {", ".join(known)} or {UNCUT}' if known else f'write e.g. plan.device_matrix: {{{name}: 2}}'
+                f'write {", ".join(known)} or {UNSHARDED}' if known else f'write e.g. plan.device_matrix: {{{name}: 2}}'
             )
             yield key, f'{name} is no axis of plan.device_matrix', instead
             return

@@ -61,8 +61,8 @@ class Schedule(Contents):
         """Dotted keys and values of the baseline: ``against``; unless given, one copy and one tile, not several."""
         if self.against is not None:
             return self.against
-        cut = {'plan.copies': self.plan.copies, 'plan.tiles': self.plan.tiles}
-        return {key: 1 for key, count in cut.items() if count > 1}
+        split = {'plan.copies': self.plan.copies, 'plan.tiles': self.plan.tiles}
+        return {key: 1 for key, count in split.items() if count > 1}
 
     def baseline(self) -> Schedule | None:
         """The schedule that gain is measured from; None where there is none, or where it would be the same.

@@ -17,7 +17,7 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     told = (operator.strategy or operator.layout for operator in model.operators.values())
     given = bool(plan.strategies or plan.layouts) or any(told)
     if plan.search == 'sharding-propagation' and not (given or workload.loss_strategy or workload.loss_strategies):
-        what = 'sharding-propagation starts at layers that you cut, and there is none'
+        what = 'sharding-propagation starts at layers that you split, and there is none'
         instead = 'give a layer a strategy, e.g. strategy: [[2, 4], [4, 1]]'
         if not model.listed:
             instead = 'give an operator one, e.g. plan.strategies: {layer0.fc1: [[2, 1, 1], [1, 4]]}'

@@ -48,6 +48,6 @@ def _loss_fits(workload: Workload) -> Iterator[Problem]:
             yield Problem((*strategies, name), f'{name} is no operator of the loss', instead)
 
 
-def whole_batch(workload: Workload, plan: Plan) -> bool:
+def full_batch(workload: Workload, plan: Plan) -> bool:
     """Whether every rank reads all samples, so that they need not divide over the ranks."""
     return plan.dataset == 'full-batch' and (plan.search != 'none' or has_strategies(workload, plan))

@@ -61,9 +61,9 @@ class Bytes:
         total = 0.0
         for name, layout in zip(operator.reads, candidate.inputs, strict=True):
             if name in graph.parameters:
-                cut = len(used(layout))
-                local = prod(graph.shapes[name]) * self.itemsize * 0.5**cut
-                total += 2 * local * (1 - 0.5 ** (device_bits(devices) - cut))
+                bits = len(used(layout))
+                local = prod(graph.shapes[name]) * self.itemsize * 0.5**bits
+                total += 2 * local * (1 - 0.5 ** (device_bits(devices) - bits))
         return total
 
     def redistribution(

@@ -18,7 +18,7 @@ from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.strategy_search.bits import Bits, device_bits, used
 from simpar.strategy_search.graph import Graph, Operator
-from simpar.strategy_search.rules import Cut, Rule, cut_of, rule
+from simpar.strategy_search.rules import Rule, ShardedOperator, rule, split_of
 from simpar.strategy_search.strategies import Choice
 
 # Numbered in the order of preference, for keys are compared.
@@ -39,14 +39,14 @@ def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: C
     """
     if not fixed:
         raise ScheduleError(
-            Problem('plan', 'sharding propagation starts at operators that you cut', 'cut at least one')
+            Problem('plan', 'sharding propagation starts at operators that you split', 'split at least one')
         )
     walk = _Walk(graph, devices, compat)
     for name, choice in fixed.items():
-        cut = cut_of(graph, graph.operator(name), choice.strategy, devices)
-        if compat == '2.0' and 0 < cut.used < device_bits(devices):
+        split = split_of(graph, graph.operator(name), choice.strategy, devices)
+        if compat == '2.0' and 0 < split.used < device_bits(devices):
             raise ScheduleError(Problem(name, f'{choice.strategy} leaves devices unused, which MindSpore 2.0 refuses'))
-        walk.chosen[name] = cut
+        walk.chosen[name] = split
     for name in fixed:
         # In the order given: where two walks meet, what the first one fixed stays.
         walk.from_(graph.names.index(name))
@@ -71,9 +71,9 @@ class _Walk:
 
     def __init__(self, graph: Graph, devices: int, compat: Compat) -> None:
         self.graph, self.devices, self.compat = graph, devices, compat
-        self.chosen: dict[str, Cut] = {}
+        self.chosen: dict[str, ShardedOperator] = {}
         self.rules: dict[object, Rule] = {}
-        self.answers: dict[object, Cut] = {}
+        self.answers: dict[object, ShardedOperator] = {}
 
     def from_(self, start: int) -> None:
         """Fixes everything that hangs together with an operator."""
@@ -97,7 +97,7 @@ class _Walk:
             if tensor in self.graph.writer:
                 yield _Step(self.graph.writer[tensor], tensor, False)
 
-    def choose(self, step: _Step, neighbour: Operator) -> Cut:
+    def choose(self, step: _Step, neighbour: Operator) -> ShardedOperator:
         """The neighbour's layout decides: no redistribution, then least communication, then least computation."""
         operator = self.graph.operators[step.place]
         known = self.layout(neighbour, step.tensor, writes=step.reads)
@@ -108,36 +108,36 @@ class _Walk:
             copied = self.copied(operator, position, known)
             options = [copied] if copied else self.candidates(operator)
             # Of equal keys the first candidate wins, in the order of strategies.
-            self.answers[asked] = min(options, key=lambda cut: self.key(operator, cut, position, known))
+            self.answers[asked] = min(options, key=lambda split: self.key(operator, split, position, known))
         return self.answers[asked]
 
-    def copied(self, operator: Operator, position: int, known: Bits) -> Cut | None:
+    def copied(self, operator: Operator, position: int, known: Bits) -> ShardedOperator | None:
         """2.10 copies a layout through operators that are not heavy, where they can have it."""
         if self.compat == '2.0' or operator.kind.weighs_work:
             return None
         found = self.kind(operator)
         return found.copy(found.output if position < 0 else found.reads[position], known)
 
-    def key(self, operator: Operator, cut: Cut, position: int, known: Bits) -> tuple[float, ...]:
+    def key(self, operator: Operator, split: ShardedOperator, position: int, known: Bits) -> tuple[float, ...]:
         """What is compared; ``position`` is the input that the neighbour writes, −1 where it reads the output."""
-        there = cut.output if position < 0 else cut.inputs[position]
+        there = split.output if position < 0 else split.inputs[position]
         redistribution = relayout(there, known) if position < 0 else relayout(known, there)
         if not operator.kind.weighs_work:
             # 2.0 takes the fully used layout with the fewest splits of rows, and replicates only where nothing else
             # is left.
-            idle = self.compat == '2.0' and position >= 0 and cut.used == 0
-            return redistribution, idle, *cut.strategy[0]
+            idle = self.compat == '2.0' and position >= 0 and split.used == 0
+            return redistribution, idle, *split.strategy[0]
         shapes = self.graph.read_shapes(operator)
-        output = prod(self.graph.output_shape(operator)) / prod(1 << len(dim) for dim in cut.output)
-        sums = output if cut.partial else 0
-        slices = sum(prod(shape) / prod(pieces) for shape, pieces in zip(shapes, cut.strategy, strict=True))
+        output = prod(self.graph.output_shape(operator)) / prod(1 << len(dim) for dim in split.output)
+        sums = output if split.partial else 0
+        slices = sum(prod(shape) / prod(shards) for shape, shards in zip(shapes, split.strategy, strict=True))
         # Communication before computation: the other way round misses 11 of 28 recorded propagations of 2.10.
         return redistribution, sums, slices + sums
 
     def layout(self, operator: Operator, tensor: str, *, writes: bool) -> Bits:
         """Layout of a tensor at an operator that is fixed already."""
-        cut = self.chosen[operator.name]
-        return cut.output if writes else cut.inputs[operator.reads.index(tensor)]
+        split = self.chosen[operator.name]
+        return split.output if writes else split.inputs[operator.reads.index(tensor)]
 
     def kind(self, operator: Operator) -> Rule:
         """The operator's rule; a rule is made once for operators that look alike."""
@@ -146,16 +146,18 @@ class _Walk:
             self.rules[look] = rule(self.graph, operator)
         return self.rules[look]
 
-    def candidates(self, operator: Operator) -> list[Cut]:
+    def candidates(self, operator: Operator) -> list[ShardedOperator]:
         """Splits that the version considers."""
-        every = self.kind(operator).cuts(self.devices)
+        every = self.kind(operator).splits(self.devices)
+        if self.compat == '2.10':
+            return every
         # 2.0 considers all devices or none (its ``fully_use_devices``).
-        return every if self.compat == '2.10' else [cut for cut in every if cut.used in (0, device_bits(self.devices))]
+        return [split for split in every if split.used in (0, device_bits(self.devices))]
 
-    def default(self, operator: Operator) -> Cut:
+    def default(self, operator: Operator) -> ShardedOperator:
         """The dataset's split, or none."""
-        whole = operator.primitive == DATASET and self.graph.dataset == 'data_parallel'
-        return self.kind(operator).cuts(self.devices)[-1 if whole else 0]
+        sharded = operator.primitive == DATASET and self.graph.dataset == 'data_parallel'
+        return self.kind(operator).splits(self.devices)[-1 if sharded else 0]
 
 
 def relayout(source: Bits, target: Bits) -> int:

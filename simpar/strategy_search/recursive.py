@@ -25,8 +25,8 @@ ROWS, COLUMNS = 2, 3
 # The order breaks ties: of equal costs MindSpore takes the lowest index.
 I, J, K, NONE = range(4)
 # J leaves the input unsharded, and K the output a partial sum: neither counts as a split there.
-CUTS_INPUT = {I: ROWS, K: COLUMNS}
-CUTS_OUTPUT = {I: ROWS, J: COLUMNS}
+SPLITS_INPUT = {I: ROWS, K: COLUMNS}
+SPLITS_OUTPUT = {I: ROWS, J: COLUMNS}
 
 
 def double_recursive(
@@ -85,41 +85,41 @@ class _Node:
     shape: Shape
     output: Shape
     sizes: list[int]
-    cuts: list[int | None] = field(default_factory=list)
+    splits: list[int | None] = field(default_factory=list)
 
     @property
     def product(self) -> bool:
         return self.operator.kind.halved == 'product'
 
-    def cut(self, axis: int | None) -> None:
-        self.cuts.append(axis)
+    def split(self, axis: int | None) -> None:
+        self.splits.append(axis)
         if axis is not None and not (self.product and axis == NONE):
             self.sizes[axis] //= 2
 
-    def input_cut(self) -> int | None:
-        return self.dim(CUTS_INPUT)
+    def input_split(self) -> int | None:
+        return self.dim(SPLITS_INPUT)
 
-    def output_cut(self) -> int | None:
-        return self.dim(CUTS_OUTPUT)
+    def output_split(self) -> int | None:
+        return self.dim(SPLITS_OUTPUT)
 
     def dim(self, of_product: Mapping[int, int]) -> int | None:
         """The dim that the last split went through; a product's axis is told by the table."""
-        last = self.cuts[-1]
+        last = self.splits[-1]
         return last if last is None or not self.product else of_product.get(last)
 
     def main(self, kept: int) -> Main:
         """What the first splits make of input, weight and output, as shards of four dims each."""
-        pieces = [[1] * 4 for _ in range(3)]
-        for axis in self.cuts[:kept]:
+        shards = [[1] * 4 for _ in range(3)]
+        for axis in self.splits[:kept]:
             if axis is None:
                 continue
             if not self.product:
                 for tensor in (0, 2):
-                    pieces[tensor][axis] *= 2
+                    shards[tensor][axis] *= 2
             else:
                 for tensor, dim in {I: ((0, 2), (2, 2)), J: ((1, 3), (2, 3)), K: ((0, 3), (1, 2))}.get(axis, ()):
-                    pieces[tensor][dim] *= 2
-        return Main(*(tuple(tensor) for tensor in pieces))
+                    shards[tensor][dim] *= 2
+        return Main(*(tuple(tensor) for tensor in shards))
 
 
 class _Search:
@@ -165,7 +165,7 @@ class _Search:
         visited: set[str] = set()
         for name in self.visits:
             node = self.nodes[name]
-            node.cut(self.best_of_product(node, visited) if node.product else self.first_even(node))
+            node.split(self.best_of_product(node, visited) if node.product else self.first_even(node))
             visited.add(name)
 
     def first_even(self, node: _Node) -> int | None:
@@ -180,7 +180,7 @@ class _Search:
     def best_of_product(self, node: _Node, visited: set[str]) -> int | None:
         """The cheapest axis; the first of equals, none where nothing can be split."""
         # Whatever it costs, and even where rows are odd: ``Spread.valid`` takes back what does not divide.
-        if self.compat == '2.0' and self.optimizer_parallel and I not in node.cuts:
+        if self.compat == '2.0' and self.optimizer_parallel and I not in node.splits:
             return I
         costs = [cost + self.redistribution(node, axis, visited) for axis, cost in enumerate(self.work(node))]
         axis = costs.index(min(costs))
@@ -192,23 +192,23 @@ class _Search:
         # 0.1 is 2.10's ``rp_matmul_mem_coef``, which prefers rows, that is data parallelism.
         costs = [k * j / 2 * (0.1 if self.compat == '2.10' else 1), i * k / 2, i * j / 2]
         # In 2.10 not to split wins for small products, which then leave devices unused; in 2.0 it never competes.
-        uncut = min(costs) ** 2 / 25 if self.compat == '2.10' else NEVER
+        no_split = min(costs) ** 2 / 25 if self.compat == '2.10' else NEVER
         # J and K exclude each other for good: both versions forbid one once the other was taken.
         for axis, size, rival in ((I, i, None), (J, j, K), (K, k, J)):
-            if size < 2 or size % 2 or rival in node.cuts:
+            if size < 2 or size % 2 or rival in node.splits:
                 costs[axis] = NEVER
-        return [*costs, uncut]
+        return [*costs, no_split]
 
     def redistribution(self, node: _Node, axis: int, visited: set[str]) -> float:
         """Elements that would change their place towards the neighbours that this loop has visited."""
         i, j, k = node.sizes
         name = node.operator.name
         before = sum(
-            CUTS_INPUT.get(axis) != other.output_cut()
+            SPLITS_INPUT.get(axis) != other.output_split()
             for other in self.producers[name]
             if other.operator.name in visited and self.adjacent(other.output, node.shape)
         )
-        after = sum(CUTS_OUTPUT.get(axis) != other.input_cut() for other in self.after(node, visited))
+        after = sum(SPLITS_OUTPUT.get(axis) != other.input_split() for other in self.after(node, visited))
         return float(REDISTRIBUTION * (before * i * k + after * i * j))
 
     def after(self, node: _Node, visited: set[str]) -> Iterator[_Node]:

@@ -24,13 +24,13 @@ class Rule:
 
     Arguments:
         sizes: extent of each axis.
-        cuttable: whether an axis may be split.
+        splittable: whether an axis may be split.
         reads, output: the axes of each tensor's dims. A dim of several axes (Reshape) is split from the outermost
             on, and an inner axis only where the outer ones are split to the last element.
     """
 
     sizes: tuple[int, ...]
-    cuttable: tuple[bool, ...]
+    splittable: tuple[bool, ...]
     reads: tuple[AxisMap, ...]
     output: AxisMap
 
@@ -40,12 +40,12 @@ class Rule:
         kept = {axis for dim in self.output for axis in dim}
         return tuple(axis for axis in range(len(self.sizes)) if axis not in kept)
 
-    def cut(self, exponents: tuple[int, ...]) -> Cut:
+    def split(self, exponents: tuple[int, ...]) -> ShardedOperator:
         """What splitting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
         ends = list(accumulate(exponents, initial=0))
-        return self.cut_by(tuple(tuple(range(start, end)) for start, end in pairwise(ends)))
+        return self.split_by(tuple(tuple(range(start, end)) for start, end in pairwise(ends)))
 
-    def cut_by(self, bits: tuple[tuple[int, ...], ...]) -> Cut:
+    def split_by(self, bits: tuple[tuple[int, ...], ...]) -> ShardedOperator:
         """What splitting each axis by these bits makes of the layouts."""
 
         def layout(axes: AxisMap) -> Bits:
@@ -54,25 +54,25 @@ class Rule:
         partial = tuple(bit for axis in self.contracted for bit in bits[axis])
         inputs = tuple(layout(read) for read in self.reads)
         strategy = tuple(tuple(1 << len(dim) for dim in read) for read in inputs)
-        return Cut(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))
+        return ShardedOperator(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))
 
-    def copy(self, axes: AxisMap, layout: Bits) -> Cut | None:
+    def copy(self, axes: AxisMap, layout: Bits) -> ShardedOperator | None:
         """The split that gives one tensor this very layout and splits no other axis; None where there is none."""
         bits: list[tuple[int, ...]] = [()] * len(self.sizes)
         for dim, dim_bits in zip(axes, layout, strict=True):
-            if dim_bits and (len(dim) != 1 or not self.cuttable[dim[0]]):
+            if dim_bits and (len(dim) != 1 or not self.splittable[dim[0]]):
                 return None
             if dim_bits:
                 bits[dim[0]] = dim_bits
         fits = all(size % (1 << len(axis)) == 0 for size, axis in zip(self.sizes, bits, strict=True))
-        return self.cut_by(tuple(bits)) if fits else None
+        return self.split_by(tuple(bits)) if fits else None
 
-    def cuts(self, devices: int) -> list[Cut]:
+    def splits(self, devices: int) -> list[ShardedOperator]:
         """Every split by powers of two into at most ``devices`` shards; those with few of the first axes come first."""
         bits = device_bits(devices)
-        limits = [min(twos(size), bits) if can else 0 for size, can in zip(self.sizes, self.cuttable, strict=True)]
+        limits = [min(twos(size), bits) if can else 0 for size, can in zip(self.sizes, self.splittable, strict=True)]
         choices = product(*(range(limit + 1) for limit in limits))
-        return [self.cut(choice) for choice in choices if sum(choice) <= bits and self.allowed(choice)]
+        return [self.split(choice) for choice in choices if sum(choice) <= bits and self.allowed(choice)]
 
     def allowed(self, exponents: tuple[int, ...]) -> bool:
         """Whether dims made of several axes are split from the outermost on."""
@@ -86,7 +86,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardedOperator:
     """One way to split an operator.
 
     Arguments:
@@ -124,9 +124,9 @@ def _of(named: Axes) -> Rule:
     def dims(names: tuple[str, ...]) -> AxisMap:
         return tuple((place[name],) if name in place else () for name in names)
 
-    cuttable = tuple(name not in named.fixed for name in named.order)
+    splittable = tuple(name not in named.fixed for name in named.order)
     return Rule(
-        tuple(sizes[name] for name in named.order), cuttable, tuple(map(dims, named.inputs)), dims(named.output)
+        tuple(sizes[name] for name in named.order), splittable, tuple(map(dims, named.inputs)), dims(named.output)
     )
 
 
@@ -147,19 +147,19 @@ def _factors(shape: Shape, edges: list[int]) -> AxisMap:
     return tuple(tuple(range(edges.index(start), edges.index(end))) for start, end in ends)
 
 
-def cut_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -> Cut:
+def split_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -> ShardedOperator:
     """The split that a strategy means; raises ScheduleError naming the nearest valid ones where there is none."""
-    cuts = rule(graph, operator).cuts(devices)
-    for cut in cuts:
-        if cut.strategy == strategy:
-            return cut
-    near = sorted(cuts, key=lambda cut: _distance(cut.strategy, strategy))[:3]
+    splits = rule(graph, operator).splits(devices)
+    for split in splits:
+        if split.strategy == strategy:
+            return split
+    near = sorted(splits, key=lambda split: _distance(split.strategy, strategy))[:3]
     shapes = ', '.join(str(list(shape)) for shape in graph.read_shapes(operator))
     raise ScheduleError(
         Problem(
             operator.name,
-            f'{operator.primitive} of {shapes} cannot be cut as {strategy} on {devices} devices',
-            f'the nearest that can: {", ".join(str(cut.strategy) for cut in near)}',
+            f'{operator.primitive} of {shapes} cannot be split as {strategy} on {devices} devices',
+            f'the nearest that can: {", ".join(str(split.strategy) for split in near)}',
         )
     )
 

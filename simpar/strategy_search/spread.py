@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import prod
 
 from simpar.model.operators.loss import DATASET
-from simpar.model.primitive import Compat, Main, Pieces, Strategy, Use, divisible
+from simpar.model.primitive import Compat, Main, ShardCounts, Strategy, Use, divisible
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.strategies import Choice
 
@@ -46,7 +46,7 @@ class Spread:
             for name in dict.fromkeys(operator.reads):
                 self.readers.setdefault(name, []).append(operator)
         self.found: dict[str, Strategy] = {}
-        self.scattered: dict[str, Pieces] = {}
+        self.scattered: dict[str, ShardCounts] = {}
         if compat == '2.10' and all_devices > SCATTERS_BEYOND:
             self.scatter()
 
@@ -88,11 +88,11 @@ class Spread:
         # The rest comes out reversed, so the next pass begins at the other end, as the compiler does.
         for operator in reversed(left):
             source = self.incoming(operator) if forward else self.outgoing(operator)
-            pieces = self.from_incoming(operator, source) if forward else self.from_outgoing(operator, source)
-            if not pieces or prod(pieces) < many or (source is not None and source.kind.stops):
+            shards = self.from_incoming(operator, source) if forward else self.from_outgoing(operator, source)
+            if not shards or prod(shards) < many or (source is not None and source.kind.stops):
                 still.append(operator)
             else:
-                self.assign(operator, pieces)
+                self.assign(operator, shards)
         return still
 
     def incoming(self, operator: Operator) -> Operator | None:
@@ -109,7 +109,7 @@ class Spread:
         readers = self.readers.get(operator.writes[0], ())
         return next((reader for reader in readers if self.found.get(reader.name)), None)
 
-    def from_incoming(self, operator: Operator, source: Operator | None) -> Pieces:
+    def from_incoming(self, operator: Operator, source: Operator | None) -> ShardCounts:
         """What the producer makes of the tensor; () where that is not known."""
         if source is None or (self.compat == '2.10' and operator.kind.follows_main_only and not self.is_main(source)):
             return ()
@@ -121,33 +121,33 @@ class Spread:
     def is_main(self, operator: Operator) -> bool:
         return operator.name in self.main
 
-    def output_of(self, source: Operator) -> Pieces:
+    def output_of(self, source: Operator) -> ShardCounts:
         """How an operator's output is split."""
-        return source.kind.output_pieces(self.use(source), self.found[source.name])
+        return source.kind.output_shards(self.use(source), self.found[source.name])
 
     def use(self, operator: Operator) -> Use:
         """An operator at its place."""
         shapes, output = self.graph.read_shapes(operator), self.graph.output_shape(operator)
         return Use(operator, shapes, output, self.compat, self.devices)
 
-    def from_outgoing(self, operator: Operator, target: Operator | None) -> Pieces:
+    def from_outgoing(self, operator: Operator, target: Operator | None) -> ShardCounts:
         """What a reader wants of the tensor, told backward through the operator; () where that is not known."""
         if target is None:
             return ()
         wanted = self.found[target.name][target.reads.index(operator.writes[0])]
-        return operator.kind.input_pieces(self.use(operator), wanted)
+        return operator.kind.input_shards(self.use(operator), wanted)
 
-    def assign(self, operator: Operator, pieces: Pieces) -> None:
+    def assign(self, operator: Operator, shards: ShardCounts) -> None:
         """Makes strategies for all inputs out of one tensor's shards."""
-        self.found[operator.name] = operator.kind.strategy(self.use(operator), pieces)
+        self.found[operator.name] = operator.kind.strategy(self.use(operator), shards)
 
     def own(self, operator: Operator) -> Strategy:
         """A main operator's strategy from its own splits."""
         shapes = self.graph.read_shapes(operator)
         if operator.primitive == DATASET:
-            whole = self.devices if self.graph.dataset == 'data_parallel' else 1
+            most = self.devices if self.graph.dataset == 'data_parallel' else 1
             # Never more slices than samples.
-            count = min(whole, shapes[0][0])
+            count = min(most, shapes[0][0])
             return tuple((count, *(1,) * (len(shape) - 1)) if shape else () for shape in shapes)
         return operator.kind.main_strategy(self.use(operator), self.main[operator.name])
 

@@ -16,9 +16,9 @@ from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
-from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names
+from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 
-_SEQUENCE = 'needs all of a sequence and must stay whole'
+_SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +74,20 @@ class AttentionCore(Primitive):
         """b, s, g, as its operator tells them."""
         raise NotImplementedError
 
-    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """By samples, and by heads as the features of one input are."""
-        return tuple(_by_heads(pieces, len(shape)) for shape in use.shapes)
+        return tuple(_by_heads(shards, len(shape)) for shape in use.shapes)
 
-    def output_pieces(self, use: Use, strategy: Strategy) -> Pieces:
+    def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
         """The same of its result."""
         return _by_heads(strategy[0], len(use.output))
 
 
-def _by_heads(pieces: Pieces, rank: int) -> Pieces:
+def _by_heads(shards: ShardCounts, rank: int) -> ShardCounts:
     """Slices of samples and of heads, which are features of three dims and a dim of four."""
     # Tokens stay in one place: attention needs all of a sequence.
-    heads = pieces[-1] if len(pieces) == 3 else pieces[1] if len(pieces) == 4 else 1
-    return {1: pieces[:1], 3: (pieces[0], 1, heads), 4: (pieces[0], heads, 1, 1)}[rank]
+    heads = shards[-1] if len(shards) == 3 else shards[1] if len(shards) == 4 else 1
+    return {1: shards[:1], 3: (shards[0], 1, heads), 4: (shards[0], heads, 1, 1)}[rank]
 
 
 ATTENTION = AttentionCore('FlashAttention', 'attention')

@@ -13,7 +13,7 @@ from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
 
 from simpar.layout.operator import Operator as Axes
-from simpar.model.keys import Aliases, Cuts, Fused, Layouts, Name, Of, One, Pair, Recomputed, Stage, Strategy
+from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
 from simpar.model.ops import Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
 
@@ -152,7 +152,7 @@ class Operator(ABC):
         return None
 
     @property
-    def out_strategy(self) -> Cuts:
+    def out_strategy(self) -> SplitCounts:
         """Slices of its result where a sum over ranks is scattered; empty: it is not."""
         return ()
 

@@ -51,7 +51,7 @@ class Conv2d(Biased):
         Strategy,
         Field(
             max_length=2,
-            description='slices of x and weight, of which the batch alone is cut: [[8, 1, 1, 1], [1, 1, 1, 1]]',
+            description='slices of x and weight, of which the batch alone is split: [[8, 1, 1, 1], [1, 1, 1, 1]]',
         ),
     ] = ()
 

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
-from simpar.model.keys import Aliases, Cuts, Strategy, Width
+from simpar.model.keys import Aliases, SplitCounts, Strategy, Width
 from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
 from simpar.model.ops import Local, Ops, Parameter
-from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, dim_names
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import BOTH, Call, Main, Primitive, Shape, ShardCounts, Use, dim_names
+from simpar.model.primitive import Strategy as ShardStrategy
 from simpar.model.products import product_axes, product_ops
 
 
@@ -32,7 +32,7 @@ class MatrixProduct(Primitive):
         x, weight = shapes
         return operators.matmul(name, x, weight, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
-    def main_strategy(self, use: Use, main: Main) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> ShardStrategy:
         """Its operands as they lie, the transposed one turned."""
         first, second = main.first[2:], main.second[2:]
         return (first[::-1] if use.call.transpose_a else first, second[::-1] if use.call.transpose_b else second)
@@ -46,9 +46,9 @@ class BiasAddition(Arithmetic):
         names = dim_names(output)
         return Axes(name, (names, names[1:2]), names, shapes, output, names, {})
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The bias as dim 1."""
-        return pieces, pieces[1:2]
+        return shards, shards[1:2]
 
 
 class RowProduct(MatrixProduct):
@@ -63,22 +63,22 @@ class RowProduct(MatrixProduct):
         """All rows in one dim."""
         return (prod(shape[:-1]), shape[-1])
 
-    def main_output(self, use: Use, main: Main, rank: int) -> Pieces:
+    def main_output(self, use: Use, main: Main, rank: int) -> ShardCounts:
         """Rows of samples first."""
         return (*_rows(main.output[2], use.output), main.output[3])
 
-    def main_strategy(self, use: Use, main: Main) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> ShardStrategy:
         """Rows of samples first."""
         return (*_rows(main.first[2], use.shapes[0]), main.first[3]), main.second[2:]
 
 
-def _rows(pieces: int, shape: Shape) -> Pieces:
+def _rows(shards: int, shape: Shape) -> ShardCounts:
     """Slices of all rows, dealt to the dims before the last, the first first."""
     found = []
     for length in shape[:-1]:
         # A dim takes as many slices as divide it; the next one takes what is left.
-        found.append(gcd(pieces, length))
-        pieces //= found[-1]
+        found.append(gcd(shards, length))
+        shards //= found[-1]
     return tuple(found)
 
 
@@ -131,11 +131,11 @@ class Dense(Biased):
         ),
     ] = ()
     out_strategy: Annotated[
-        Cuts,
+        SplitCounts,
         Field(max_length=2, description='slices of its result, where the sum over ranks is scattered; empty: not'),
     ] = ()
     out_layout: Annotated[
-        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that cut each dim of its result')
+        Aliases, Field(max_length=2, description='in place of out_strategy: the axes that split each dim of its result')
     ] = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
@@ -189,7 +189,7 @@ class Product(Weighted, Unary):
     inputs: Shape
     bias: bool = True
     weight: str = ''
-    out_strategy: Cuts = ()
+    out_strategy: SplitCounts = ()
     out_layout: Aliases = ()
     split: str = 'outputs'
     gathers: bool = False

@@ -11,17 +11,17 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
 from simpar.model.operators.reduce import Reduction, without
 from simpar.model.operators.shape import View, rows_over_all
-from simpar.model.primitive import BOTH, Call, Main, Pieces, Primitive, Shape, Use, by_rows, dim_names
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import BOTH, Call, Main, Primitive, Shape, ShardCounts, Use, by_rows, dim_names
+from simpar.model.primitive import Strategy as ShardStrategy
 
-WHOLE = 'must stay whole'
+UNSHARDED = 'must stay unsharded'
 DATASET: Final = '_VirtualDataset'
 
 
 class Division(Arithmetic):
     """Double recursive search reads its output off its first input, as that of most primitives."""
 
-    output_pieces = Primitive.output_pieces
+    output_shards = Primitive.output_shards
 
 
 class Sum(Reduction):
@@ -29,14 +29,14 @@ class Sum(Reduction):
 
     main = BOTH
     halved = 'nothing'
-    output_pieces = Primitive.output_pieces
-    input_pieces = Primitive.input_pieces
+    output_shards = Primitive.output_shards
+    input_shards = Primitive.input_shards
 
 
 class Expanded(View):
     """ExpandDims."""
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """Without the dims that it adds."""
         return without(wanted, use.call.axes)
 
@@ -44,11 +44,11 @@ class Expanded(View):
 class Squeezed(View):
     """Squeeze."""
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """Without the dims that it drops."""
-        return without(super().output_pieces(use, strategy), use.call.axes)
+        return without(super().output_shards(use, strategy), use.call.axes)
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """With the dims that it drops, where all devices are used."""
         spread = list(wanted)
         for dim in use.call.axes:
@@ -65,7 +65,7 @@ class Picked(Primitive):
         x, index = shapes
         return operators.gather_elements(name, x, index)
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """Rows over all devices."""
         return rows_over_all(use.shapes, use.devices)
 
@@ -79,7 +79,7 @@ class CrossEntropy(Primitive):
         """d0, d1; the classes stay full, the output is a number."""
         return operators.cross_entropy(name, shapes[0])
 
-    def main_strategy(self, use: Use, main: Main) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> ShardStrategy:
         """By rows over as many devices as there are rows."""
         # Rows are independent; more devices than rows would have nothing to do.
         return by_rows(min(use.devices, use.shapes[0][0]), use.shapes)
@@ -94,7 +94,7 @@ class BatchNormalised(Primitive):
         """d0, d1, d2, d3; its parameters have d1."""
         names = dim_names(output)
         inputs = (names, *(names[1:2] for _ in shapes[1:]))
-        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], WHOLE))
+        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], UNSHARDED))
 
 
 class Sliced(Primitive):
@@ -104,16 +104,18 @@ class Sliced(Primitive):
         """d0, d1, ..."""
         names, x = dim_names(output), shapes[0]
         # A slice of a split dim would leave ranks with unequal rows.
-        shorter = {names[dim]: WHOLE for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left}
+        shorter = {
+            names[dim]: UNSHARDED for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left
+        }
         return Axes(name, (names,), names, shapes, x, names, shorter)
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """Not known."""
         return ()
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
-        """Whole."""
-        return ((1,) * len(pieces),)
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
+        """Unsharded."""
+        return ((1,) * len(shards),)
 
 
 class Dataset(Primitive):

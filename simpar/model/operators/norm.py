@@ -12,10 +12,10 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
-from simpar.model.primitive import Call, Compat, Main, Pieces, Primitive, Shape, Use, dim_names, divisible
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import Call, Compat, Main, Primitive, Shape, ShardCounts, Use, dim_names, divisible
+from simpar.model.primitive import Strategy as ShardStrategy
 
-NORMALISED = 'is normalised over and must stay whole'
+NORMALISED = 'is normalised over and must stay unsharded'
 EPSILON: Final = 1e-5
 """Added to the mean of squares."""
 
@@ -30,11 +30,11 @@ class Normalised(Primitive):
         """d0, d1, ..., the last full."""
         return operators.layer_norm(name, shapes[0])
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The last dim full."""
-        return (*pieces[:-1], 1), (1,), (1,)
+        return (*shards[:-1], 1), (1,), (1,)
 
-    def main_strategy(self, use: Use, main: Main) -> Pieced:
+    def main_strategy(self, use: Use, main: Main) -> ShardStrategy:
         """The last dim full."""
         x, *others = super().main_strategy(use, main)
         return ((*x[:-1], 1), *others)
@@ -47,7 +47,7 @@ class RmsNormalised(Primitive):
         """d0, d1, ..., the last full."""
         return operators.rms_norm(name, shapes[0])
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """Rows over all devices, whatever its neighbours do."""
         # At most one rank for each row.
         return (min(use.devices, use.shapes[0][0]), *(1,) * (len(use.shapes[0]) - 1)), (1,)
@@ -61,9 +61,9 @@ class SoftmaxOver(Primitive):
         names = dim_names(output)
         return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The dims that it is over stay full."""
-        kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(pieces))
+        kept = tuple(1 if dim in use.call.axes else count for dim, count in enumerate(shards))
         return (divisible(kept, use.shapes[0]),)
 
 

@@ -21,8 +21,8 @@ from simpar.model.operators.base import (
     shown,
 )
 from simpar.model.ops import Local, Ops, Parameter, Work, unary
-from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use, divisible
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use, divisible
+from simpar.model.primitive import Strategy as ShardStrategy
 
 
 class Elementwise(Primitive):
@@ -36,26 +36,26 @@ class Elementwise(Primitive):
 class Arithmetic(Elementwise):
     """Double recursive search knows that its inputs may be broadcast."""
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """As the first input of the most dims."""
         # The operand of fewer dims is broadcast, so it does not tell all dims of the result.
         ranks = [len(shape) for shape in use.shapes]
         return strategy[ranks.index(max(ranks))]
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The same from the last dim on, 1 where it does not divide."""
         alike = len(use.shapes[0]) == len(use.shapes[1])
-        spread = super().strategy(use, pieces) if alike else broadcast(pieces, use.shapes)
+        spread = super().strategy(use, shards) if alike else broadcast(shards, use.shapes)
         return tuple(map(divisible, spread, use.shapes))
 
 
-def broadcast(pieces: Pieces, shapes: tuple[Shape, ...]) -> Pieced:
+def broadcast(shards: ShardCounts, shapes: tuple[Shape, ...]) -> ShardStrategy:
     """Right-aligned shards for inputs of different rank; all 1 where the shards are the smaller input's."""
     # The smaller input's shards do not tell how the other dims are split.
-    if len(pieces) != max(len(shape) for shape in shapes):
+    if len(shards) != max(len(shape) for shape in shapes):
         return tuple((1,) * len(shape) for shape in shapes)
     return tuple(
-        tuple(1 if size == 1 else count for size, count in zip(shape, pieces[len(pieces) - len(shape) :], strict=True))
+        tuple(1 if size == 1 else count for size, count in zip(shape, shards[len(shards) - len(shape) :], strict=True))
         for shape in shapes
     )
 

@@ -11,8 +11,8 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Binary, MisfitError, Sharded, operator, shown
 from simpar.model.ops import Local, Ops, Work
-from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use
+from simpar.model.primitive import Strategy as ShardStrategy
 
 
 class BatchProduct(Primitive):
@@ -25,16 +25,16 @@ class BatchProduct(Primitive):
         a, b = shapes
         return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """As the first operand; in 2.0 its columns as the second's."""
-        first = super().output_pieces(use, strategy)
+        first = super().output_shards(use, strategy)
         columns = -2 if use.call.transpose_b else -1
         # 2.0 reads columns off the second operand; 2.10 does not, and so may lose a split of them.
         return first if use.compat == '2.10' else (*first[:-1], strategy[1][columns])
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """From the shards of its output; the contracted axis stays full."""
-        *lead, i, j = pieces
+        *lead, i, j = shards
         first = (*lead, 1, i) if use.call.transpose_a else (*lead, i, 1)
         second = (*lead, j, 1) if use.call.transpose_b else (*lead, 1, j)
         return first, second

@@ -12,8 +12,8 @@ from simpar.layout import operators
 from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text
-from simpar.model.primitive import Call, Pieces, Primitive, Shape, Use
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use
+from simpar.model.primitive import Strategy as ShardStrategy
 from simpar.program.op import Attribute
 
 
@@ -24,26 +24,26 @@ class Reduction(Primitive):
         """d0, d1, ..., its result without those that are reduced."""
         return operators.reduction(name, shapes[0], call.axes, keep=call.keep_dims)
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """As its input, without the axes that are gone."""
-        first = super().output_pieces(use, strategy)
+        first = super().output_shards(use, strategy)
         return first if use.call.keep_dims else without(first, use.call.axes)
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """As its result is wanted; what is reduced stays full."""
         # Shards of the result are dealt out in order: only dims that stay, or are kept with length 1, take one.
         left = iter(wanted)
-        pieces = []
+        shards = []
         for dim in range(len(use.shapes[0])):
             reduced = dim in use.call.axes
             count = next(left, 1) if not reduced or use.call.keep_dims else 1
-            pieces.append(1 if reduced else count)
-        return tuple(pieces)
+            shards.append(1 if reduced else count)
+        return tuple(shards)
 
 
-def without(pieces: Pieces, axes: tuple[int, ...]) -> Pieces:
+def without(shards: ShardCounts, axes: tuple[int, ...]) -> ShardCounts:
     """Shards of the other dims."""
-    return tuple(count for dim, count in enumerate(pieces) if dim not in axes)
+    return tuple(count for dim, count in enumerate(shards) if dim not in axes)
 
 
 REDUCE_MEAN, REDUCE_SUM = Reduction('ReduceMean'), Reduction('ReduceSum')

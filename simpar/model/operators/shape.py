@@ -13,8 +13,8 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import MisfitError, Sharded, Unary, operator
 from simpar.model.ops import Local, Ops, slice_text, text, unary
-from simpar.model.primitive import Call, Compat, Pieces, Pricing, Primitive, Shape, Use
-from simpar.model.primitive import Strategy as Pieced
+from simpar.model.primitive import Call, Compat, Pricing, Primitive, Shape, ShardCounts, Use
+from simpar.model.primitive import Strategy as ShardStrategy
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class View(Primitive):
 class Reshaped(View):
     """Reshape: shards go to the dims that they divide."""
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """Those of its input, dealt to the dims of its result."""
-        first = super().output_pieces(use, strategy)
+        first = super().output_shards(use, strategy)
         return reshaped(use.shapes[0], use.output, first, use.compat)
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """Those that its result is wanted in, dealt to the dims of its input."""
         return reshaped(use.output, use.shapes[0], wanted, use.compat)
 
@@ -44,16 +44,16 @@ class Reshaped(View):
 class Flattened(View):
     """Flatten: split by rows over all devices, whatever its neighbours do."""
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """The shards of all dims behind the first in one."""
-        first = super().output_pieces(use, strategy)
+        first = super().output_shards(use, strategy)
         return (first[0], prod(first[1:]))
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """Not known."""
         return ()
 
-    def strategy(self, use: Use, pieces: Pieces) -> Pieced:
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """Rows over all devices."""
         return rows_over_all(use.shapes, use.devices)
 
@@ -67,42 +67,42 @@ class Transposed(Primitive):
         """d0, d1, ... in another order."""
         return operators.transpose(name, shapes[0], call.permutation)
 
-    def output_pieces(self, use: Use, strategy: Pieced) -> Pieces:
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """In the order of its result."""
-        first = super().output_pieces(use, strategy)
+        first = super().output_shards(use, strategy)
         return tuple(first[dim] for dim in use.call.permutation)
 
-    def input_pieces(self, use: Use, wanted: Pieces) -> Pieces:
+    def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
         """2.10 permutes forward where it goes backward; 2.0 does not know."""
         # As the compiler has it, not the inverse: its searches are reproduced, faults included.
         return () if use.compat == '2.0' else tuple(wanted[dim] for dim in use.call.permutation)
 
 
-def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> Pieced:
+def rows_over_all(shapes: tuple[Shape, ...], devices: int) -> ShardStrategy:
     """Dim 0 of each tensor over all devices where they divide it."""
     return tuple((devices if shape[0] % devices == 0 else 1, *(1,) * (len(shape) - 1)) for shape in shapes)
 
 
-def reshaped(shape: Shape, output: Shape, pieces: Pieces, compat: Compat) -> Pieces:
+def reshaped(shape: Shape, output: Shape, shards: ShardCounts, compat: Compat) -> ShardCounts:
     """Shards of the output's dims from those of the input's.
 
     2.10 first gives all shards of a dim to one dim of the output where they divide it; what is left, and all in 2.0,
     goes to the outer dims as far as it divides them.
     """
-    left, made = list(pieces), [1] * len(output)
+    left, made = list(shards), [1] * len(output)
     # In this order, so that a dim keeps its split in one place wherever it can.
     if compat == '2.10':
-        _deal(shape, output, left, made, whole=True)
-    _deal(shape, output, left, made, whole=False)
+        _deal(shape, output, left, made, undivided=True)
+    _deal(shape, output, left, made, undivided=False)
     return tuple(made)
 
 
-def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, whole: bool) -> None:
+def _deal(shape: Shape, output: Shape, left: list[int], made: list[int], *, undivided: bool) -> None:
     sizes, wanted, place, to = list(shape), list(output), 0, 0
     while place < len(sizes) and to < len(wanted):
         # Two pointers: a larger dim is used up by several of the other shape, one after the other.
         splits, merges = sizes[place] > wanted[to], sizes[place] < wanted[to]
-        if not whole:
+        if not undivided:
             taken = gcd(left[place], wanted[to]) if splits else left[place]
             made[to], left[place] = made[to] * taken, left[place] // taken
         elif not merges and wanted[to] % left[place] == 0:

@@ -14,7 +14,7 @@ from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
-from simpar.model.primitive import Call, Pieces, Primitive, Shape, Strategy, Use, dim_names, same
+from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
 
 
 class AlongRows(Primitive):
@@ -26,10 +26,10 @@ class AlongRows(Primitive):
         inputs = tuple(names if shape == output else (names[0], *(ONE,) * (len(shape) - 1)) for shape in shapes)
         return Axes(name, inputs, names, shapes, output, names, {})
 
-    def strategy(self, use: Use, pieces: Pieces) -> Strategy:
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """What has rows alone as the rows, a table full."""
         return tuple(
-            same(pieces, shape) if shape == use.output else (pieces[0],) if len(shape) == 1 else (1,) * len(shape)
+            same(shards, shape) if shape == use.output else (shards[0],) if len(shape) == 1 else (1,) * len(shape)
             for shape in use.shapes
         )
 

@@ -1,4 +1,4 @@
-"""Splits: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
+"""Choices: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
 
 They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant too.
 """
@@ -35,7 +35,7 @@ def written(layer: Operator, choice: Choice) -> Strategy:
     return (*strategy, choice.out_strategy) if choice.out_strategy else strategy
 
 
-def cut(layer: Operator, choice: Choice | None) -> Operator:
+def with_choice(layer: Operator, choice: Choice | None) -> Operator:
     """A layer with what was chosen for it; a reshape takes none."""
     if choice is None or not isinstance(layer, Sharded):
         return layer
@@ -48,12 +48,12 @@ def flatten_choice(choice: Choice, x: Shape) -> Choice:
     The search's graph has images where samples come flat: their dims are one here, and so are its
     splits. Splits that lie inside of a dim are left to whoever reads the result.
     """
-    (cuts,) = choice.strategy
-    cuts = (cuts[0], prod(cuts[1:])) if len(x) == 2 else cuts
+    (counts,) = choice.strategy
+    counts = (counts[0], prod(counts[1:])) if len(x) == 2 else counts
     rule = operators.flatten('flatten', x)
     free = (name not in rule.fixed and rule.lengths[name] % count == 0
-            for name, count in zip(rule.inputs[0], cuts, strict=True))  # fmt: skip
-    return Choice((tuple(count if may else 1 for count, may in zip(cuts, free, strict=True)),))
+            for name, count in zip(rule.inputs[0], counts, strict=True))  # fmt: skip
+    return Choice((tuple(count if may else 1 for count, may in zip(counts, free, strict=True)),))
 
 
 def in_graphs(layers: Mapping[str, Operator], strategies: Mapping[str, Strategy]) -> dict[str, Choice]:
