@@ -38,7 +38,7 @@ def _loss(
 def _parameters(workload: Workload) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
     model = _model(workload)
-    weight = f'normal:{model.weight_deviation}'
+    weight = f'normal:{model.init_std}'
     hidden, ffn, groups = model.hidden, model.ffn_width, model.key_value_heads
     queries, head_dim = model.heads // groups, hidden // model.heads
     yield 'embedding.weight', (model.vocab, hidden), weight

@@ -44,7 +44,7 @@ DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 
 def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
-    shapes, weight = network_shapes(model, batch), f'normal:{model.weight_deviation}'
+    shapes, weight = network_shapes(model, batch), f'normal:{model.init_std}'
     for name, layer in zip(layer_names(model), model.layers, strict=True):
         if isinstance(layer, Dense | Conv2d):
             window = (layer.kernel,) * 2 if isinstance(layer, Conv2d) else ()
@@ -88,7 +88,9 @@ def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> t
 
 def _result(layer: Operator, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
     """A layer of its own parameters and of what it reads."""
-    return _RESULTS[type(layer)](layer, own, *reads)
+    # An operator may have another name, and be a class of its own for it: then what it is made from tells.
+    result = next(_RESULTS[kind] for kind in type(layer).__mro__ if kind in _RESULTS)
+    return result(layer, own, *reads)
 
 
 def _convolved(layer: Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:

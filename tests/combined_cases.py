@@ -62,7 +62,7 @@ def combined_workload(draw, plan, stage_ranks, stages):
     layers = random_layers(draw, stage_ranks, rows, draw.randint(stages, stages + 1))
     marked = [replace(layer, recompute=draw.random() < 0.3) for layer in layers]
     return Workload(
-        model=Network(layers=tuple(marked), weight_deviation=0.5),
+        model=Network(layers=tuple(marked), init_std=0.5),
         batch=rows * plan.copies * plan.micro_batches,
         loss=draw.choice(['cross-entropy', 'mse', 'mae']),
         optimizer=draw.choice(

@@ -61,7 +61,7 @@ class Draft:
 
     @property
     def network(self):
-        return Network(layers=tuple(self.layers), input=self.sample, weight_deviation=0.5)
+        return Network(layers=tuple(self.layers), input=self.sample, init_std=0.5)
 
     @property
     def unread(self):

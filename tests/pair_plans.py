@@ -152,7 +152,7 @@ def GPT(row, plan, samples, stages, draw):
     """Its operators take strategies and layouts by name, if a library's model takes any."""
     ffn = inner_of(row, draw)
     model = {'layers': stages, 'hidden': HIDDEN, 'heads': HEADS, 'ffn': ffn, 'vocab': VOCAB, 'sequence': TOKENS,
-             'weight_deviation': 0.2, 'tied': draw.random() < 0.3, 'kv_heads': draw.choice([0, HEADS]),
+             'init_std': 0.2, 'tied': draw.random() < 0.3, 'kv_heads': draw.choice([0, HEADS]),
              'attention': draw.choice(['flash', 'unfused'])}  # fmt: skip
     if row['fusion'] == 'ids':
         plan['fusion_ids'] = [draw.choice([0, 1, 2]) for _ in range(stages + 3 + (not model['tied']))]
@@ -206,7 +206,7 @@ class Layers:
         self.add('reshape', name, (), {}, shape=shape, **keys)
 
     def tree(self, sample, loss='mse'):
-        network = {'input': sample, 'layers': self.layers, 'weight_deviation': 0.3}
+        network = {'input': sample, 'layers': self.layers, 'init_std': 0.3}
         return {'network': network, 'loss': loss}
 
 
@@ -221,7 +221,7 @@ def chain(row, plan, samples, stages, draw):
         if place < stages - 1:
             net.pointwise('relu', f'relu{place}', (rows, widths[place + 1]))
     loss = draw.choice(['mse', 'mae', 'cross-entropy'])
-    return {'network': {'layers': net.layers, 'weight_deviation': 0.3}, 'loss': loss, 'rows': rows}
+    return {'network': {'layers': net.layers, 'init_std': 0.3}, 'loss': loss, 'rows': rows}
 
 
 def attention(net, name, x, samples):

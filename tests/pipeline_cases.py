@@ -104,7 +104,7 @@ def _transformer(draw: random.Random, tensor: int, layers: int) -> Transformer:
         vocab=draw.choice([3 * tensor, 11]),
         sequence=tensor * draw.choice([1, 2]),
         tied=draw.random() < 0.5,
-        weight_deviation=0.3,
+        init_std=0.3,
     )
 
 
@@ -115,7 +115,7 @@ def _network(draw: random.Random, tensor: int, layers: int) -> Network:
     for inputs, outputs in pairwise(widths):
         found += [Relu()] if found and draw.random() < 0.4 else []
         found.append(Dense(inputs=inputs, outputs=outputs, bias=draw.random() < 0.7))
-    return Network(layers=tuple(found), weight_deviation=0.5)
+    return Network(layers=tuple(found), init_std=0.5)
 
 
 def _ops(workload: Workload, plan: Plan) -> int:

@@ -62,7 +62,7 @@ def random_case(seed):
     copies, micro_batches = draw.choice([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)])
     rows = world * draw.choice([1, 2])
     workload = Workload(
-        model=Network(layers=random_layers(draw, world, rows, draw.randint(1, 3)), weight_deviation=0.5),
+        model=Network(layers=random_layers(draw, world, rows, draw.randint(1, 3)), init_std=0.5),
         batch=rows * copies * micro_batches,
         loss=draw.choice(['cross-entropy', 'mse', 'mae']),
         optimizer=draw.choice([Sgd(learning_rate=0.1), Adam(learning_rate=0.01)]),

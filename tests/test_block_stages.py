@@ -18,7 +18,7 @@ TOKENS, HIDDEN, HEADS, FFN = 4, 16, 4, 32
 
 def blocks(layers, changes):
     """Blocks whose layers are changed, by name or its last word."""
-    network = block_network(TOKENS, HIDDEN, HEADS, FFN, layers, weight_deviation=0.3)
+    network = block_network(TOKENS, HIDDEN, HEADS, FFN, layers, init_std=0.3)
 
     def changed(layer):
         words = (layer.name.rpartition('_')[2], layer.name)

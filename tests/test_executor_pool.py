@@ -26,7 +26,7 @@ def pool():
 
 
 def network(plan, world):
-    model = Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=4)), weight_deviation=0.3)
+    model = Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=4)), init_std=0.3)
     return lower(Workload(model=model, batch=12, loss='mse'), plan, world)
 
 

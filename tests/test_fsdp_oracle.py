@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=12), Relu(), Dense(inputs=12, outputs=4)),
-        weight_deviation=0.4,
+        init_std=0.4,
     ),
     batch=16,
     loss='mse',

@@ -135,7 +135,7 @@ def block(data=1, tensor=1, samples=4):
         **dict.fromkeys(('add1', 'add2'), rows * 2),
         'gelu': ((data, tensor),),
     }
-    model = block_network(SEQUENCE, HIDDEN, HEADS, 2 * HIDDEN, bias=True, weight_deviation=0.3)
+    model = block_network(SEQUENCE, HIDDEN, HEADS, 2 * HIDDEN, bias=True, init_std=0.3)
     layers = tuple(
         replace(layer, strategy=strategies[name])
         if (name := layer.name.removeprefix('layer0_')) in strategies

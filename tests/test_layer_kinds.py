@@ -119,7 +119,7 @@ def classifier(data='mnist', **keys):
         Flatten(),
         Dense(inputs=8 * 7 * 7, outputs=10, name='head'),
     )
-    model = Network(layers=layers, input=(1, 28, 28), weight_deviation=0.1)
+    model = Network(layers=layers, input=(1, 28, 28), init_std=0.1)
     return Workload(model=model, batch=64, data=data, optimizer=Adam(learning_rate=0.01))
 
 

@@ -49,7 +49,7 @@ class Block(torch.nn.Module):
 
 
 def block(layers=1):
-    model = llama_network(SEQUENCE, HIDDEN, HEADS, FFN, layers, weight_deviation=0.3)
+    model = llama_network(SEQUENCE, HIDDEN, HEADS, FFN, layers, init_std=0.3)
     return Workload(model=model, batch=ROWS, loss='mse', optimizer=Sgd(learning_rate=0.1))
 
 

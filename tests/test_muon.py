@@ -27,12 +27,12 @@ MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=16), Relu(), Dense(inputs=16, outputs=8, bias=False), Relu(),
                 Dense(inputs=8, outputs=4)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=8, loss='mse', optimizer=RULE,
 )  # fmt: skip
 GPT = Workload(
-    model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, weight_deviation=0.3), batch=8, optimizer=RULE
+    model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, init_std=0.3), batch=8, optimizer=RULE
 )
 PLANS = {
     '1 rank': (Plan(), 1),
@@ -60,7 +60,7 @@ def test_a_convolution_with_all_that_updates_can_have():
     layers = (Conv2d(inputs=2, outputs=4, kernel=3, padding=1), Flatten(), Dense(inputs=64, outputs=3))
     rule = replace(RULE, nesterov=False, master_weights=True)
     workload = Workload(
-        model=Network(layers=layers, input=(2, 4, 4), weight_deviation=0.5),
+        model=Network(layers=layers, input=(2, 4, 4), init_std=0.5),
         batch=4, loss='mse', optimizer=rule, clip_norm=0.1, loss_scale=8.0,
     )  # fmt: skip
     plan = Plan(data=2, zero=2)

@@ -25,7 +25,7 @@ CASES = 48
 GPT = Workload(
     model=Transformer(
         layers=2, hidden=8, heads=4, kv_heads=2, vocab=12, sequence=4, attention='unfused', dropout=0.2,
-        weight_deviation=0.3,
+        init_std=0.3,
     ),
     batch=16,
     precision='fp64',

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.torch
 
 
 GPT = Workload(
-    model=Transformer(layers=1, hidden=8, heads=2, vocab=12, sequence=4, weight_deviation=0.3),
+    model=Transformer(layers=1, hidden=8, heads=2, vocab=12, sequence=4, init_std=0.3),
     batch=8,
     optimizer=Adam(learning_rate=0.01),
 )
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=8,
     loss='mse',

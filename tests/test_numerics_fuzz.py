@@ -55,7 +55,7 @@ def random_transformer(draw, tensor):
         vocab=draw.choice([tensor * 3, tensor * 4, 11]),
         sequence=tensor * draw.choice([1, 2]),
         tied=draw.random() < 0.3,
-        weight_deviation=0.2,
+        init_std=0.2,
     )
 
 
@@ -66,7 +66,7 @@ def random_network(draw, tensor):
     for inputs, outputs in pairwise(widths):
         layers.append(Dense(inputs=inputs, outputs=outputs, bias=draw.random() < 0.7))
         layers += [Relu()] if draw.random() < 0.6 else []
-    return Network(layers=tuple(layers), weight_deviation=0.5)
+    return Network(layers=tuple(layers), init_std=0.5)
 
 
 def random_case(seed):

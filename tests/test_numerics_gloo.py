@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 WORLD = 4
 STEPS = 3
 GPT = Workload(
-    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2),
+    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, init_std=0.2),
     batch=8,
     optimizer=Sgd(learning_rate=0.05),
 )
@@ -31,7 +31,7 @@ GQA = replace(GPT, model=replace(GPT.model, kv_heads=2, tied=True, vocab=25))
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=12, outputs=16), Relu(), Dense(inputs=16, outputs=8), Relu(), Dense(inputs=8, outputs=10)),
-        weight_deviation=0.3,
+        init_std=0.3,
     ),
     batch=16,
     optimizer=Sgd(learning_rate=0.1),
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_found_wrong(pool, control):
 
 
 def test_an_overflow_on_gloo_leaves_all_weights_as_they_are(pool):
-    model, plan = replace(MSE.model, weight_deviation=3.0), Plan(data=2, tensor=2)
+    model, plan = replace(MSE.model, init_std=3.0), Plan(data=2, tensor=2)
     workload = replace(MSE, model=model, loss_scale=1e38, optimizer=AdamW())
     program = lower(workload, plan, WORLD)
     run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)

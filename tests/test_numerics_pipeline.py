@@ -32,7 +32,7 @@ ANY = 60
 """Orders that nobody would write."""
 NAMED = [(name, number) for name in ORDERS for number in range(EACH)]
 GPT = Workload(
-    model=Transformer(layers=4, hidden=8, heads=2, vocab=12, sequence=4, tied=True, weight_deviation=0.3),
+    model=Transformer(layers=4, hidden=8, heads=2, vocab=12, sequence=4, tied=True, init_std=0.3),
     batch=16,
     precision='fp64',
     optimizer=Adam(learning_rate=0.01),

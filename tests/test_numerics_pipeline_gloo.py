@@ -25,7 +25,7 @@ WORLD = 4
 STEPS = 2
 MINDSPORE = 'mindspore-2.10'
 GPT = Workload(
-    model=Transformer(layers=4, hidden=16, heads=4, vocab=24, sequence=4, weight_deviation=0.2),
+    model=Transformer(layers=4, hidden=16, heads=4, vocab=24, sequence=4, init_std=0.2),
     batch=16,
     optimizer=Sgd(learning_rate=0.05),
 )
@@ -34,7 +34,7 @@ DEEP = replace(TIED, model=replace(TIED.model, layers=8, hidden=8, heads=2))
 MLP = Workload(
     model=Network(
         layers=tuple(layer for _ in range(8) for layer in (Dense(inputs=8, outputs=8), Relu()))[:-1],
-        weight_deviation=0.4,
+        init_std=0.4,
     ),
     batch=32,
     optimizer=Sgd(learning_rate=0.1),

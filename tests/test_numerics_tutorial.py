@@ -25,7 +25,7 @@ TUTORIAL = Workload(
             Relu(),
             Dense(inputs=512, outputs=10),
         ),
-        weight_deviation=0.01,
+        init_std=0.01,
     ),
     batch=32,
     optimizer=Sgd(learning_rate=1e-2),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 WORLD, STEPS = 4, 3
 GPT = Workload(
-    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2),
+    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, init_std=0.2),
     batch=16,
     optimizer=Sgd(learning_rate=0.05),
 )
@@ -30,7 +30,7 @@ TIED = replace(
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=12, outputs=16), Relu(), Dense(inputs=16, outputs=8), Relu(), Dense(inputs=8, outputs=10)),
-        weight_deviation=0.3,
+        init_std=0.3,
     ),
     batch=16,
     optimizer=Adam(learning_rate=0.01, epsilon=1e-3),

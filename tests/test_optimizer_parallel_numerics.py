@@ -26,7 +26,7 @@ CASES = 240
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=16,
     precision='fp64',
@@ -34,7 +34,7 @@ MLP = Workload(
     optimizer=Adam(learning_rate=0.01),
 )
 GPT = Workload(
-    model=Transformer(layers=3, hidden=8, heads=2, vocab=12, sequence=4, tied=True, dropout=0.2, weight_deviation=0.3),
+    model=Transformer(layers=3, hidden=8, heads=2, vocab=12, sequence=4, tied=True, dropout=0.2, init_std=0.3),
     batch=16,
     precision='fp64',
     optimizer=AdamW(learning_rate=0.01),

@@ -20,7 +20,7 @@ WORLD = 4
 STEPS = 3
 GPT = Workload(
     model=Transformer(
-        layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2, dropout=0.2, attention='unfused'
+        layers=2, hidden=16, heads=4, vocab=24, sequence=8, init_std=0.2, dropout=0.2, attention='unfused'
     ),
     batch=8,
     optimizer=Sgd(learning_rate=0.05),

@@ -137,7 +137,7 @@ def test_whatever_needs_and_streams_allow_gives_the_same_bits(seed):
 
 GPT = Workload(
     model=Transformer(
-        layers=2, hidden=8, heads=2, vocab=12, sequence=4, weight_deviation=0.3, attention='unfused', dropout=0.3
+        layers=2, hidden=8, heads=2, vocab=12, sequence=4, init_std=0.3, attention='unfused', dropout=0.3
     ),
     batch=8,
     precision='fp64',

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 from docs_tables import TABLES, held
 
+from simpar.ablation.same import same
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.model import (
@@ -53,7 +54,8 @@ def test_kernels_and_the_reference_know_the_registrys_operators_and_no_others():
     from executor.kernels import KERNELS
     from executor.reference_network import _RESULTS
 
-    assert set(_RESULTS) == set(KINDS.values())
+    assert set(_RESULTS) <= set(KINDS.values())
+    assert all(set(kind.__mro__) & set(_RESULTS) for kind in KINDS.values())
     forward = {operator for operator, phase in KERNELS if phase == 'F'}
     assert set(OP_CLASSES) <= forward
 
@@ -137,3 +139,40 @@ def test_any_operator_begins_a_stage_and_is_recomputed():
     assert (stage['dense0.F'], stage['gelu0.F']) == (0, 1)
     again = [op.name.partition('.')[0] for op in program.op_classes if op.name.endswith('.recompute')]
     assert again == ['reshape0', 'transpose0', 'flatten0']
+
+
+ONE = """simpar: 1
+cluster: h100-sxm-8
+workload: {{network: {{input: [8]{more}, layers: [{layer}]}}, batch: 8, loss: mse}}
+plan: {{data: 8}}
+"""
+
+
+def alone(tmp_path, layer, more=''):
+    """A network of one layer, read from a file."""
+    path = tmp_path / 'one.yaml'
+    path.write_text(ONE.format(layer=layer, more=more))
+    return load_schedule(path)
+
+
+@pytest.mark.parametrize(
+    ('now', 'before'),
+    [
+        ('linear: {in: 8, out: 16, strategy: [[2, 4], [4, 1]]', 'dense: {in: 8, out: 16, strategy: [[2, 4], [4, 1]]'),
+        ('scale: {factor: 0.5', 'mul: {factor: 0.5'),
+        ('reduce_sum: {dims: [1], keep: true', 'reduce: {dims: [1], keep: true, mean: false'),
+    ],
+)
+def test_the_fields_names_make_the_programs_of_the_names_before(tmp_path, now, before):
+    """But for names made from the kind."""
+    one, other = (alone(tmp_path, f'{line}, name: y}}') for line in (now, before))
+    assert same(*(lower(schedule.workload, schedule.plan, 8) for schedule in (one, other)))
+    assert written(one)['workload']['network']['layers'][0].keys() == {now.partition(':')[0]}
+
+
+def test_a_key_that_had_another_name_is_read_by_both(tmp_path):
+    both = [alone(tmp_path, 'relu: {}', f', {name}: 0.5') for name in ('init_std', 'weight_deviation')]
+    assert [schedule.workload.model.init_std for schedule in both] == [0.5, 0.5]
+    assert written(both[1])['workload']['network']['init_std'] == 0.5
+    with pytest.raises(ScheduleError, match=r'weight_deviation: too small .* write a number from 0'):
+        alone(tmp_path, 'relu: {}', ', weight_deviation: -1')

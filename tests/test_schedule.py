@@ -76,8 +76,8 @@ def test_a_network_and_a_cluster_changed(tmp_path):
 
 def test_the_long_form_of_a_network_holds_its_deviation(tmp_path):
     text = TRANSFORMER.replace('transformer: {layers: 32', 'network: {layers: [{dense: {in: 4, out: 2}}]} #')
-    assert read(tmp_path, text, 'workload.network.weight_deviation=0.5').workload.model == Network(
-        layers=(Dense(inputs=4, outputs=2),), weight_deviation=0.5
+    assert read(tmp_path, text, 'workload.network.init_std=0.5').workload.model == Network(
+        layers=(Dense(inputs=4, outputs=2),), init_std=0.5
     )
 
 
@@ -107,7 +107,7 @@ def test_a_chain_is_written_short_and_an_input_in_full(tmp_path):
         'dense',
     ]
     full = written(graph)['workload']['network']
-    assert (full['input'], full['weight_deviation'], len(full['layers'])) == ([8], 0.01, 17)
+    assert (full['input'], full['init_std'], len(full['layers'])) == ([8], 0.01, 17)
     told = written(
         read(
             tmp_path,

@@ -32,7 +32,7 @@ TOGETHER = 9
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=5, outputs=7), Relu(), Dense(inputs=7, outputs=5), Relu(), Dense(inputs=5, outputs=2)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=15,
     precision='fp64',
@@ -41,7 +41,7 @@ MLP = Workload(
     clip_norm=0.05,
 )
 GPT = Workload(
-    model=Transformer(layers=2, hidden=10, heads=2, vocab=14, sequence=6, ffn=18, tied=True, weight_deviation=0.3),
+    model=Transformer(layers=2, hidden=10, heads=2, vocab=14, sequence=6, ffn=18, tied=True, init_std=0.3),
     batch=12,
     precision='fp64',
     optimizer=AdamW(learning_rate=0.01),

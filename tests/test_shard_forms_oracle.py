@@ -44,34 +44,32 @@ MODULES = {
                 Relu(),
                 Dense(inputs=11, outputs=4),
             ),
-            weight_deviation=0.4,
+            init_std=0.4,
         )
     ),
     'fewer rows than ranks': workload(
-        Network(layers=(Dense(inputs=7, outputs=2), Relu(), Dense(inputs=2, outputs=1)), weight_deviation=0.4)
+        Network(layers=(Dense(inputs=7, outputs=2), Relu(), Dense(inputs=2, outputs=1)), init_std=0.4)
     ),
     'convolution': workload(
         Network(
             layers=(Conv2d(inputs=2, outputs=5, kernel=3), Relu(), Flatten(), Dense(inputs=45, outputs=7, bias=False)),
             input=(2, 5, 5),
-            weight_deviation=0.3,
+            init_std=0.3,
         )
     ),
     'norms': workload(
         Network(
             layers=(Dense(inputs=6, outputs=10), LayerNorm(), Gelu(), Dense(inputs=10, outputs=5), RmsNorm()),
             input=(6,),
-            weight_deviation=0.4,
+            init_std=0.4,
         )
     ),
     'gpt': replace(
-        workload(Transformer(layers=2, hidden=10, heads=5, vocab=13, sequence=7, ffn=17, weight_deviation=0.3)),
+        workload(Transformer(layers=2, hidden=10, heads=5, vocab=13, sequence=7, ffn=17, init_std=0.3)),
         loss='cross-entropy',
     ),
     'gpt, grouped queries': replace(
-        workload(
-            Transformer(layers=1, hidden=16, heads=4, kv_heads=2, vocab=11, sequence=5, ffn=19, weight_deviation=0.3)
-        ),
+        workload(Transformer(layers=1, hidden=16, heads=4, kv_heads=2, vocab=11, sequence=5, ffn=19, init_std=0.3)),
         loss='cross-entropy',
     ),
 }

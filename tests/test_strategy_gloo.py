@@ -26,7 +26,7 @@ HYBRID = Path(__file__).parents[1] / 'examples' / 'hybrid_strategies.yaml'
 
 
 def network(*layers, batch=16, optimizer=None, **options):
-    model = Network(layers=layers, weight_deviation=0.3)
+    model = Network(layers=layers, init_std=0.3)
     return Workload(model=model, batch=batch, optimizer=optimizer or Sgd(learning_rate=0.1), **options)
 
 

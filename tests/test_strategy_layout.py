@@ -24,7 +24,7 @@ def two_products(first, second, **more):
         Relu(),
         Dense(inputs=32, outputs=16, name='down', **second),
     )
-    return Workload(model=Network(layers=layers, weight_deviation=0.3), batch=16, loss='mse', **more)
+    return Workload(model=Network(layers=layers, init_std=0.3), batch=16, loss='mse', **more)
 
 
 def collectives(program):

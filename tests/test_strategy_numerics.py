@@ -43,7 +43,7 @@ def tutorial(batch=16):
         Relu(strategy=((2, 4),)),
         Dense(inputs=16, outputs=16, bias=False, name='matmul2', strategy=((2, 4), (4, 1))),
     )
-    model = Network(layers=layers, weight_deviation=0.3)
+    model = Network(layers=layers, init_std=0.3)
     return Workload(model=model, batch=batch, loss='mse', optimizer=Sgd(learning_rate=0.5))
 
 

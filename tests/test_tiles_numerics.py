@@ -32,7 +32,7 @@ CASES, TOGETHER = 72, 8
 STAYS = {'loss', 'gradients.squares', 'gradients.overflow'}
 case = cache(tiled_case)
 GPT = Workload(
-    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, weight_deviation=0.2),
+    model=Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=8, init_std=0.2),
     batch=4,
     optimizer=Sgd(learning_rate=0.05),
 )
@@ -104,7 +104,7 @@ def test_tiles_of_what_two_collectives_gather_are_split_once():
         Dense(inputs=8, outputs=8, strategy=((2, 1), (1, 2)), of='norm', name='up'),
         Add(of=('gate', 'up')),
     )
-    workload = Workload(model=Network(layers=layers, input=(8,), weight_deviation=0.3), batch=16, loss='mse')
+    workload = Workload(model=Network(layers=layers, input=(8,), init_std=0.3), batch=16, loss='mse')
     program = lower(workload, Plan(tiles=2), 4)
     gathers = [op for op in program.op_classes if op.operator == 'all_gather']
     read = [op.reads[0] for op in gathers if op.reads[0].startswith('norm')]
@@ -152,7 +152,7 @@ STRATEGY = Workload(
             Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='one'),
             Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='two'),
         ),
-        weight_deviation=0.3,
+        init_std=0.3,
     ),
     batch=8,
     loss='mse',

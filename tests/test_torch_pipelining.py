@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 def workload(loss):
     layers = [layer for _ in range(LAYERS) for layer in (Dense(inputs=8, outputs=8), Relu())][:-1]
     return Workload(
-        model=Network(layers=tuple(layers), weight_deviation=0.4),
+        model=Network(layers=tuple(layers), init_std=0.4),
         batch=16,
         loss=loss,
         precision='fp64',

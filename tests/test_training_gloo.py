@@ -78,7 +78,7 @@ def test_the_plans_cover_every_choice():
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=16,
     loss='mse',

@@ -37,7 +37,7 @@ OPTIMIZERS = (
     AdamW(learning_rate=0.01, master_weights=True),
 )
 GPT = Workload(
-    model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True, weight_deviation=0.3),
+    model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True, init_std=0.3),
     batch=8,
     optimizer=Momentum(learning_rate=0.1),
     clip_norm=0.1,
@@ -45,7 +45,7 @@ GPT = Workload(
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        weight_deviation=0.5,
+        init_std=0.5,
     ),
     batch=8,
     loss='mae',
@@ -141,7 +141,7 @@ def test_weight_decay_of_adamw_is_not_that_of_adam():
 # Overflow
 
 DEEP = Workload(
-    model=Network(layers=tuple(Dense(inputs=8, outputs=8) for _ in range(4)), weight_deviation=0.05),
+    model=Network(layers=tuple(Dense(inputs=8, outputs=8) for _ in range(4)), init_std=0.05),
     batch=8,
     loss='mae',
     precision='fp16',
@@ -194,7 +194,7 @@ def test_replicas_agree_on_what_overflows(plan):
 
 def test_fp16_keeps_small_gradients_with_a_loss_scale_and_loses_them_without():
     """Below 6e-8 nothing is left in fp16."""
-    workload = replace(DEEP, batch=2048, loss='mse', model=replace(DEEP.model, weight_deviation=0.02))
+    workload = replace(DEEP, batch=2048, loss='mse', model=replace(DEEP.model, init_std=0.02))
     plan = Plan(data=2)
     exact = Reference(replace(workload, loss_scale=1.0), plan).run().gradients['d:dense0.weight']
     errors = []
@@ -212,7 +212,7 @@ def test_fp16_keeps_small_gradients_with_a_loss_scale_and_loses_them_without():
 def test_a_step_left_out_does_not_count(optimizer):
     """Some steps overflow and some do not; torch counts the calls of the optimizer."""
     plan = Plan(pipeline=2, tensor=2, data=1)
-    model = replace(DEEP.model, weight_deviation=0.5)
+    model = replace(DEEP.model, init_std=0.5)
     workload = replace(DEEP, model=model, optimizer=optimizer, precision='fp32', loss='mse', batch=2)
     still = Reference(replace(workload, optimizer=Sgd(learning_rate=0.0), loss_scale=1.0), plan)
     largest = sorted(max(float(g.abs().max()) for g in still.run().gradients.values()) for _ in range(6))

@@ -32,7 +32,7 @@ def model(workload, seed):
         if isinstance(layer, Dense):
             name = f'dense{len(modules)}'
             linear = torch.nn.Linear(layer.inputs, layer.outputs, dtype=torch.float64)
-            deviation = workload.model.weight_deviation
+            deviation = workload.model.init_std
             weight = draw(f'normal:{deviation}', linear.weight.shape, torch.float64, seed, f'{name}.weight')
             linear.weight.data, linear.bias.data = weight, torch.zeros_like(linear.bias)
             modules.append(torch.nn.Sequential(linear))

@@ -136,7 +136,7 @@ def _always(facts: Facts) -> bool:
 _STAND_IN_THE_PROGRAM: Final = (
     *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
-    *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'weight_deviation', 'learning_rate', 'master_weights'),
+    *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
 )
@@ -147,7 +147,7 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
-    'workload.weight_deviation': lambda facts: facts.draws_weights,
+    'workload.init_std': lambda facts: facts.draws_weights,
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
     'plan.sum_loss': lambda facts: facts.sums_loss,
     'workload.input': lambda facts: facts.workload.model.tells_sample,
@@ -215,7 +215,7 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.overlap': 'what its passes put in order stands alike without it',
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
-    'workload.weight_deviation': 'no initial weight is drawn from a normal distribution',
+    'workload.init_std': 'no initial weight is drawn from a normal distribution',
 }
 _SAME: Final = 'the program is the same without it'
 _NOT_LISTED: Final = {'reduce_gradients': 'enable_grad_comm_opt', 'prefetch': 'enable_opt_shard_comm_opt'}

@@ -209,8 +209,10 @@ def _branches(root: Mapping[str, Any], node: Mapping[str, Any]) -> list[Mapping[
 
 
 def _step(root: Mapping[str, Any], node: Mapping[str, Any], part: str | int) -> Mapping[str, Any] | None:
-    if part in node.get('properties', {}):
-        return _resolve(root, node['properties'][part])
+    for name, value in node.get('properties', {}).items():
+        # A key may have had another name before.
+        if part in {name, value.get('x-former')}:
+            return _resolve(root, value)
     inner = node.get('items') if isinstance(part, int) else node.get('additionalProperties')
     return _resolve(root, inner) if isinstance(inner, Mapping) and inner else None
 

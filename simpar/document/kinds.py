@@ -84,7 +84,9 @@ class OneOf:
 
     def wrap(self, value: Any) -> dict[str, Any]:
         """The value under its key again."""
-        return next({name: value} for name, kind in self._classes() if isinstance(value, kind))
+        # Its own kind first: some kinds are another one under a name of their own.
+        own = [name for name, kind in self._classes() if type(value) is kind]
+        return {(own or [name for name, kind in self._classes() if isinstance(value, kind)])[0]: value}
 
     def _classes(self) -> Iterator[tuple[str, type]]:
         for name, kind in self.kinds.items():

@@ -36,7 +36,7 @@ class Network(Model):
     Arguments:
         layers: in order.
         input: shape of a sample, where the first layer does not tell.
-        weight_deviation: standard deviation of the normal initial weights; biases start at zero, gains at one.
+        init_std: standard deviation of the normal initial weights; biases start at zero, gains at one.
     """
 
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096, description='in order')]
@@ -44,7 +44,7 @@ class Network(Model):
         tuple[Width, ...],
         Field(max_length=7, examples=[[512]], description='shape of a sample; empty: what the first dense layer takes'),
     ] = ()
-    weight_deviation: Deviation = 0.01
+    init_std: Deviation = 0.01
 
     key: ClassVar[str] = 'network'
 
@@ -106,7 +106,7 @@ class Network(Model):
             nodes=nodes,
             sources=(Source(INPUT, shapes[INPUT], drawn, bool(tokens)),),
             shapes=shapes,
-            deviation=self.weight_deviation,
+            deviation=self.init_std,
             drawn_labels='classes',
             layers=nodes[-1].layer + 1,
             hands_on=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 # The limits keep every size of a tensor below 2⁶² bytes, so that no count overflows.
 Name = Annotated[
@@ -32,7 +32,15 @@ Pair = Annotated[
 Width = Annotated[int, Field(ge=1, le=2**24)]
 Size = Annotated[int, Field(ge=1, le=2**20)]
 Deviation = Annotated[
-    float, Field(ge=0, le=1e6, description='standard deviation of the normal initial weights; biases start at zero')
+    float,
+    Field(
+        ge=0,
+        le=1e6,
+        # The name before: files that have it are read as before.
+        validation_alias=AliasChoices('init_std', 'weight_deviation'),
+        json_schema_extra={'x-former': 'weight_deviation'},
+        description='standard deviation of the normal initial weights; biases start at zero',
+    ),
 ]
 SplitCounts = tuple[Annotated[int, Field(ge=1, le=2**20)], ...]
 """Into how many slices each dim of a tensor is split."""

@@ -79,7 +79,7 @@ KEYS: Final[Mapping[str, str]] = {
     'attn_implementation attention_backend attention_implementation',
     f'{TRANSFORMER}dropout': 'hidden_dropout attention_dropout dropout_rate dropout_prob resid_pdrop attn_pdrop '
     'embd_pdrop',
-    f'{TRANSFORMER}weight_deviation': 'init_method_std initializer_range init_std initial_deviation',
+    f'{TRANSFORMER}init_std': 'init_method_std initializer_range initial_deviation',
     'workload.optimizer.adam.learning_rate': 'lr step_size',
     'workload.optimizer.adam.beta1': 'adam_beta1 betas b1',
     'workload.optimizer.adam.beta2': 'adam_beta2 b2',

@@ -37,7 +37,7 @@ def block_network(
     layers: int = 1,
     *,
     bias: bool = False,
-    weight_deviation: float = 0.02,
+    init_std: float = 0.02,
 ) -> Network:
     """Pre-norm blocks over rows [sequences × tokens, hidden], their attention unfused, over all tokens of a sequence.
 
@@ -48,16 +48,16 @@ def block_network(
         ffn: width of the feed-forward.
         layers: how many blocks.
         bias: whether dense layers have one.
-        weight_deviation: standard deviation of the normal initial weights.
+        init_std: standard deviation of the normal initial weights.
 
     Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: embedding, head, the causal mask,
     dropout.
     """
-    return _blocks(_Block(sequence, hidden, heads, ffn, bias), layers, weight_deviation)
+    return _blocks(_Block(sequence, hidden, heads, ffn, bias), layers, init_std)
 
 
 def llama_network(
-    sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, weight_deviation: float = 0.02
+    sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, init_std: float = 0.02
 ) -> Network:
     """Blocks as Llama's over rows [sequences × tokens, hidden]: RMSNorm, unfused attention, a feed-forward with a gate.
 
@@ -67,15 +67,15 @@ def llama_network(
         heads: of attention.
         ffn: width of the gate.
         layers: how many blocks.
-        weight_deviation: standard deviation of the normal initial weights.
+        init_std: standard deviation of the normal initial weights.
 
     Raises ``Infeasible`` where ``heads`` do not divide ``hidden``. Does not model: rotary embedding,
     grouped queries, embedding, head, the causal mask.
     """
-    return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, weight_deviation)
+    return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, init_std)
 
 
-def _blocks(block: _Block, layers: int, weight_deviation: float) -> Network:
+def _blocks(block: _Block, layers: int, init_std: float) -> Network:
     if block.hidden % block.heads:
         raise Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
     found: list[Operator] = []
@@ -83,7 +83,7 @@ def _blocks(block: _Block, layers: int, weight_deviation: float) -> Network:
     for layer in range(layers):
         found += block.layers(f'layer{layer}', before)
         before = f'layer{layer}_add2'
-    return Network(layers=tuple(found), input=(block.hidden,), weight_deviation=weight_deviation)
+    return Network(layers=tuple(found), input=(block.hidden,), init_std=init_std)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Transformer(Model):
     dropout: Annotated[
         float, Field(ge=0, lt=1, description='probability of zeros, of attention and behind embedding and half-layers')
     ] = 0.0
-    weight_deviation: Deviation = 0.02
+    init_std: Deviation = 0.02
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -92,7 +92,7 @@ class Transformer(Model):
             nodes=self.nodes,
             sources=tuple(sources),
             shapes=shapes,
-            deviation=self.weight_deviation,
+            deviation=self.init_std,
             drawn_labels='tokens',
             layers=self.layers,
             hands_on=True,

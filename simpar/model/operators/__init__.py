@@ -22,12 +22,14 @@ from simpar.model.primitive import Pricing, Primitive
 
 OPERATORS: Final[tuple[type[Operator], ...]] = (
     shape.Flatten,
+    linear.Linear,
     linear.Dense,
     pointwise.Relu,
     pointwise.Gelu,
     pointwise.Silu,
     pointwise.SquaredRelu,
     pointwise.Mul,
+    pointwise.Scale,
     pointwise.Add,
     pointwise.Multiply,
     norm.LayerNorm,
@@ -35,6 +37,7 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     norm.Softmax,
     product.MatMul,
     reduce.Reduce,
+    reduce.ReduceSum,
     shape.Reshape,
     shape.Transpose,
     conv.Conv2d,

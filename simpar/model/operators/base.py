@@ -44,7 +44,11 @@ def operator(kind: type[T]) -> type[T]:
     """
     # Bases are only marked, no dataclasses: their keys are written into the class itself, in the order of docs.
     bases = [base for base in kind.__mro__[1:] if issubclass(base, Operator)]
-    shared = {name: hint for base in bases for name, hint in _hints(base).items()}
+    shared: dict[str, Any] = {}
+    for base in bases:
+        # Bases come from the nearest on: what it says of a key goes before what those behind it say.
+        for name, hint in _hints(base).items():
+            shared.setdefault(name, hint)
     own = get_annotations(kind)
     first = {name: hint for name, hint in own.items() if name not in shared}
     kind.__annotations__ = {**first, **shared, **own}

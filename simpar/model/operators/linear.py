@@ -168,6 +168,13 @@ class Dense(Biased):
 
 
 @operator
+class Linear(Dense):
+    """``dense`` by the name that torch and Megatron have for it."""
+
+    key = 'linear'
+
+
+@operator
 class Product(Weighted, Unary):
     """Rows [..., inputs] · weight, whose outputs and inputs may have several dims.
 

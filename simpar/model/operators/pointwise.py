@@ -237,3 +237,10 @@ class Mul(Pointwise, Sharded):
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """Mul by a constant."""
         yield Step(primitive=MUL, reads=(*reads, Parameter('factor', trained=False)), shape=result)
+
+
+@operator
+class Scale(Mul):
+    """y = factor · x: ``mul`` with a factor."""
+
+    key = 'scale'

@@ -94,3 +94,12 @@ class Reduce(Sharded, Unary):
             I={'x': Work(operator=kind, reads=('dy',), flops=local.elements('y'),
                          attributes={**told, 'shape': slice_text(local, 'x')})},
         )  # fmt: skip
+
+
+@operator
+class ReduceSum(Reduce):
+    """The sum over dims: ``reduce`` with ``mean: false``."""
+
+    key = 'reduce_sum'
+
+    mean: Annotated[bool, Field(description='the mean, else the sum')] = False
