@@ -107,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 
+    _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
     return top
 

@@ -28,6 +28,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'warmup': ['--json'],
 }  # fmt: skip
 
 

@@ -1,18 +1,25 @@
 """The fast machines give the spans of the reference, to the bit, and take over wherever they can."""
 
+import hashlib
+import json
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engine_cases import make_case, role_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar import cli
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
-from simpar.engine import reference, simulate
+from simpar.engine import fast, reference, simulate
+from simpar.engine.compiled import events
 from simpar.engine.graph import graph_of
 from simpar.engine.node_costs import node_costs
 from simpar.engine.representatives import fold
-from simpar.errors import Deadlock
+from simpar.errors import Deadlock, SimparError
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.predict import EFFECTS
@@ -55,8 +62,8 @@ def test_random_programs_have_the_spans_of_the_reference(slowed, unfold, steps, 
         for engine in ('simpy', 'python', 'compiled')
     )
     assert graph_of(case.program, tuple(slow.representative_of_rank.tolist())) is not None
-    for fast in others:
-        assert_same(fast, slow)
+    for other in others:
+        assert_same(other, slow)
 
 
 WORKLOAD = Workload(model=Transformer(layers=8, hidden=512, heads=8, vocab=4096, sequence=512), batch=32)
@@ -117,3 +124,30 @@ def test_what_does_not_pair_up_in_a_step_is_left_to_the_reference():
     with pytest.raises(Deadlock, match='rank 1, finished'):
         simulate(program, costs, steps=2)
     assert graph_of(pair(1, 1)[0], (0, 1)) is not None
+
+
+def test_compiled_machines_run_where_loading_or_compiling_them_repays(monkeypatch):
+    monkeypatch.setattr(fast, 'is_installed', lambda: True)
+    monkeypatch.setattr(fast, 'is_compiled', lambda: True)
+    assert fast.repays(10, asked=True)
+    monkeypatch.delitem(sys.modules, 'simpar.engine.compiled.events', raising=False)
+    assert [fast.repays(slots, asked=False) for slots in (fast.LOADS - 1, fast.LOADS)] == [False, True]
+    monkeypatch.setattr(fast, 'is_compiled', lambda: False)
+    assert [fast.repays(slots, asked=False) for slots in (fast.LOADS, fast.COMPILES)] == [False, True]
+    monkeypatch.setattr(fast, 'is_installed', lambda: False)
+    assert not fast.repays(10 * fast.COMPILES, asked=False)
+    with pytest.raises(SimparError, match=r"numba; install it with: pip install 'simpar\[fast\]'"):
+        fast.repays(10, asked=True)
+
+
+def test_the_machines_can_be_compiled_beforehand(capsys):
+    assert cli.main(['warmup', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['seconds'] >= 0
+
+
+def test_kernels_are_compiled_anew_when_what_they_call_has_changed():
+    """numba's cache on disk knows of a kernel's own file alone, which therefore names what it was written for."""
+    folder = Path(events.__file__).parent
+    texts = [(folder / f'{name}.py').read_text(encoding='utf-8') for name in ('heap', 'jit', 'speeds', 'touch')]
+    found = hashlib.sha256(''.join(texts).encode()).hexdigest()[:16]
+    assert found == events.HELPERS, f"write HELPERS: Final = '{found}' in {folder.name}/events.py"

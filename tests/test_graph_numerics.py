@@ -53,7 +53,9 @@ def test_the_graphs_cover_what_can_be_combined():
     workloads, plans, _ = zip(*map(case, range(CASES)), strict=True)
     layers = [layer for workload in workloads for layer in workload.model.layers]
     cut = Counter(type(layer) for layer in layers if getattr(layer, 'strategy', ()))
-    assert {kind for kind in KINDS.values() if cut[kind] >= 8} == set(KINDS.values()) - {Reshape}
+    # An operator under a second name is trained under its first.
+    kinds = {kind for kind in KINDS.values() if kind.__base__ not in KINDS.values()}
+    assert {kind for kind in kinds if cut[kind] >= 8} == kinds - {Reshape}
     assert {(layer.transpose_a, layer.transpose_b) for layer in layers if isinstance(layer, MatMul)} == {
         (a, b) for a in (False, True) for b in (False, True)
     }

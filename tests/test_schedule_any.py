@@ -304,6 +304,7 @@ def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         'examples',
         'propertyNames',
         'x-quantity',
+        'x-former',
     }
     assert set(schema) <= known, set(schema) - known
     return all(rule(schema[name]) for name, rule in rules.items() if name in schema)

@@ -96,7 +96,10 @@ def test_every_layer_takes_time(kind):
         ),
         'transpose': (Reshape(shape=(-1, 4, 4)), Transpose(permutation=(0, 2, 1)), Flatten()),
         'dense': (Dense(inputs=16, outputs=16),),
+        'linear': (KINDS['linear'](inputs=16, outputs=16),),
         'mul': (Mul(factor=2.0),),
+        'scale': (KINDS['scale'](factor=2.0),),
+        'reduce_sum': (Reshape(shape=(-1, 4, 4)), KINDS['reduce_sum'](dims=(1,))),
         'flatten': (Flatten(),),
         'reshape': (Reshape(shape=(-1, 4, 4)),),
     }.get(kind) or (KINDS[kind](),)

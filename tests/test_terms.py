@@ -153,7 +153,7 @@ def test_an_unknown_value_is_told_by_what_it_means():
 
 def test_layers_of_a_network_have_words_of_their_own():
     for setting, words in {
-        'workload.network.0={linear: {}}': 'write dense',
+        'workload.network.0={fc: {}}': 'write linear',
         'workload.network.0={rmsnorm: {}}': 'write rms_norm',
         'workload.network.0={attention: {}}': 'not modelled: attention as a layer of a network',
         'workload.network.1.dense.in_features=2': 'write in',

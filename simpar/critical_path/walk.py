@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.costs import Costs, entry_of
 from simpar.critical_path.path import CriticalPath, Segment
 from simpar.metrics import Meetings, is_communication, is_pipeline
 from simpar.program import OpClass, Role
-from simpar.trace import Trace
+from simpar.trace import RankTimes, Trace
 
 
 def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> CriticalPath:
@@ -51,15 +52,14 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _RankView:
-    """What the walk asks about a representative rank, as lists: single numbers of arrays are slow to read."""
+    """What the walk asks about a representative rank; arrays, for it looks at few of the slots.
+
+    Arguments: ``before``, of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
+    """
 
     role: Role
-    arrive: list[list[float]]
-    start: list[list[float]]
-    end: list[list[float]]
-    needs: list[tuple[int, ...]]
-    carried: list[tuple[int, ...]]
-    before: list[int]
+    times: RankTimes
+    before: NDArray[np.int64]
     tail: dict[int, int]
 
 
@@ -74,6 +74,7 @@ class _Walk:
     end: float
     views: dict[int, _RankView] = field(default_factory=dict)
     alike: dict[tuple[int, str], bool] = field(default_factory=dict)
+    isolated: dict[tuple[int, int], float] = field(default_factory=dict)
     meetings: Meetings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class _Walk:
         """The segment of a running op, and the participant that made it start: the last to arrive."""
         view = self._view(place.representative)
         op = self._op(place)
-        begin = max(self.begin, view.start[place.step][place.slot])
+        begin = max(self.begin, view.times.start_KS.item(place.step, place.slot))
         segment = Segment(
             kind='communication' if is_communication(op) else 'compute',
             rank=self.trace.representatives[place.representative].rank,
@@ -149,13 +150,14 @@ class _Walk:
         """List what had to end before an op could arrive."""
         representative, step, slot = place
         view = self._view(representative)
-        places = [_Place(representative, step, need) for need in view.needs[slot]]
-        if view.before[slot] >= 0:
-            places.append(_Place(representative, step, view.before[slot]))
+        role, before = view.role, view.before.item(slot)
+        places = [_Place(representative, step, need) for need in role.need.items(slot)]
+        if before >= 0:
+            places.append(_Place(representative, step, before))
         if step:
-            places += [_Place(representative, step - 1, need) for need in view.carried[slot]]
+            places += [_Place(representative, step - 1, need) for need in role.carry.items(slot)]
             # The first op of a stream follows the stream's last op of the step before.
-            if view.before[slot] < 0:
+            if before < 0:
                 places.append(_Place(representative, step - 1, view.tail[int(view.role.stream[slot])]))
         return places
 
@@ -184,40 +186,44 @@ class _Walk:
         if op.kind == 'recv':
             place = next(one for one in self._participants(place, op) if one != place)
         rank = self.trace.representatives[place.representative].rank
-        index = int(self._view(place.representative).role.op_class[place.slot])
-        if is_communication(op):
-            partition, entries = self.trace.program.partitions[op.partition], self.costs.communication[index]
-            cost = entries[entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))]
-            isolated = cost.alpha + cost.transfer
-        else:
-            isolated = float(self.costs.compute[index] / self.costs.rank_speed[rank])
+        index = self._view(place.representative).role.op_class.item(place.slot)
+        # A path passes ops of a few classes, many times each.
+        if (index, rank) not in self.isolated:
+            self.isolated[index, rank] = self._isolated(self.costs, op, index, rank)
         # A segment may begin with the window, after its op: then less than the isolated time is left.
-        return max(0.0, end - begin - isolated)
+        return max(0.0, end - begin - self.isolated[index, rank])
+
+    def _isolated(self, costs: Costs, op: OpClass, index: int, rank: int) -> float:
+        """Isolated seconds of an op class on a rank; of a receive those of its send, whose class it is here."""
+        if not is_communication(op):
+            return float(costs.compute[index] / costs.rank_speed[rank])
+        partition, entries = self.trace.program.partitions[op.partition], costs.communication[index]
+        cost = entries[entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))]
+        return cost.alpha + cost.transfer
 
     def _op(self, place: _Place) -> OpClass:
         return self.trace.program.op(self._view(place.representative).role, place.slot)
 
     def _arrive(self, place: _Place) -> float:
-        return self._view(place.representative).arrive[place.step][place.slot]
+        return self._view(place.representative).times.arrive_KS.item(place.step, place.slot)
 
     def _end(self, place: _Place) -> float:
-        return self._view(place.representative).end[place.step][place.slot]
+        return self._view(place.representative).times.end_KS.item(place.step, place.slot)
 
     def _view(self, index: int) -> _RankView:
         if index not in self.views:
             rank_times = self.trace.representatives[index]
             role = self.trace.role(rank_times)
-            before, tail = _stream_order(role)
-            times = (rank_times.arrive_KS.tolist(), rank_times.start_KS.tolist(), rank_times.end_KS.tolist())
-            self.views[index] = _RankView(role, *times, role.needs(), role.carried(), before, tail)
+            self.views[index] = _RankView(role, rank_times, *_stream_order(role))
         return self.views[index]
 
 
-def _stream_order(role: Role) -> tuple[list[int], dict[int, int]]:
+def _stream_order(role: Role) -> tuple[NDArray[np.int64], dict[int, int]]:
     """For each slot the one before it on its stream, or -1; and the last slot of each stream."""
-    tail: dict[int, int] = {}
-    before = []
-    for slot, stream in enumerate(role.stream.tolist()):
-        before.append(tail.get(stream, -1))
-        tail[stream] = slot
-    return before, tail
+    before = np.full(len(role), -1, dtype=np.int64)
+    order = np.argsort(role.stream, kind='stable')
+    # Streams lie behind one another: where the number changes, one ends and another begins.
+    ends = np.append(np.diff(role.stream[order]) != 0, True)
+    before[order[1:][~ends[:-1]]] = order[:-1][~ends[:-1]]
+    last = order[ends]
+    return before, dict(zip(role.stream[last].tolist(), last.tolist(), strict=True))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,14 +19,24 @@ from simpar.errors import SimparError
 from simpar.program import Csr
 from simpar.trace import Times
 
-REPAYS: Final = 200_000
-"""From how many slots of all steps on loading the kernels takes less time than they save."""
+LOADED: Final = 2_000
+LOADS: Final = 20_000
+COMPILES: Final = 2_000_000
+"""From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
+loading takes half a second, which the several simulations of a prediction share; where they must be compiled."""
 
 
 @cache
 def is_installed() -> bool:
     """Whether numba is there; it is not imported."""
     return importlib.util.find_spec('numba') is not None
+
+
+@cache
+def is_compiled() -> bool:
+    """Whether numba has written the kernels beside their files once, perhaps from an older source."""
+    # The folder where numba writes if it may; of another, only numba itself could tell, and importing it takes long.
+    return any((Path(__file__).parent / 'compiled' / '__pycache__').glob('events.events-*.nbi'))
 
 
 def repays(slots: int, *, asked: bool) -> bool:
@@ -35,12 +47,14 @@ def repays(slots: int, *, asked: bool) -> bool:
     """
     if asked and not is_installed():
         raise SimparError("engine compiled needs numba; install it with: pip install 'simpar[fast]'")
-    return asked or (slots >= REPAYS and is_installed())
+    if asked or 'simpar.engine.compiled.events' in sys.modules:
+        return asked or slots >= LOADED
+    return is_installed() and slots >= (LOADS if is_compiled() else COMPILES)
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:
     """As `simpar.engine.replay.replay`, to the bit."""
-    from simpar.engine.compiled import recurrence
+    from simpar.engine.compiled.order import recurrence
 
     before = graph.before_in_order
     end = np.zeros_like(costs.issued)
@@ -51,7 +65,7 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
 
 def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
     """As `simpar.engine.event_loop.run_events`, to the bit."""
-    from simpar.engine.compiled import events
+    from simpar.engine.compiled.events import events
 
     waits_first, waits_other = graph.waiting
     pairs = [pair for load in costs.loads for pair in load]
@@ -70,7 +84,7 @@ def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
 
 def _static(graph: Graph, costs: NodeCosts) -> NDArray[np.void]:
     """What the event loop knows of ops and nodes, in one line of a cache each."""
-    from simpar.engine.compiled import STATIC
+    from simpar.engine.compiled.events import STATIC
 
     static = np.zeros(len(graph), dtype=STATIC)
     static['seconds'], static['alpha'], static['beside'] = costs.seconds, costs.alpha, costs.beside

@@ -200,7 +200,7 @@ def _order(node: Ints, op: Ints, before: Ints, *, compiled: bool) -> Ints | None
     left = np.bincount(node[op], minlength=len(node))
     own = node == np.arange(len(node))
     if compiled:
-        from simpar.engine.compiled import topological
+        from simpar.engine.compiled.order import topological
 
         order = np.empty(np.count_nonzero(own), dtype=np.int64)
         found = topological(after.start, after.item, np.where(own, left, NONE), order)

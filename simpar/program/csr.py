@@ -59,6 +59,11 @@ class Csr:
         """Shape [items, 2], (row, item)."""
         return np.column_stack((self.row, self.item))
 
+    def items(self, row: int) -> list[int]:
+        """One row."""
+        found: list[int] = self.item[self.start.item(row) : self.start.item(row + 1)].tolist()
+        return found
+
     def rows(self) -> list[tuple[int, ...]]:
         """Every row as a tuple."""
         flat = self.item.tolist()

@@ -155,7 +155,7 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 """What is not modelled, and the words that mean it."""
 LAYERS: Final[Mapping[str, str]] = {
-    'dense': 'linear fc fully_connected column_parallel_linear row_parallel_linear projection ffn mlp',
+    'linear': 'fc fully_connected column_parallel_linear row_parallel_linear projection ffn mlp',
     'rms_norm': 'rmsnorm rms',
     'layer_norm': 'layernorm ln norm',
     'silu': 'swish',
@@ -165,8 +165,8 @@ LAYERS: Final[Mapping[str, str]] = {
     'reshape': 'view',
     'add': 'residual bias_add plus',
     'multiply': 'product hadamard times',
-    'mul: {factor: ...}, or multiply': 'scale',
-    'reduce': 'mean reduce_mean reduce_sum',
+    'reduce': 'mean reduce_mean',
+    'reduce_sum': 'sum',
     'in': 'in_features in_channels input_size fan_in in_dim',
     'out': 'out_features out_channels output_size units fan_out out_dim',
     'vocab': 'num_embeddings vocab_size',

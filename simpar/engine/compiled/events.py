@@ -1,31 +1,28 @@
-"""Compiled machines: `replay` and the event loop by numba, over the arrays of a graph, to the bit those in Python.
+"""The event loop as a kernel.
 
-All kernels stand in this file, for numba's cache on disk looks at no other. They take arrays alone and allocate what
-they need once. A stream has at most one op in progress, so what goes on is kept by stream, not by op; of what
-communicates, by the stream of the op that leads its node. A stream has at most one event, so the heap is as long as
-there are streams. Arithmetic and instants are those of ``event_loop``; the order in which things of one instant are
-looked at is not, for no result depends on it.
+A stream has at most one op in progress, so what goes on is kept by stream, not by op; of what communicates, by the
+stream of the op that leads its node. A stream has at most one event, so the heap is as long as there are streams.
+Arithmetic and instants are those of ``event_loop``; the order in which things of one instant are looked at is not, for
+no result depends on it.
 """
-# Kernels are long: numba inlines no closure, and calls that pass forty arrays would cost more than the work.
+# The kernel is long: numba inlines no closure, and calls that pass forty arrays would cost more than the work.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-GRID: Final = 2.0**40
-ROUND: Final = 2.0**52 / GRID
+from simpar.engine.compiled.heap import push, sift_down
+from simpar.engine.compiled.jit import Array, kernel
+from simpar.engine.compiled.speeds import fill
+from simpar.engine.compiled.touch import touch_computing, touch_transferring
+
+HELPERS: Final = '129ab9d574f9b75a'
+"""Of heap.py, jit.py, speeds.py and touch.py, as a test says it: numba's cache on disk looks at this file alone."""
+ROUND: Final = 2.0**12
 """As in ``event_loop``: added and taken away again, it rounds a lesser time to the grid."""
 NONE: Final = -1
-
-_kernel: Final = njit(cache=True, nogil=True, error_model='numpy')
-# Without wrappers that nobody calls, and checks of divisions by zero, it compiles in half the time.
-_inner: Final = njit(cache=True, nogil=True, error_model='numpy', no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
 STATIC: Final = np.dtype(
     [
         ('seconds', 'f8'), ('alpha', 'f8'), ('beside', 'f8'), ('node', 'i4'), ('stream', 'i4'),
@@ -47,253 +44,7 @@ _MEETS: Final = 3
 """No event: it waits for its peers."""
 
 
-@_kernel
-def topological(start: Array, after: Array, left: Array, order: Array) -> int:
-    """Write nodes so that each stands behind all that it comes after; return how many there are.
-
-    Arguments:
-        start, after: of each node, the nodes that come after it.
-        left: for each node how many it comes after; -1 where the number is no node's. Is used up.
-        order: what is written.
-    """
-    count = 0
-    for number in range(len(left)):
-        if left[number] == 0:
-            order[count] = number
-            count += 1
-    # Kahn's order: the list grows while it is walked.
-    done = 0
-    while done < count:
-        number = order[done]
-        done += 1
-        for edge in range(start[number], start[number + 1]):
-            later = after[edge]
-            left[later] -= 1
-            if left[later] == 0:
-                order[count] = later
-                count += 1
-    return count
-
-
-@_kernel
-def recurrence(order: Array, start: Array, before: Array, issued: Array, lasts: Array, end: Array) -> None:
-    """Write when nodes end, where nothing slows anything; as ``replay``.
-
-    Arguments:
-        order: nodes, each behind all that it comes after.
-        start, before: of each node in order, the places of what it comes after; those of the step before come first.
-        issued: shape [steps, N], when the last host has issued a node.
-        lasts: of each node in order, its seconds.
-        end: shape [steps, N], what is written.
-    """
-    count = len(order)
-    ends = np.zeros(2 * count)
-    for step in range(len(issued)):
-        for place in range(count):
-            time = issued[step, order[place]]
-            for edge in range(start[place], start[place + 1]):
-                other = ends[before[edge]]
-                time = max(time, other)
-            time += lasts[place]
-            ends[count + place] = time
-            end[step, order[place]] = time
-        ends[:count] = ends[count:]
-
-
-@_inner
-def _sift_up(time: Array, heap: Array, place: Array, at: int, stream: int) -> None:
-    """Let a stream rise from a place of the heap."""
-    key = time[stream]
-    while at > 0:
-        above = (at - 1) >> 1
-        other = heap[above]
-        if time[other] <= key:
-            break
-        heap[at] = other
-        place[other] = at
-        at = above
-    heap[at] = stream
-    place[stream] = at
-
-
-@_inner
-def _sift_down(time: Array, heap: Array, place: Array, size: int, at: int, stream: int) -> None:
-    """Let a stream sink from a place of the heap."""
-    key = time[stream]
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and time[heap[below + 1]] < time[heap[below]]:
-            below += 1
-        other = heap[below]
-        if time[other] >= key:
-            break
-        heap[at] = other
-        place[other] = at
-        at = below
-    heap[at] = stream
-    place[stream] = at
-
-
-@_inner
-def _push(time: Array, heap: Array, place: Array, size: int, stream: int, due: float) -> int:
-    """Put a stream's event on the heap, or move it; return the size of the heap."""
-    at = place[stream]
-    if at < 0:
-        time[stream] = due
-        _sift_up(time, heap, place, size, stream)
-        return size + 1
-    earlier = due < time[stream]
-    time[stream] = due
-    if earlier:
-        _sift_up(time, heap, place, at, stream)
-    else:
-        _sift_down(time, heap, place, size, at, stream)
-    return size
-
-
-@_inner
-def _touch_computing(
-    representative: int, start: Array, item: Array, computing: Array, marked: Array, touched: Array, count: int
-) -> int:
-    """Touch what computes on a device; return how many streams are touched.
-
-    Arguments: ``start``, ``item``, of each device the streams that ever compute.
-    """
-    for index in range(start[representative], start[representative + 1]):
-        stream = item[index]
-        if computing[stream] and not marked[stream]:
-            marked[stream] = True
-            touched[count] = stream
-            count += 1
-    return count
-
-
-@_inner
-def _touch_transferring(
-    representative: int, start: Array, item: Array, transfers: Array, marked: Array, touched: Array, count: int
-) -> int:
-    """Touch what a device transfers, by the streams that lead; return how many streams are touched.
-
-    Arguments: ``start``, ``item``, of each device the streams that ever communicate.
-    """
-    for index in range(start[representative], start[representative + 1]):
-        lead = transfers[item[index]]
-        if lead >= 0 and not marked[lead]:
-            marked[lead] = True
-            touched[count] = lead
-            count += 1
-    return count
-
-
-@_inner
-def _fill(
-    flows: Array,
-    count: int,
-    head: Array,
-    entry_next: Array,
-    entry_stream: Array,
-    entries: Array,
-    entry_link: Array,
-    entry_demand: Array,
-    links: Array,
-    on_link: Array,
-    in_flows: Array,
-    left: Array,
-    share: Array,
-    demands: Array,
-    top: Array,
-    speeds: Array,
-) -> int:
-    """Find all that share links with some flows, and their max-min fair speeds, as ``fair_speeds``.
-
-    Return how many flows there are. The first flows of ``flows`` are rising, those behind them have their speed.
-    """
-    found_links, looked = 0, 0
-    for place in range(count):
-        in_flows[flows[place]] = True
-    # The list grows while it is walked: a breadth-first search.
-    place = 0
-    while place < count:
-        stream = flows[place]
-        place += 1
-        for entry in range(entries[stream], entries[stream + 1]):
-            link = entry_link[entry]
-            if link < 0:
-                break
-            if on_link[link]:
-                continue
-            on_link[link] = True
-            links[found_links] = link
-            found_links += 1
-            other = head[link]
-            while other >= 0:
-                neighbour = entry_stream[other]
-                if not in_flows[neighbour]:
-                    in_flows[neighbour] = True
-                    flows[count] = neighbour
-                    count += 1
-                other = entry_next[other]
-    looked = found_links
-    for place in range(looked):
-        link = links[place]
-        left[link] = 1.0
-        on_link[link] = False
-    rising = count
-    while rising:
-        for place in range(looked):
-            demands[links[place]] = 0.0
-        level = np.inf
-        for place in range(rising):
-            stream = flows[place]
-            level = min(level, top[stream])
-            for entry in range(entries[stream], entries[stream + 1]):
-                link = entry_link[entry]
-                if link < 0:
-                    break
-                demands[link] += entry_demand[entry]
-        for place in range(looked):
-            link = links[place]
-            if demands[link] > 0.0:
-                share[link] = left[link] / demands[link]
-                level = min(level, share[link])
-            else:
-                share[link] = np.inf
-            demands[link] = 0.0
-        kept = 0
-        for place in range(rising):
-            stream = flows[place]
-            fixed = top[stream] <= level
-            for entry in range(entries[stream], entries[stream + 1]):
-                link = entry_link[entry]
-                if link < 0 or fixed:
-                    break
-                # No tolerance: the level is one of these shares, to the bit.
-                fixed = share[link] <= level
-            if fixed:
-                speeds[stream] = level
-                for entry in range(entries[stream], entries[stream + 1]):
-                    link = entry_link[entry]
-                    if link < 0:
-                        break
-                    demands[link] += entry_demand[entry]
-            else:
-                flows[place] = flows[kept]
-                flows[kept] = stream
-                kept += 1
-        for place in range(looked):
-            link = links[place]
-            # Once a level, so that no result depends on the order of flows.
-            if demands[link] > 0.0:
-                left[link] -= level * demands[link]
-        rising = kept
-    for place in range(count):
-        in_flows[flows[place]] = False
-    return count
-
-
-@_kernel
+@kernel
 def events(
     steps: int,
     waiting_slows: bool,
@@ -396,14 +147,14 @@ def events(
                 issue = issued[step, own]
                 if issue > now:
                     meaning[stream] = _ISSUED
-                    size = _push(time, heap, place, size, stream, issue)
+                    size = push(time, heap, place, size, stream, issue)
                     continue
             elif size and time[heap[0]] == now:
                 stream = heap[0]
                 place[stream] = NONE
                 size -= 1
                 if size:
-                    _sift_down(time, heap, place, size, 0, heap[size])
+                    sift_down(time, heap, place, size, 0, heap[size])
                 own, step = current[stream], step_of[stream]
                 op = static[own]
                 if meaning[stream] == _ENDS:
@@ -417,7 +168,7 @@ def events(
                             device = op.representative
                             computing_count[device] -= 1
                             if computing_count[device] == 0 and transfer_count[device]:
-                                touched_count = _touch_transferring(
+                                touched_count = touch_transferring(
                                     device, comm_start, comm_item, transfers, marked, touched, touched_count
                                 )
                         current[stream] = NONE
@@ -454,7 +205,7 @@ def events(
                             current[of_member] = NONE
                             communicating[device] -= 1
                             if communicating[device] == 0:
-                                touched_count = _touch_computing(
+                                touched_count = touch_computing(
                                     device, compute_start, compute_item, computing, marked, touched, touched_count
                                 )
                     for index in range(op.first_after, op.first_after + op.after):
@@ -477,10 +228,10 @@ def events(
                 lasts = op.seconds
                 if lasts == 0.0:
                     meaning[stream] = _ENDS
-                    size = _push(time, heap, place, size, stream, now)
+                    size = push(time, heap, place, size, stream, now)
                     continue
                 if computing_count[device] == 0 and transfer_count[device]:
-                    touched_count = _touch_transferring(
+                    touched_count = touch_transferring(
                         device, comm_start, comm_item, transfers, marked, touched, touched_count
                     )
                 computing_count[device] += 1
@@ -501,7 +252,7 @@ def events(
                 if waiting_slows:
                     communicating[device] += 1
                     if communicating[device] == 1:
-                        touched_count = _touch_computing(
+                        touched_count = touch_computing(
                             device, compute_start, compute_item, computing, marked, touched, touched_count
                         )
                 if missing[node]:
@@ -512,19 +263,19 @@ def events(
                         device = static[ops_item[index]].representative
                         communicating[device] += 1
                         if communicating[device] == 1:
-                            touched_count = _touch_computing(
+                            touched_count = touch_computing(
                                 device, compute_start, compute_item, computing, marked, touched, touched_count
                             )
                 begins = now + leader.alpha
                 since[lead], remaining[lead], speed[lead] = begins, leader.seconds, 0.0
                 if leader.seconds == 0.0:
                     meaning[lead] = _ENDS
-                    size = _push(time, heap, place, size, lead, begins)
+                    size = push(time, heap, place, size, lead, begins)
                     continue
                 # Only what has links waits for its latency by an event: from then on others must share with it.
                 if leader.kind >= 0 and begins > now:
                     meaning[lead] = _LATENT
-                    size = _push(time, heap, place, size, lead, begins)
+                    size = push(time, heap, place, size, lead, begins)
                     continue
             # It transfers.
             meaning[lead] = _ENDS
@@ -560,7 +311,7 @@ def events(
             slow = communicating[op.representative] > 0
             slowed[stream], since[stream] = slow, now
             lasts = remaining[stream] / op.beside if slow else remaining[stream]
-            size = _push(time, heap, place, size, stream, now + lasts + ROUND - ROUND)
+            size = push(time, heap, place, size, stream, now + lasts + ROUND - ROUND)
         begun_count = 0
         flow_count = 0
         for index in range(touched_count):
@@ -580,7 +331,7 @@ def events(
                 remaining[stream] = max(remaining[stream] - before_speed * (now - since[stream]), 0.0)
                 slowed[stream], since[stream] = slow, now
                 lasts = remaining[stream] / op.beside if slow else remaining[stream]
-                size = _push(time, heap, place, size, stream, now + lasts + ROUND - ROUND)
+                size = push(time, heap, place, size, stream, now + lasts + ROUND - ROUND)
                 continue
             if op.seconds == 0.0:
                 continue
@@ -595,7 +346,7 @@ def events(
                         remaining[stream] = max(remaining[stream] - speed[stream] * (now - since[stream]), 0.0)
                         since[stream] = now
                     speed[stream] = ceiling
-                    size = _push(
+                    size = push(
                         time, heap, place, size, stream, since[stream] + remaining[stream] / ceiling + ROUND - ROUND
                     )
             elif ceiling != top[stream]:
@@ -604,7 +355,7 @@ def events(
                 flow_count += 1
         touched_count = 0
         if flow_count:
-            flow_count = _fill(
+            flow_count = fill(
                 flows, flow_count, head, entry_next, entry_stream, entries, entry_link, entry_demand, links, on_link,
                 in_flows, left, share, demands, top, speeds,
             )  # fmt: skip
@@ -616,7 +367,7 @@ def events(
                         since[stream] = now
                     speed[stream] = speeds[stream]
                     due = since[stream] + remaining[stream] / speed[stream] + ROUND - ROUND
-                    size = _push(time, heap, place, size, stream, due)
+                    size = push(time, heap, place, size, stream, due)
         if not size:
             return ended
         now = time[heap[0]]

@@ -1,0 +1,34 @@
+"""``simpar warmup``: compile the machines once, so that large programs are simulated at once from then on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from simpar.cost.price import price
+from simpar.engine import fast, simulate
+from simpar.errors import SimparError
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.predict import EFFECTS
+from simpar.profiles import cluster, load_profile
+from simpar.workload import Transformer, Workload
+
+
+def command(options: argparse.Namespace) -> int:
+    """Simulate a small program on every machine; raise ``SimparError`` where numba is not there."""
+    if not fast.is_installed():
+        raise SimparError("nothing to compile: numba is not installed; write: pip install 'simpar[fast]'")
+    begun = time.monotonic()
+    workload = Workload(model=Transformer(layers=2, hidden=64, heads=4, vocab=64, sequence=32), batch=8)
+    program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=2), 8)
+    # Without any effect nothing slows anything, and the recurrence is used; with all of them, the event loop.
+    for _, effects in EFFECTS:
+        simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
+    seconds = time.monotonic() - begun
+    if options.json:
+        print(json.dumps({'seconds': round(seconds, 3)}))
+    else:
+        print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
+    return 0
