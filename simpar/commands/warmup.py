@@ -19,7 +19,7 @@ from simpar.workload import Transformer, Workload
 def command(options: argparse.Namespace) -> int:
     """Simulate a small program on every machine; raise ``SimparError`` where numba is not there."""
     if not fast.is_installed():
-        raise SimparError("nothing to compile: numba is not installed; write: pip install 'simpar[fast]'")
+        raise SimparError('nothing to compile: numba is not installed; write: pip install numba')
     begun = time.monotonic()
     workload = Workload(model=Transformer(layers=2, hidden=64, heads=4, vocab=64, sequence=32), batch=8)
     program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=2), 8)

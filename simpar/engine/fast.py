@@ -46,7 +46,7 @@ def repays(slots: int, *, asked: bool) -> bool:
     Raises ``SimparError`` where it is asked for and numba is not there.
     """
     if asked and not is_installed():
-        raise SimparError("engine compiled needs numba; install it with: pip install 'simpar[fast]'")
+        raise SimparError('the compiled machines need numba, which is not installed; write: pip install numba')
     if asked or 'simpar.engine.compiled.events' in sys.modules:
         return asked or slots >= LOADED
     return is_installed() and slots >= (LOADS if is_compiled() else COMPILES)
