@@ -107,9 +107,7 @@ class RankMemory:
 
     def by_operator(self) -> Timeline:
         """Bytes by kind, activations by the operator that wrote them."""
-        return self._stack(
-            *_labels([operator or kind for operator, kind in zip(self._operators, self._kinds, strict=True)], ())
-        )
+        return self._stack(*_labels([self._operator(row) or kind for row, kind in enumerate(self._kinds)], ()))
 
     def by_slice(self) -> Timeline:
         """Bytes of activations and inputs that do not live always; columns are named ``micro-batch.copy``."""
@@ -129,22 +127,23 @@ class RankMemory:
     @cached_property
     def peak(self) -> Peak:
         """The moment at which the rank holds most."""
-        total = self._stack(*_labels([''] * len(self.lives), ('',))).bytes[:, 0]
+        total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
         times = self._edges(slice(None))
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
         time = float(times[int(np.argmax(rises))])
         there = self._count(time) > 0
         rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
-        size, kinds, operators = self.lives.bytes.tolist(), self._kinds, self._operators
-        slices = list(zip(self.lives.micro_batch.tolist(), self.lives.copy.tolist(), strict=True))
+        size, kinds = self.lives.bytes, self._kinds
+        operators = {row: self._operator(row) for row in rows}
+        micro_batch, copy = self.lives.micro_batch, self.lives.copy
         return Peak(
             bytes=int(total.max()),
             time=time,
             action=self.program.action(self.role, self._brings(time)),
-            kinds=_sums((kinds[row], size[row]) for row in rows),
-            operators=_sums((operators[row], size[row]) for row in rows if operators[row]),
-            slices=_sums((slices[row], size[row]) for row in passing),
+            kinds=_sums((kinds[row], size.item(row)) for row in rows),
+            operators=_sums((operators[row], size.item(row)) for row in rows if operators[row]),
+            slices=_sums(((micro_batch.item(row), copy.item(row)), size.item(row)) for row in passing),
         )
 
     def share_that_fits(self, size: float) -> float:
@@ -184,15 +183,11 @@ class RankMemory:
         kinds = [*(tensor.kind for tensor in self.program.tensors), BUFFER]
         return [kinds[index] for index in self.lives.tensor.tolist()]
 
-    @cached_property
-    def _operators(self) -> list[str]:
-        """For each life the operator that wrote it, where it is an activation."""
-        classes = self.program.op_classes
-        ops = [classes[index].operator for index in self.role.op_class.tolist()]
-        return [
-            ops[writer] if kind == 'activation' else ''
-            for kind, writer in zip(self._kinds, self.lives.writer.tolist(), strict=True)
-        ]
+    def _operator(self, row: int) -> str:
+        """The operator that wrote a life, where it is an activation."""
+        if self._kinds[row] != 'activation':
+            return ''
+        return self.program.op_classes[self.role.op_class.item(self.lives.writer.item(row))].operator
 
     def _told(self, row: int) -> Live:
         """A life in words."""
@@ -200,7 +195,7 @@ class RankMemory:
         return Live(
             tensor=BUFFER if tensor == NONE else self.program.tensors[tensor].name,
             kind=self._kinds[row],
-            operator=self._operators[row],
+            operator=self._operator(row),
             micro_batch=int(lives.micro_batch[row]),
             copy=int(lives.copy[row]),
             bytes=int(lives.bytes[row]),
