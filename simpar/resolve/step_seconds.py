@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -208,10 +209,15 @@ class StepSeconds:
 
     def _ranks(self, bits: Collection[int]) -> tuple[int, ...]:
         """The first group along bits, the most significant first."""
-        axes = merged(Axis(2, self.bytes.devices >> bit + 1) for bit in sorted(bits))
-        return group_of(0, axes)
+        return _group_along(self.bytes.devices, frozenset(bits))
 
     @staticmethod
     def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:
         """Bits with their dims and how deep in it they split."""
         return {(bit, (dim, depth)) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}
+
+
+@lru_cache(maxsize=2**12)
+def _group_along(devices: int, bits: frozenset[int]) -> tuple[int, ...]:
+    """The first group along bits; a search asks for the same few groups thousands of times."""
+    return group_of(0, merged(Axis(2, devices >> bit + 1) for bit in sorted(bits)))
