@@ -1,8 +1,6 @@
 """``python -m simpar``."""
 
-import sys
-
-from simpar.cli import main
+from simpar.cli import entry
 
 if __name__ == '__main__':
-    sys.exit(main())
+    entry()
