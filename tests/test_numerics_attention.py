@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from every import EVERY
 from pipeline_cases import any_case, named_case
 from sabotage import change_ops
 
@@ -51,7 +52,7 @@ def case(seed):
     return replace(workload, model=model, optimizer=adam), plan, world, order
 
 
-@pytest.mark.parametrize('seed', range(CASES))
+@pytest.mark.parametrize('seed', range(0, CASES, EVERY))
 def test_a_random_plan_computes_what_autograd_computes(seed):
     workload, plan, world, order = case(seed)
     check(lower(workload, plan, world, order), workload, plan, steps=2, seed=seed)

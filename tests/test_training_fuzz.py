@@ -1,10 +1,10 @@
 """Hundreds of random training plans over every axis at once train as torch does unsharded, to 1e-10 in fp64."""
 
-import os
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from every import EVERY
 from pipeline_cases import edited, left_over
 from sabotage import drop_sum
 from training_cases import Coverage, training_case
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.torch
 SEEDS = (*range(420), 1012, 1149, 1291)
 """The last for pairs that the others do not have."""
 TOGETHER = 12
-EVERY = int(os.environ.get('SIMPAR_EVERY', '2'))
-"""Of how many plans one is trained: of two here, and every one by `make prove-training`."""
 STAYS = {'loss', 'gradients.squares', 'gradients.overflow'}
 """A number or two that a step leaves."""
 
