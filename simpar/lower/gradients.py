@@ -90,6 +90,8 @@ class Reductions:
 
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
+        if not self._shards.of:
+            return
         sliced, summed = self._shards.choice.sharded, self._tape.partial_gradients
         # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]

@@ -50,7 +50,9 @@ class LayerTimes:
         """The largest share of its activations that a stage of so many layers keeps from I to W, at most 1."""
         edges = np.cumsum((0, *counts))
         behind = np.array([self.bytes_LP[begin:end].sum(axis=0) for begin, end in pairwise(edges) if begin < end])
-        return float(min(1.0, (behind[:, 1] / behind[:, 0]).max()))
+        # Where F leaves nothing behind there is no share: as if W kept all.
+        share = np.divide(behind[:, 1], behind[:, 0], out=np.ones(len(behind)), where=behind[:, 0] > 0)
+        return float(min(1.0, share.max()))
 
 
 def layers_of(workload: Workload) -> int:
