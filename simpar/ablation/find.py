@@ -91,8 +91,11 @@ class _Ablation:
         Arguments: ``spelled``, keys that say what is chosen anyway, which may be what holds the effect of another.
         """
         sure = {key.name: idle(key, facts) for key in keys}
-        unsure = [key for key in keys if not (sure[key.name] or effective(key, facts) or self._is_other_optimum(key))]
-        alone = [key for key in keys if sure[key.name] or (key in unsure and self._same([key]))]
+        alone = [
+            key
+            for key in keys
+            if sure[key.name] or (not effective(key, facts) and not self._is_other_optimum(key) and self._same([key]))
+        ]
         for context in ([*alone, *spelled], alone):
             if len(context) > 1 and alone and not self._same(context):
                 # Without all of them the program is another: those that hold it say the same as one another.

@@ -84,9 +84,9 @@ class OneOf:
 
     def wrap(self, value: Any) -> dict[str, Any]:
         """The value under its key again."""
-        # Its own kind first: some kinds are another one under a name of their own.
-        own = [name for name, kind in self._classes() if type(value) is kind]
-        return {(own or [name for name, kind in self._classes() if isinstance(value, kind)])[0]: value}
+        # The nearest kind: some are another one under a name of their own.
+        kinds = type(value).__mro__
+        return {min((kinds.index(kind), name) for name, kind in self._classes() if kind in kinds)[1]: value}
 
     def _classes(self) -> Iterator[tuple[str, type]]:
         for name, kind in self.kinds.items():

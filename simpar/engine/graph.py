@@ -61,12 +61,12 @@ class Graph:
     @cached_property
     def representatives(self) -> list[tuple[int, ...]]:
         """For each node the representatives of its ops."""
-        return _rows(self.node, self.ops.representative, len(self))
+        return Csr.of(self.node, self.ops.representative, len(self)).rows()
 
     @cached_property
     def after(self) -> list[tuple[int, ...]]:
         """For each node the ops that come after it, as distances from its number; + N where in the next step."""
-        return _rows(self.before, self.op - self.before + len(self) * self.carried, len(self))
+        return Csr.of(self.before, self.op - self.before + len(self) * self.carried, len(self)).rows()
 
     @cached_property
     def chain(self) -> list[tuple[int, ...]]:
@@ -136,11 +136,6 @@ class Graph:
             ready[step] = np.maximum.reduceat(np.concatenate((before, now))[edges], first)
             before = now
         return ready
-
-
-def _rows(keys: Ints, values: Ints, count: int) -> list[tuple[int, ...]]:
-    """The values of each key from 0 to ``count`` - 1."""
-    return Csr.of(keys, values, count).rows()
 
 
 @lru_cache(maxsize=4)

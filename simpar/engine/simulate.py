@@ -10,7 +10,6 @@ from simpar.cost.costs import Costs
 from simpar.engine import fast
 from simpar.engine.device import Observer
 from simpar.engine.event_loop import run_events
-from simpar.engine.fast import repays
 from simpar.engine.graph import Graph, graph_of
 from simpar.engine.node_costs import NodeCosts, node_costs
 from simpar.engine.replay import replay
@@ -53,7 +52,7 @@ def simulate(
     asked = 'simpy' if observe else engine
     # What is asked for is checked first: numba is not everywhere.
     slots = sum(len(program.roles[program.role_of_rank[ranks[0]]]) for ranks in representatives.ranks)
-    compiled = asked in {'auto', 'compiled'} and repays(steps * slots, asked=asked == 'compiled')
+    compiled = asked in {'auto', 'compiled'} and fast.repays(steps * slots, asked=asked == 'compiled')
     graph = None if asked == 'simpy' else graph_of(program, tuple(representatives.of_rank), compiled=compiled)
     if graph is None:
         # SimPy is imported only where it runs: it costs more than most simulations.

@@ -18,7 +18,7 @@ from simpar.engine.compiled.jit import Array, kernel
 from simpar.engine.compiled.speeds import fill
 from simpar.engine.compiled.touch import touch_computing, touch_transferring
 
-HELPERS: Final = '129ab9d574f9b75a'
+HELPERS: Final = '2e9f10a039dcca75'
 """Of heap.py, jit.py, speeds.py and touch.py, as a test says it: numba's cache on disk looks at this file alone."""
 ROUND: Final = 2.0**12
 """As in ``event_loop``: added and taken away again, it rounds a lesser time to the grid."""

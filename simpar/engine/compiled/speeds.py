@@ -30,7 +30,7 @@ def fill(
 
     Return how many flows there are. The first flows of ``flows`` are rising, those behind them have their speed.
     """
-    found_links, looked = 0, 0
+    found_links = 0
     for place in range(count):
         in_flows[flows[place]] = True
     # The list grows while it is walked: a breadth-first search.
@@ -55,14 +55,13 @@ def fill(
                     flows[count] = neighbour
                     count += 1
                 other = entry_next[other]
-    looked = found_links
-    for place in range(looked):
+    for place in range(found_links):
         link = links[place]
         left[link] = 1.0
         on_link[link] = False
     rising = count
     while rising:
-        for place in range(looked):
+        for place in range(found_links):
             demands[links[place]] = 0.0
         level = np.inf
         for place in range(rising):
@@ -73,7 +72,7 @@ def fill(
                 if link < 0:
                     break
                 demands[link] += entry_demand[entry]
-        for place in range(looked):
+        for place in range(found_links):
             link = links[place]
             if demands[link] > 0.0:
                 share[link] = left[link] / demands[link]
@@ -102,7 +101,7 @@ def fill(
                 flows[place] = flows[kept]
                 flows[kept] = stream
                 kept += 1
-        for place in range(looked):
+        for place in range(found_links):
             link = links[place]
             # Once a level, so that no result depends on the order of flows.
             if demands[link] > 0.0:
