@@ -75,7 +75,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     _check(program, role, parts, table.are({*ALWAYS, 'input'}))
     # Views were checked like all tensors, and take no memory.
     held = ~table.are({'view'})[parts.tensor]
-    parts = _Parts(*(column[held] for column in parts))
+    parts = parts.some(held)
     begin, end = parts.write.copy(), parts.last.copy()
     loaded = table.are({'input'} - {*always})[parts.tensor]
     # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
@@ -205,6 +205,13 @@ class _Parts(NamedTuple):
     freed: Flags
     before: Flags
 
+    def some(self, wanted: Flags | Ints) -> _Parts:
+        """Some of the lives, or all in another order."""
+        return _Parts(
+            self.tensor[wanted], self.micro_batch[wanted], self.copy[wanted], self.first[wanted], self.last[wanted],
+            self.write[wanted], self.freed[wanted], self.before[wanted],
+        )  # fmt: skip
+
     @classmethod
     def of(cls, touches: _Touches) -> _Parts:
         """All lives, by instance and in issue order."""
@@ -223,9 +230,8 @@ class _Parts(NamedTuple):
         if not several.any():
             return simple
         split = cls._split(touches.some(several[cell]))
-        both = [np.concatenate(columns) for columns in zip(simple, split, strict=True)]
-        order = np.lexsort((both[2], both[1], both[0]))
-        return cls(*(column[order] for column in both))
+        both = cls(*(np.concatenate(columns) for columns in zip(simple, split, strict=True)))
+        return both.some(np.lexsort((both.copy, both.micro_batch, both.tensor)))
 
     @classmethod
     def _split(cls, touches: _Touches) -> _Parts:
