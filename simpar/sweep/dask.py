@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -44,11 +45,26 @@ def on_scheduler(schedules: Sequence[Schedule], address: str, note: Note | None)
     _check(address)
     from distributed import Client
 
-    with Client(address, timeout=_TIMEOUT, set_as_default=False) as client:
-        threads: dict[str, int] = client.nthreads()
-        _tell_of(threads, address, note)
-        for place, outcome in _outcomes(client, schedules, sorted(threads), address):
-            yield place, _as_here(outcome, schedules[place])
+    try:
+        with _quiet(), Client(address, timeout=_TIMEOUT, set_as_default=False) as client:
+            threads: dict[str, int] = client.nthreads()
+            _tell_of(threads, address, note)
+            for place, outcome in _outcomes(client, schedules, sorted(threads), address):
+                yield place, _as_here(outcome, schedules[place])
+    except OSError:
+        raise _gone(address) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Dask logs of lost connections, with tracebacks: what matters of it is told as an error."""
+    logger = logging.getLogger('distributed.client')
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check(address: str) -> None:
@@ -97,41 +113,51 @@ def _outcomes(client: Client, schedules: Sequence[Schedule], workers: Sequence[s
     # A name of this run's own, since schedulers keep results by name; of equal length, since they order by name.
     run = uuid4().hex
     places = {f'simpar-{run}-{place:06}': place for place in range(len(schedules))}
-    # The futures are held by nobody else: what is still held is predicted again when the worker that has it dies.
-    coming = as_completed(
-        _submitted(client, schedules, list(places), workers), loop=client.loop, with_results=True, raise_errors=False
-    )
     tries = dict.fromkeys(places, _RETRIES)
-    for future, result in coming:
-        if isinstance(result, Outcome):
-            yield places[future.key], result
-        elif future.status == 'error' and _worker_died(result) and tries[future.key]:
-            # Dask gives a row up when four workers died that had it, also if it only waited there.
+    coming = as_completed(_submitted(client, schedules, list(places), workers), loop=client.loop)
+    while not coming.is_empty():
+        # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
+        for name, result in _gathered(client, coming.next_batch(), coming, tries):
+            if not isinstance(result, Outcome):
+                raise _failure(result, places[name], address)
+            yield places[name], result
+
+
+def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict[str, int]) -> list[tuple[str, Any]]:
+    """Names and results of futures, or why they have none; what a worker's death ended is tried again.
+
+    Arguments: ``tries``, by name how often that still is done.
+    """
+    finished = [future for future in batch if future.status == 'finished']
+    found = [(future.key, result) for future, result in zip(finished, client.gather(finished), strict=True)]
+    for future in batch:
+        error = future.exception() if future.status == 'error' else None
+        # Dask gives a row up when four workers died that had it, also if it only waited there.
+        if _worker_died(error) and tries[future.key]:
             tries[future.key] -= 1
             future.retry()
             coming.add(future)
-        else:
-            raise _failure(result, places[future.key], address)
-        del future
+        elif future not in finished:
+            found.append((future.key, error))
+    return found
 
 
 def _submitted(
     client: Client, schedules: Sequence[Schedule], names: list[str], workers: Sequence[str]
 ) -> list[Future[Any]]:
     """Submit every row, neighbours to the same worker, which keeps what they share; any other may take them, too."""
-    sent = [_anywhere(schedule) for schedule in schedules]
-    batch = max(2, _BYTES // max(len(pickle.dumps(schedule)) for schedule in sent))
-    contents = [read_content(schedule) for schedule in schedules]
+    # Schedulers unpickle what they give away and need no simpar for it: a row comes as bytes, which are unpickled on a
+    # worker. That calls ``_row``.
+    sent = [pickle.dumps(_Row(_anywhere(schedule), read_content(schedule), source_content())) for schedule in schedules]
+    batch = max(2, _BYTES // max(map(len, sent)))
     futures: list[Future[Any]] = []
     for number in range(max(1, len(workers))):
         run = slice(*(len(sent) * edge // max(1, len(workers)) for edge in (number, number + 1)))
         if sent[run]:
             futures += client.map(
-                _row,
+                pickle.loads,
                 sent[run],
-                contents[run],
                 key=names[run],
-                source=source_content(),
                 workers=workers[number] if workers else None,
                 allow_other_workers=bool(workers),
                 retries=_RETRIES,
@@ -141,8 +167,23 @@ def _submitted(
     return futures
 
 
-def _row(schedule: Schedule, content: str, *, source: str) -> Outcome | str:
-    """On a worker: the outcome of a schedule, or what of the worker is not as where the sweep was started."""
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A call of ``_row`` as an object; see there."""
+
+    schedule: Schedule
+    content: str
+    source: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _row, (self.schedule, self.content, self.source)
+
+
+def _row(schedule: Schedule, content: str, source: str) -> Outcome | str:
+    """On a worker: the outcome of a schedule, or what of the worker is not as where the sweep was started.
+
+    Arguments: ``content`` and ``source``, the digests of ``read_content`` and ``source_content`` there.
+    """
     # Threads of one process would not run side by side in Python, and would share what a row works out.
     with _ONE:
         if source_content() != source:
@@ -169,21 +210,24 @@ def _as_here(outcome: Outcome, schedule: Schedule) -> Outcome:
     return replace(outcome, reason=outcome.reason.replace(here, ''), detail=outcome.detail.replace(here, ''))
 
 
-def _worker_died(result: Any) -> bool:
+def _worker_died(error: BaseException | None) -> bool:
     from distributed.scheduler import KilledWorker
 
-    return isinstance(result[1], KilledWorker)
+    return isinstance(error, KilledWorker)
 
 
-def _failure(result: Any, place: Place, address: str) -> Exception:
-    """What a row failed of that has no outcome."""
+def _failure(result: str | BaseException | None, place: Place, address: str) -> BaseException:
+    """What a row failed of. Arguments: ``result``, what the worker said, or its error; None without a scheduler."""
+    if result is None:
+        return _gone(address)
     if isinstance(result, str):
         return ScheduleError(Problem('--scheduler', f'workers of {address} {result}'))
-    if not isinstance(result, tuple):
-        return RunFailed(f'the scheduler at {address} is gone')
     if _worker_died(result):
         return RunFailed(f'the workers at {address} that predict row {place + 1} die; look into their logs')
-    error = result[1]
-    if isinstance(error, ModuleNotFoundError):
-        return ScheduleError(Problem('--scheduler', f'workers of {address} lack {error.name}', 'install simpar there'))
-    return error if isinstance(error, Exception) else RunFailed(str(error))
+    if isinstance(result, ModuleNotFoundError):
+        return ScheduleError(Problem('--scheduler', f'workers of {address} lack {result.name}', 'install simpar there'))
+    return result
+
+
+def _gone(address: str) -> RunFailed:
+    return RunFailed(f'the scheduler at {address} is gone')
