@@ -129,7 +129,7 @@ def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict
     Arguments: ``tries``, by name how often that still is done.
     """
     finished = [future for future in batch if future.status == 'finished']
-    found = [(future.key, result) for future, result in zip(finished, client.gather(finished), strict=True)]
+    found = list(zip([future.key for future in finished], _results(client, finished), strict=True))
     for future in batch:
         error = future.exception() if future.status == 'error' else None
         # Dask gives a row up when four workers died that had it, also if it only waited there.
@@ -139,6 +139,17 @@ def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict
             coming.add(future)
         elif future not in finished:
             found.append((future.key, error))
+    return found
+
+
+def _results(client: Client, finished: list[Future[Any]]) -> list[Any]:
+    from distributed import CancelledError
+
+    try:
+        found: list[Any] = client.gather(finished) if finished else []
+    # What a client says of a scheduler that closed between two messages.
+    except (CancelledError, RuntimeError) as gone:
+        raise ConnectionError(str(gone)) from None
     return found
 
 

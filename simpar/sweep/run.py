@@ -102,10 +102,10 @@ def _where_it_repays(schedules: Sequence[Schedule], jobs: int) -> Coming:
         done, left = place + 1, len(schedules) - place - 1
         seconds = perf_counter() - begin
         first = first or seconds
-        # What is imported and worked out but once makes the first row longer than others.
+        # What is imported and worked out but once makes the first row longer than others, here and in every process.
         each = (seconds - first) / (done - 1) if done > 1 else first if first > _LONG else 0.0
         count = min(jobs, left)
-        if count > 1 and each * left * (1 - 1 / count) > 2 * (_START + first):
+        if count > 1 and each * left * (1 - 1 / count) > 2 * (_START + max(0.0, first - each)):
             with closing(in_processes(schedules[done:], count)) as apart:
                 yield from ((done + later, one) for later, one in apart)
             return
