@@ -17,6 +17,7 @@ from sweep_cases import run, write
 from simpar.errors import RunFailed, ScheduleError
 from simpar.sweep import dask as on_dask
 from simpar.sweep import load_sweep
+from simpar.sweep.identity import content_key, identity
 from simpar.sweep.table import as_csv
 
 distributed = pytest.importorskip('distributed', reason='needs the extra `cluster`')
@@ -69,11 +70,15 @@ def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allow
     lines = journal.read_bytes().splitlines()
     assert lines[: len(kept)] == kept
     assert len({json.loads(line)['key'] for line in lines[1:]}) == len(lines) - 1 == PREDICTED
-    # What the scheduler saw: no row came into being twice.
+    # What the scheduler saw: every row came into being, and none again that had come before the worker died.
     log = list(cluster.scheduler.transition_log)[begin:]
     made = Counter(name for name, before, after, *_ in log if (before, after) == ('processing', 'memory'))
-    assert set(made.values()) == {1}
     assert len(made) == PREDICTED
+    schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
+    place_of = {content_key(identity(schedule), schedule): place for place, schedule in enumerate(schedules)}
+    finished = {place_of[json.loads(line)['key']] for line in kept[1:]}
+    assert len(finished) == KILLED_AT
+    assert {count for name, count in made.items() if int(name[-6:]) in finished} == {1}
     # Something was under way on the worker that died, and was given away again.
     assert any(before == 'processing' and after != 'memory' for _, before, after, *_ in log)
 
