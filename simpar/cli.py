@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
     sweep.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
     sweep.add_argument(
-        '--journal', type=Path, metavar='FILE', help='keep finished rows, and go on from them (default: CSV.rows)'
+        '--journal', type=Path, metavar='FILE', help='keep finished rows here and go on from them (default: PATH.rows)'
     )
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
