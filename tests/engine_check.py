@@ -26,7 +26,7 @@ ENGINES = ('simpy', 'python', 'compiled')
 ARRAYS = ('arrive_KS', 'start_KS', 'end_KS')
 BOUND = 64
 """Ticks of 2⁻⁴⁰ s, about 6e-11 s."""
-SMALL = 150
+SMALL = 100
 """Ops of all ranks and steps up to which the exact run is made."""
 
 
@@ -213,7 +213,7 @@ def _unlinked(communication):
 def _changes(sample: Sample, trace: Trace, changes: dict[str, object]) -> bool:
     """Whether some op ends at another time with other costs."""
     # Folded as it is: with other costs other ranks may be alike.
-    other = _run(sample, 'python', True, **changes)
+    other = _run(sample, 'compiled', True, **changes)
     return any(
         not np.array_equal(trace.times_of(rank).end_KS, other.times_of(rank).end_KS)
         for rank in range(sample.case.program.world)

@@ -224,9 +224,10 @@ class Oracle:
         times = [task.latency for task in running if task.latency]
         times += [task.work / task.speed for task in running if not task.latency]
         times += [time - self.now for key, time in self.issued.items() if key not in self.arrive and time > self.now]
-        near = [self.now + time for time in times if time < min(times) + Fraction(1, GRID)]
-        self.exact &= all(GRID % time.denominator == 0 for time in near)
-        return min(times)
+        first = min(times)
+        near = first + Fraction(1, GRID)
+        self.exact &= all(GRID % (self.now + time).denominator == 0 for time in times if time < near)
+        return first
 
     def _pass(self, time: Fraction) -> None:
         for task in self._running():
