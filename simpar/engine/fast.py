@@ -25,6 +25,9 @@ COMPILES: Final = 2_000_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
 loading takes half a second, which the several simulations of a prediction share; where they must be compiled."""
 
+_walked: Final = [0]
+"""Slots that plain Python has simulated in this process."""
+
 
 @cache
 def is_installed() -> bool:
@@ -49,7 +52,9 @@ def repays(slots: int, *, asked: bool) -> bool:
         raise SimparError('the compiled machines need numba, which is not installed; write: pip install numba')
     if asked or 'simpar.engine.compiled.events' in sys.modules:
         return asked or slots >= LOADED
-    return is_installed() and slots >= (LOADS if is_compiled() else COMPILES)
+    # As many again are likely to follow: who has walked so far, as in a sweep, goes on.
+    _walked[0] += slots
+    return is_installed() and max(slots, _walked[0] / 2) >= (LOADS if is_compiled() else COMPILES)
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:

@@ -50,6 +50,15 @@ class Program:
         return {tensor.name: tensor for tensor in self.tensors}
 
     @cached_property
+    def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
+        """For each op class the number of its cost key, and an op class of each key: these cost the same."""
+        numbers: dict[tuple[object, ...], int] = {}
+        kinds = [numbers.setdefault(op.cost_key, len(numbers)) for op in self.op_classes]
+        # Reversed, so that the first op class of a key stays.
+        first = dict(zip(reversed(kinds), reversed(self.op_classes), strict=True))
+        return np.array(kinds, dtype=np.int64), tuple(first[kind] for kind in range(len(numbers)))
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
         # Imported here, as the text form reads programs back and so imports this module.
