@@ -4,7 +4,7 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
-# make prove-engines  120,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
+# make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
