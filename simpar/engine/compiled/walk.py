@@ -1,0 +1,64 @@
+"""Streams walk their ops: they wait for needs, and what ends lets others go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.engine.compiled.jit import part
+from simpar.engine.compiled.records import IDLE, NEXT_STEP, NONE, NUMBER, SEVERAL, World
+
+
+@part
+def waits(world: World, number: int, need: int) -> bool:
+    """Whether a need of the op that heads a stream has not ended; the stream then waits for it."""
+    if need & SEVERAL:
+        stream, at = world.streams[number], need & NUMBER
+        several = world.needs[at]
+        # What has ended once is not looked at again.
+        while stream.checked < several and not _waits_for(world, number, world.needs[at + 1 + stream.checked]):
+            stream.checked += 1
+        found: bool = stream.checked < several
+        if not found:
+            stream.checked = 0
+    else:
+        found = _waits_for(world, number, need)
+    return found
+
+
+@part
+def _waits_for(world: World, number: int, need: int) -> bool:
+    """Whether one need has not ended."""
+    stream, other, before = world.streams[number], need & NUMBER, need >= NEXT_STEP
+    found = False
+    # Before the first step everything has ended.
+    if not (before and stream.step == 0):
+        found = world.end[(stream.step - before) * world.per_step + other] < 0.0
+    if found:
+        stream.behind = world.ops[other].waiter
+        world.ops[other].waiter = number
+    return found
+
+
+@part
+def finish(world: World, op: int, step: int) -> None:
+    """End a node, and look at the streams that wait for it."""
+    loop = world.loop[0]
+    world.end[step * world.per_step + op] = loop.now
+    waiter = world.ops[op].waiter
+    world.ops[op].waiter = NONE
+    while waiter != NONE:
+        world.ready[loop.ready] = waiter
+        loop.ready += 1
+        waiter = world.streams[waiter].behind
+
+
+@part
+def go_on(world: World, stream: Any, following: int) -> bool:
+    """Let the next op head a stream; return whether there is one."""
+    stream.state = IDLE
+    stream.op = following & NUMBER
+    stream.step += following >= NEXT_STEP
+    goes_on: bool = stream.step < world.steps
+    if not goes_on:
+        world.loop[0].over += 1
+    return goes_on
