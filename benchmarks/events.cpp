@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 namespace {
 
@@ -29,19 +28,20 @@ struct Meeting {
 struct Device {
     u32 computing, communicating, transferring, first_compute, first_communication, end;
 };
-enum State : u8 { IDLE, ISSUED, MEETS, LATENT, TRANSFERS, RUNS, BEGUN };
+enum State : u8 { IDLE, ISSUED, MEETS, LATENT, TRANSFERS, BEGUN, RUNS };
 struct Stream {
     double since, remaining, speed;
     u32 op, last, step, place, lead, behind, slowing, device;
-    u8 state, slowed, computing, marked, on_links, solved, checked_high, spare;
+    u8 state, slowed, computing, marked;
+    u32 checked;
 };
 struct Event {
     double time;
-    u32 stream, spare;
+    u32 stream, free;
 };
 struct Flow {
-    double top;
-    u32 links, spare;
+    double top, speed;
+    u32 links, solved;
 };
 struct Entry {
     double demand;
@@ -51,32 +51,39 @@ struct Link {
     double left, share, demand;
     u32 head, seen;
 };
+struct Lengths {
+    double now;
+    u32 size, ready, begun, touched, over, free;
+};
+// The fields of World in records.py.
+struct World {
+    i64 steps, per_step, waiting_slows, widest;
+    Op *ops;
+    Meeting *meetings;
+    const u32 *members, *needs;
+    const i64 *load_start;
+    const u32 *load_link;
+    const double *load_demand;
+    Device *devices;
+    const u32 *beside;
+    const double *issued;
+    double *end;
+    Stream *streams;
+    Event *heap;
+    Flow *flows;
+    Entry *entries;
+    Link *links;
+    u32 *ready, *begun, *touched, *flowing, *found;
+    Lengths *lengths;
+};
 
 double rounded(double time) { return time + ROUND - ROUND; }
 
-struct Loop {
-    i64 steps, count;
-    bool waiting_slows;
-    Op *ops;
-    Meeting *meetings;
-    const u32 *members, *needs, *load_link;
-    const i64 *load_start;
-    const double *load_demand;
-    Device *devices;
-    const u32 *beside;  // of each device its streams that compute, then those that communicate
-    const double *issued;
-    double *end;
-
-    std::vector<Stream> streams;
-    std::vector<Event> heap;
-    std::vector<Flow> flows;
-    std::vector<Entry> entries;
-    std::vector<Link> links;
-    std::vector<u32> ready, begun, touched, solving, found, checked;
-    std::vector<double> speeds;
-    u32 size = 0, widest = 1;
+struct Loop : World {
+    u32 size, ready_count, begun_count = 0, touched_count = 0, over = 0;
     double now = 0.0;
-    i64 over = 0;
+
+    explicit Loop(const World &world) : World(world), size(world.lengths->size), ready_count(world.lengths->ready) {}
 
     void rise(u32 at, Event event) {
         while (at > 0) {
@@ -120,7 +127,7 @@ struct Loop {
     void touch(u32 stream) {
         if (!streams[stream].marked) {
             streams[stream].marked = 1;
-            touched.push_back(stream);
+            touched[touched_count++] = stream;
         }
     }
     void touch_computing(const Device &device) {
@@ -137,7 +144,7 @@ struct Loop {
         if (need & NEXT_STEP) step--;
         if (step < 0) return false;
         need &= ~NEXT_STEP;
-        if (end[step * count + need] >= 0.0) return false;
+        if (end[step * per_step + need] >= 0.0) return false;
         stream.behind = ops[need].waiter;
         ops[need].waiter = number;
         return true;
@@ -145,14 +152,14 @@ struct Loop {
     bool blocked_by_any(u32 number, u32 need) {
         if (!(need & SEVERAL)) return blocked(number, need);
         u32 at = need & ~SEVERAL;
-        for (u32 &done = checked[number]; done < needs[at]; done++)
+        for (u32 &done = streams[number].checked; done < needs[at]; done++)
             if (blocked(number, needs[at + 1 + done])) return true;
-        checked[number] = 0;
+        streams[number].checked = 0;
         return false;
     }
     void finish(u32 op, u32 step) {
-        end[step * count + op] = now;
-        for (u32 stream = ops[op].waiter; stream != NONE; stream = streams[stream].behind) ready.push_back(stream);
+        end[step * per_step + op] = now;
+        for (u32 stream = ops[op].waiter; stream != NONE; stream = streams[stream].behind) ready[ready_count++] = stream;
         ops[op].waiter = NONE;
     }
     // Let the next op head a stream; returns whether there is one.
@@ -169,7 +176,7 @@ struct Loop {
         for (;;) {
             const Op &op = ops[stream.op];
             if (op.need != NONE && blocked_by_any(number, op.need)) return;
-            double issue = issued[stream.step * count + stream.op];
+            double issue = issued[stream.step * per_step + stream.op];
             if (issue > now) {
                 stream.state = ISSUED;
                 push(number, issue);
@@ -197,7 +204,7 @@ struct Loop {
         }
         stream.remaining = op.seconds;
         stream.state = BEGUN;
-        begun.push_back(number);
+        begun[begun_count++] = number;
         return false;
     }
     void slow_transfers(const Device &device) {
@@ -250,20 +257,18 @@ struct Loop {
         touch(number);
     }
     void join_links(u32 number, u32 load) {
-        streams[number].on_links = 1;
         flows[number].top = 0.0;
         flows[number].links = static_cast<u32>(load_start[load + 1] - load_start[load]);
-        u32 at = number * widest;
+        i64 at = number * widest;
         for (i64 i = load_start[load]; i < load_start[load + 1]; i++, at++) {
             Link &link = links[load_link[i]];
             entries[at] = {load_demand[i], load_link[i], NONE, link.head, number};
-            if (link.head != NONE) entries[link.head].before = at;
-            link.head = at;
+            if (link.head != NONE) entries[link.head].before = static_cast<u32>(at);
+            link.head = static_cast<u32>(at);
         }
     }
     void leave_links(u32 number) {
-        streams[number].on_links = 0;
-        for (u32 at = number * widest; at < number * widest + flows[number].links; at++) {
+        for (i64 at = number * widest; at < number * widest + flows[number].links; at++) {
             const Entry &entry = entries[at];
             Link &link = links[entry.link];
             if (entry.before != NONE) entries[entry.before].behind = entry.behind;
@@ -275,6 +280,7 @@ struct Loop {
                 touch(entries[other].stream);
             }
         }
+        flows[number].links = 0;
     }
     void end_run(u32 number) {
         Stream &stream = streams[number];
@@ -291,7 +297,7 @@ struct Loop {
         Stream &lead = streams[number];
         const Meeting &meeting = meetings[ops[lead.op].meeting];
         finish(lead.op, lead.step);
-        if (lead.on_links) leave_links(number);
+        if (flows[number].links) leave_links(number);
         for (u32 i = 0; i < meeting.members; i++) {
             u32 one = members[meeting.first + i];
             Stream &member = streams[one];
@@ -301,7 +307,7 @@ struct Loop {
                 device.transferring--;
             }
             if (--device.communicating == 0) touch_computing(device);
-            if (go_on(member, ops[member.op].next)) ready.push_back(one);
+            if (go_on(member, ops[member.op].next)) ready[ready_count++] = one;
         }
     }
     void happen(u32 number) {
@@ -317,8 +323,8 @@ struct Loop {
         stream.slowed = slow;
         stream.since = now;
         u32 op = stream.op;
-        double *ends = end + stream.step * count;
-        const double *issues = issued + stream.step * count;
+        double *ends = end + stream.step * per_step;
+        const double *issues = issued + stream.step * per_step;
         double time = rounded(now + (slow ? stream.remaining / ops[op].beside : stream.remaining));
         for (int more = 1; ops[op].meeting == CHAINED && more < PLANNED; more++) {
             u32 next = ops[op].next;
@@ -334,7 +340,7 @@ struct Loop {
         Stream &stream = streams[number];
         bool slow = devices[stream.device].communicating > 0;
         if (slow == stream.slowed) return;
-        const double *ends = end + stream.step * count;
+        const double *ends = end + stream.step * per_step;
         while (stream.op != stream.last && ends[stream.op] <= now) {
             stream.since = ends[stream.op];
             stream.op = ops[stream.op].next;
@@ -355,106 +361,110 @@ struct Loop {
         push(number, rounded(stream.since + stream.remaining / speed));
     }
     void solve() {
-        for (u32 number : begun) {
+        for (u32 i = 0; i < begun_count; i++) {
+            u32 number = begun[i];
             streams[number].state = RUNS;
             plan(number, devices[streams[number].device].communicating > 0);
         }
-        begun.clear();
-        solving.clear();
-        for (u32 number : touched) {
+        begun_count = 0;
+        u32 count = 0;
+        for (u32 i = 0; i < touched_count; i++) {
+            u32 number = touched[i];
             Stream &stream = streams[number];
             stream.marked = 0;
             if (stream.state == RUNS) {
                 replan(number);
             } else if (stream.state == TRANSFERS && ops[stream.op].seconds > 0.0) {
                 double ceiling = stream.slowing ? ops[stream.op].beside : 1.0;
-                if (!stream.on_links) {
+                if (!flows[number].links) {
                     set_speed(number, ceiling);
                 } else if (ceiling != flows[number].top) {
                     flows[number].top = ceiling;
-                    solving.push_back(number);
+                    flowing[count++] = number;
                 }
             }
         }
-        touched.clear();
-        if (solving.size() == 1 && is_alone(solving[0])) set_speed(solving[0], alone(solving[0]));
-        else if (!solving.empty()) share_links();
+        touched_count = 0;
+        if (count == 1 && is_alone(flowing[0])) set_speed(flowing[0], alone(flowing[0]));
+        else if (count) share_links(count);
     }
     bool is_alone(u32 number) const {
-        for (u32 at = number * widest; at < number * widest + flows[number].links; at++)
+        for (i64 at = number * widest; at < number * widest + flows[number].links; at++)
             if (entries[at].before != NONE || entries[at].behind != NONE) return false;
         return true;
     }
     double alone(u32 number) const {
         double speed = flows[number].top;
-        for (u32 at = number * widest; at < number * widest + flows[number].links; at++)
+        for (i64 at = number * widest; at < number * widest + flows[number].links; at++)
             speed = std::min(speed, 1.0 / entries[at].demand);
         return speed;
     }
-    // Max-min fair speeds of some flows and of all that share links with them.
-    void share_links() {
-        found.clear();
-        for (u32 number : solving) streams[number].solved = 1;
+    // Max-min fair speeds of the first flows in the list, and of all that share links with them.
+    void share_links(u32 count) {
+        u32 found_count = 0;
+        for (u32 i = 0; i < count; i++) flows[flowing[i]].solved = 1;
         // The list grows while it is walked: a breadth-first search.
-        for (std::size_t i = 0; i < solving.size(); i++) {
-            u32 number = solving[i];
-            for (u32 at = number * widest; at < number * widest + flows[number].links; at++) {
+        for (u32 i = 0; i < count; i++) {
+            u32 number = flowing[i];
+            for (i64 at = number * widest; at < number * widest + flows[number].links; at++) {
                 Link &link = links[entries[at].link];
                 if (link.seen) continue;
                 link.seen = 1;
                 link.left = 1.0;
-                found.push_back(entries[at].link);
+                found[found_count++] = entries[at].link;
                 for (u32 other = link.head; other != NONE; other = entries[other].behind) {
                     u32 neighbour = entries[other].stream;
-                    if (!streams[neighbour].solved) {
-                        streams[neighbour].solved = 1;
-                        solving.push_back(neighbour);
+                    if (!flows[neighbour].solved) {
+                        flows[neighbour].solved = 1;
+                        flowing[count++] = neighbour;
                     }
                 }
             }
         }
-        for (u32 link : found) links[link].seen = 0;
-        for (std::size_t rising = solving.size(); rising;) rising = fix(rising);
-        for (u32 number : solving) {
-            streams[number].solved = 0;
-            set_speed(number, speeds[number]);
+        for (u32 i = 0; i < found_count; i++) links[found[i]].seen = 0;
+        for (u32 rising = count; rising;) rising = fix(rising, found_count);
+        for (u32 i = 0; i < count; i++) {
+            flows[flowing[i]].solved = 0;
+            set_speed(flowing[i], flows[flowing[i]].speed);
         }
     }
     // Let flows rise until one meets its top or a link is full; returns how many rise on.
-    std::size_t fix(std::size_t rising) {
-        for (u32 link : found) links[link].demand = 0.0;
+    u32 fix(u32 rising, u32 found_count) {
+        for (u32 i = 0; i < found_count; i++) links[found[i]].demand = 0.0;
         double level = std::numeric_limits<double>::infinity();
-        for (std::size_t i = 0; i < rising; i++) {
-            level = std::min(level, flows[solving[i]].top);
-            demand(solving[i]);
+        for (u32 i = 0; i < rising; i++) {
+            level = std::min(level, flows[flowing[i]].top);
+            demand(flowing[i]);
         }
-        for (u32 number : found) {
-            Link &link = links[number];
+        for (u32 i = 0; i < found_count; i++) {
+            Link &link = links[found[i]];
             link.share = link.demand > 0.0 ? link.left / link.demand : std::numeric_limits<double>::infinity();
             level = std::min(level, link.share);
             link.demand = 0.0;
         }
-        std::size_t kept = 0;
-        for (std::size_t i = 0; i < rising; i++) {
-            u32 number = solving[i];
+        u32 kept = 0;
+        for (u32 i = 0; i < rising; i++) {
+            u32 number = flowing[i];
             if (is_fixed(number, level)) {
-                speeds[number] = level;
+                flows[number].speed = level;
                 demand(number);
             } else {
-                std::swap(solving[i], solving[kept++]);
+                std::swap(flowing[i], flowing[kept++]);
             }
         }
-        for (u32 link : found)
-            if (links[link].demand > 0.0) links[link].left -= level * links[link].demand;
+        for (u32 i = 0; i < found_count; i++) {
+            Link &link = links[found[i]];
+            if (link.demand > 0.0) link.left -= level * link.demand;
+        }
         return kept;
     }
     void demand(u32 number) {
-        for (u32 at = number * widest; at < number * widest + flows[number].links; at++)
+        for (i64 at = number * widest; at < number * widest + flows[number].links; at++)
             links[entries[at].link].demand += entries[at].demand;
     }
     bool is_fixed(u32 number, double level) const {
         if (flows[number].top <= level) return true;
-        for (u32 at = number * widest; at < number * widest + flows[number].links; at++)
+        for (i64 at = number * widest; at < number * widest + flows[number].links; at++)
             if (links[entries[at].link].share <= level) return true;
         return false;
     }
@@ -462,10 +472,8 @@ struct Loop {
         for (;;) {
             // Everything of this instant, and then the speeds: what ends and begins at once must not look like a change.
             for (;;) {
-                if (!ready.empty()) {
-                    u32 number = ready.back();
-                    ready.pop_back();
-                    advance(number);
+                if (ready_count) {
+                    advance(ready[--ready_count]);
                 } else if (size && heap[0].time == now) {
                     happen(pop());
                 } else {
@@ -481,27 +489,8 @@ struct Loop {
 
 }  // namespace
 
-extern "C" i64 events(
-    i64 steps, i64 waiting_slows, i64 count, Op *ops, Meeting *meetings, const u32 *members, const u32 *needs,
-    const i64 *load_start, const u32 *load_link, const double *load_demand, i64 widest, i64 streams, const u32 *heads,
-    const u32 *device_of, Device *devices, const u32 *beside, i64 links, const double *issued, double *end) {
-    Loop loop;
-    loop.steps = steps, loop.count = count, loop.waiting_slows = waiting_slows != 0;
-    loop.ops = ops, loop.meetings = meetings, loop.members = members, loop.needs = needs;
-    loop.load_start = load_start, loop.load_link = load_link, loop.load_demand = load_demand;
-    loop.widest = static_cast<u32>(widest), loop.devices = devices, loop.beside = beside;
-    loop.issued = issued, loop.end = end;
-    loop.streams.resize(streams), loop.heap.resize(streams + 1), loop.flows.resize(streams);
-    loop.entries.resize(streams * widest), loop.links.resize(links);
-    loop.checked.assign(streams, 0), loop.speeds.resize(streams);
-    for (Link &link : loop.links) link = {0.0, 0.0, 0.0, NONE, 0};
-    for (u32 number = 0; number < streams; number++) {
-        Stream &stream = loop.streams[number];
-        stream = {};
-        stream.op = heads[number], stream.device = device_of[number];
-        stream.place = stream.lead = stream.behind = NONE;
-        if (heads[number] != NONE) loop.ready.push_back(number);
-    }
+extern "C" i64 events(const World *world) {
+    Loop loop(*world);
     loop.run();
     return loop.over;
 }

@@ -51,12 +51,11 @@ def repays(slots: int, *, asked: bool) -> bool:
 def replay(graph: Graph, costs: NodeCosts) -> Times:
     """As `simpar.engine.replay.replay`, to the bit."""
     from simpar.engine.compiled.order import recurrence
+    from simpar.engine.compiled.steps import steps_of
 
-    before = graph.before_in_order
-    end = np.zeros_like(costs.issued)
-    lasts = (costs.alpha + costs.seconds)[graph.order]
-    recurrence(graph.order, before.start, before.item, graph.latest(costs.issued), lasts, end)
-    return end
+    steps = steps_of(graph, costs)
+    recurrence(*steps)
+    return steps.time.reshape(costs.issued.shape)
 
 
 def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
