@@ -150,7 +150,7 @@ def test_kernels_are_compiled_anew_when_what_they_call_has_changed():
     files = sorted(Path(events.__file__).parent.glob('*.py'))
     texts = {path: path.read_text(encoding='utf-8') for path in files}
     texts = {path: text for path, text in texts.items() if 'compiled.jit import' in text or path.stem == 'jit'}
-    marks = ('@kernel', '@counts_no_references', 'HELPERS: Final')
+    marks = ('@kernel', '@walker', 'HELPERS: Final')
     cached = [path for path, text in texts.items() if any(mark in text for mark in marks)]
     others = ''.join(text for path, text in texts.items() if path not in cached)
     found = hashlib.sha256(others.encode()).hexdigest()[:16]

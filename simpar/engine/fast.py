@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
 from simpar.errors import SimparError

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, inner
+from simpar.engine.compiled.jit import Array, part
 from simpar.engine.compiled.records import NONE
 
 
-@inner
+@part
 def rise(heap: Array, streams: Array, at: int, stream: int, time: float) -> None:
     """Let an event rise from a place of the heap."""
     while at > 0:
@@ -25,7 +25,7 @@ def rise(heap: Array, streams: Array, at: int, stream: int, time: float) -> None
     streams[stream].place = at
 
 
-@inner
+@part
 def sink(heap: Array, streams: Array, size: int, at: int, stream: int, time: float) -> None:
     """Let an event sink from a place of the heap."""
     # Behind the last event stands one that never comes, so that every event above it has two below.
@@ -46,7 +46,7 @@ def sink(heap: Array, streams: Array, size: int, at: int, stream: int, time: flo
     streams[stream].place = at
 
 
-@inner
+@part
 def push(heap: Array, streams: Array, loop: Any, stream: int, time: float) -> None:
     """Put a stream's event on the heap, or move it."""
     at = streams[stream].place
@@ -59,7 +59,7 @@ def push(heap: Array, streams: Array, loop: Any, stream: int, time: float) -> No
         sink(heap, streams, loop.size, at, stream, time)
 
 
-@inner
+@part
 def pop(heap: Array, streams: Array, loop: Any) -> int:
     """Take the first event off the heap; return its stream."""
     first: int = heap[0].stream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.engine.compiled.jit import Array, counts_no_references, kernel
+from simpar.engine.compiled.jit import Array, kernel, walker
 
-HELPERS: Final = 'a6c108aa24e431e8'
+HELPERS: Final = '95a527b815f4cb12'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 LIST: Final = 1 << 30
 """No node has this number or a greater one."""
@@ -83,8 +83,10 @@ def arrange_nodes(
             more[begin + more[begin]] = number
 
 
-@counts_no_references
-def recurrence(order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: int, time: Array) -> None:
+@walker
+def recurrence(
+    order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: int, time: Array
+) -> None:
     """Write when nodes end, where nothing slows anything; as ``replay``.
 
     Arguments:

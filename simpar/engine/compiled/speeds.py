@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, inner
+from simpar.engine.compiled.jit import Array, part
 from simpar.engine.compiled.records import NONE
 
 
-@inner
+@part
 def component(
     flowing: Array, count: int, found: Array, widest: int, flows: Array, entries: Array, links: Array
 ) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def component(
     return count, found_links
 
 
-@inner
+@part
 def fill(flowing: Array, rising: int, found: Array, widest: int, flows: Array, entries: Array, links: Array) -> int:
     """Let flows rise until one meets its top or a link is full, and fix the speeds of those; return how many rise on.
 
