@@ -2,28 +2,29 @@
 #include <algorithm>
 #include <cstdint>
 
-using i32 = std::int32_t;
-using i64 = std::int64_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
 
-constexpr i32 LIST = 1 << 30;  // of second: the place of a list, where its length stands
+constexpr u32 LIST = 1u << 31;  // added to the place of a list, where its length stands
 
 extern "C" void recurrence(
-    i64 nodes, const i32 *order, const i32 *first, const i32 *second, const i32 *more, const double *lasts,
-    i64 per_step, i64 steps, double *time) {
-    for (i64 base = 0; base < steps * per_step; base += per_step) {
-        for (i64 place = 0; place < nodes; place++) {
-            double latest = time[base + order[place]];
-            // Before the first step everything has ended.
-            i64 one = base + first[place], other = base + second[place];
-            if (one >= 0) latest = std::max(latest, time[one]);
-            if (second[place] < LIST) {
-                if (other >= 0) latest = std::max(latest, time[other]);
+    u64 nodes, const u32 *order, const u32 *first, const u32 *second, const u32 *more, const double *lasts,
+    u64 per_step, u64 steps, double *time) {
+    for (u64 step = 0; step < steps; step++) {
+        // Before the first step everything has ended; unsigned numbers wrap around.
+        const u64 begin = step * per_step, before = begin - per_step, known = step ? 0 : per_step;
+        for (u64 place = 0; place < nodes; place++) {
+            double latest = time[begin + order[place]];
+            const u32 one = first[place], other = second[place];
+            if (one >= known) latest = std::max(latest, time[before + one]);
+            if (other < LIST) {
+                if (other >= known) latest = std::max(latest, time[before + other]);
             } else {
-                const i32 *list = more + (second[place] - LIST);
-                for (i32 index = 1; index <= list[0]; index++)
-                    if (base + list[index] >= 0) latest = std::max(latest, time[base + list[index]]);
+                const u32 *list = more + (other - LIST);
+                for (u32 index = 1; index <= list[0]; index++)
+                    if (list[index] >= known) latest = std::max(latest, time[before + list[index]]);
             }
-            time[base + order[place]] = latest + lasts[order[place]];
+            time[begin + order[place]] = latest + lasts[order[place]];
         }
     }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from simpar.engine.compiled.heap import push
 from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import NONE, ROUND, World
@@ -21,7 +23,7 @@ def join_links(world: World, number: int, load: int) -> None:
         if link.head != NONE:
             world.entries[link.head].before = at
         link.head = at
-        at += 1
+        at += np.uint64(1)
 
 
 @part

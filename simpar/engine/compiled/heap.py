@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from simpar.engine.compiled.jit import Array, part
 from simpar.engine.compiled.records import NONE
 
+# Unsigned, so that places are: numbers that may be negative cost a test at every look.
+_ZERO: Final = np.uint64(0)
+_ONE: Final = np.uint64(1)
+_TWO: Final = np.uint64(2)
+
 
 @part
-def rise(heap: Array, streams: Array, at: int, stream: int, time: float) -> None:
+def rise(heap: Array, streams: Array, at: Any, stream: int, time: float) -> None:
     """Let an event rise from a place of the heap."""
-    while at > 0:
-        above = (at - 1) >> 1
+    while at > _ZERO:
+        above = (at - _ONE) >> _ONE
         other = heap[above]
         if other.time <= time:
             break
@@ -26,16 +31,16 @@ def rise(heap: Array, streams: Array, at: int, stream: int, time: float) -> None
 
 
 @part
-def sink(heap: Array, streams: Array, size: int, at: int, stream: int, time: float) -> None:
+def sink(heap: Array, streams: Array, size: int, at: Any, stream: int, time: float) -> None:
     """Let an event sink from a place of the heap."""
     # Behind the last event stands one that never comes, so that every event above it has two below.
     heap[size].time = np.inf
     while True:
-        below = 2 * at + 1
+        below = _TWO * at + _ONE
         if below >= size:
             break
         # A sum and no branch, which would be guessed wrong half of the time.
-        below += heap[below + 1].time < heap[below].time
+        below += np.uint64(heap[below + _ONE].time < heap[below].time)
         other = heap[below]
         if other.time >= time:
             break
@@ -67,5 +72,5 @@ def pop(heap: Array, streams: Array, loop: Any) -> int:
     loop.size -= 1
     last = heap[loop.size]
     if loop.size:
-        sink(heap, streams, loop.size, 0, last.stream, last.time)
+        sink(heap, streams, loop.size, _ZERO, last.stream, last.time)
     return first

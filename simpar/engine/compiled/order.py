@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from simpar.engine.compiled.jit import Array, kernel, walker
 
-HELPERS: Final = '95a527b815f4cb12'
+HELPERS: Final = '84d54ec09177001f'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
-LIST: Final = 1 << 30
-"""No node has this number or a greater one."""
+LIST: Final = 1 << 31
+"""Two steps have fewer nodes."""
 _UNKNOWN: Final = LIST - 1
 
 
@@ -56,8 +58,8 @@ def arrange_nodes(
         order: nodes, each behind all that it comes after.
         node: of each op. op, before, carried: edges, as of ``Graph``.
         count: of each number, how many edges lead to its node; is used up.
-        first, second: of each node in order, what it comes after; less the number of all ops where of the step before.
-            Where there are more than two, ``second`` is ``LIST`` + the place of their list.
+        first, second: of each node in order, what it comes after, among the nodes of two steps: those of the step
+            before come first. Where there are more than two, ``second`` is ``LIST`` + the place of their list.
         more: lists of what nodes come after, each behind its length.
     """
     at = 0
@@ -72,7 +74,7 @@ def arrange_nodes(
         count[number] = place
     for edge in range(len(op)):
         place = count[node[op[edge]]]
-        number = before[edge] - len(node) if carried[edge] else before[edge]
+        number = before[edge] if carried[edge] else len(node) + before[edge]
         if first[place] == _UNKNOWN:
             first[place] = number
         if second[place] < LIST:
@@ -85,7 +87,7 @@ def arrange_nodes(
 
 @walker
 def recurrence(
-    order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: int, time: Array
+    order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: np.uint64, time: Array
 ) -> None:
     """Write when nodes end, where nothing slows anything; as ``replay``.
 
@@ -94,22 +96,25 @@ def recurrence(
         lasts: of each node, at its number, its seconds.
         time: shape [steps · per_step]; when the last host has issued a node; then, when it ends.
     """
-    for base in range(0, len(time), per_step):
+    # Before the first step everything has ended.
+    begin, known = np.uint64(0), per_step
+    while begin < len(time):
+        # Unsigned numbers wrap around, so that the step before the first begins where it should.
+        before = begin - per_step
         for place in range(len(order)):
-            number = base + order[place]
+            number = begin + order[place]
             latest = time[number]
-            # Before the first step everything has ended.
-            one = base + first[place]
-            if one >= 0:
-                latest = max(latest, time[one])
-            other = base + second[place]
-            if second[place] < LIST:
-                if other >= 0:
-                    latest = max(latest, time[other])
+            one, other = first[place], second[place]
+            if one >= known:
+                latest = max(latest, time[before + one])
+            if other < LIST:
+                if other >= known:
+                    latest = max(latest, time[before + other])
             else:
-                begin = second[place] - LIST
-                for index in range(begin + 1, begin + 1 + more[begin]):
-                    other = base + more[index]
-                    if other >= 0:
-                        latest = max(latest, time[other])
+                at = other - LIST
+                for index in range(at + 1, at + 1 + more[at]):
+                    if more[index] >= known:
+                        latest = max(latest, time[before + more[index]])
             time[number] = latest + lasts[order[place]]
+        begin += per_step
+        known = np.uint64(0)

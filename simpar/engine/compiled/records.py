@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from simpar.engine.compiled.jit import Array
+from simpar.engine.graph import Graph
+from simpar.errors import SimparError
 
 NONE: Final = 0xFFFFFFFF
 NEXT_STEP: Final = 1 << 31
@@ -105,9 +107,9 @@ class World(NamedTuple):
     """
 
     steps: int
-    per_step: int
+    per_step: np.uint64
     waiting_slows: bool
-    widest: int
+    widest: np.uint64
     ops: Array
     meetings: Array
     members: Array
@@ -130,3 +132,10 @@ class World(NamedTuple):
     flowing: Array
     found: Array
     loop: Any
+
+
+def per_step_of(graph: Graph) -> np.uint64:
+    """How many ops a step of a graph has; raise ``SimparError`` where records cannot number them."""
+    if len(graph) > NUMBER:
+        raise SimparError(f'a step of {len(graph)} ops is too large (at most {NUMBER}); simulate fewer ranks')
+    return np.uint64(len(graph))

@@ -10,7 +10,7 @@ from simpar.engine.compiled.records import NONE
 
 @part
 def component(
-    flowing: Array, count: int, found: Array, widest: int, flows: Array, entries: Array, links: Array
+    flowing: Array, count: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
 ) -> tuple[int, int]:
     """Find all that share links with some flows, directly or through others; return how many flows and links.
 
@@ -49,7 +49,9 @@ def component(
 
 
 @part
-def fill(flowing: Array, rising: int, found: Array, widest: int, flows: Array, entries: Array, links: Array) -> int:
+def fill(
+    flowing: Array, rising: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
+) -> int:
     """Let flows rise until one meets its top or a link is full, and fix the speeds of those; return how many rise on.
 
     Arguments: ``rising``, how many of ``flowing`` rise, in front; ``found``, the links of all, and no others.

@@ -8,6 +8,7 @@ import numpy as np
 
 from simpar.engine.compiled.jit import Array
 from simpar.engine.compiled.order import arrange_nodes
+from simpar.engine.compiled.records import per_step_of
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
 
@@ -20,19 +21,19 @@ class Steps(NamedTuple):
     second: Array
     more: Array
     lasts: Array
-    per_step: int
+    per_step: np.uint64
     time: Array
 
 
 def steps_of(graph: Graph, costs: NodeCosts) -> Steps:
-    """The steps of a graph."""
+    """The steps of a graph; raise ``SimparError`` where one has more ops than can be numbered."""
     count = np.bincount(graph.node[graph.op], minlength=len(graph)).astype(np.int32)
     many = count[count > 2]
-    order = graph.order.astype(np.int32)
+    per_step = per_step_of(graph)
+    order = graph.order.astype(np.uint32)
     first, second = np.empty_like(order), np.empty_like(order)
-    more = np.empty(many.sum() + len(many), dtype=np.int32)
+    more = np.empty(many.sum() + len(many), dtype=np.uint32)
     op, before, node = (numbers.astype(np.int32, copy=False) for numbers in (graph.op, graph.before, graph.node))
     arrange_nodes(order, node, op, before, graph.carried, count, first, second, more)
-    return Steps(
-        order, first, second, more, costs.alpha + costs.seconds, len(graph), graph.latest(costs.issued).ravel()
-    )
+    time = graph.latest(costs.issued).ravel()
+    return Steps(order, first, second, more, costs.alpha + costs.seconds, per_step, time)

@@ -32,7 +32,10 @@ def _waits_for(world: World, number: int, need: int) -> bool:
     found = False
     # Before the first step everything has ended.
     if not (before and stream.step == 0):
-        found = world.end[(stream.step - before) * world.per_step + other] < 0.0
+        at = stream.step * world.per_step + other
+        if before:
+            at -= world.per_step
+        found = world.end[at] < 0.0
     if found:
         stream.behind = world.ops[other].waiter
         world.ops[other].waiter = number

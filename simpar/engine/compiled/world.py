@@ -17,14 +17,13 @@ from simpar.engine.compiled.records import (
     LOOP,
     MEETING,
     NONE,
-    NUMBER,
     OP,
     STREAM,
     World,
+    per_step_of,
 )  # fmt: skip
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
-from simpar.errors import SimparError
 
 
 def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
@@ -33,8 +32,6 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     Arguments: ``links``, how many there are.
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
-    if len(graph) > NUMBER:
-        raise SimparError(f'cannot simulate a step of more than {NUMBER} ops (got {len(graph)}); fold ranks')
     ops, needs, heads = _ops(graph, costs)
     meetings, members, devices, beside = _meetings(graph, costs, ops)
     streams = np.zeros(len(heads), dtype=STREAM)
@@ -51,7 +48,7 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     pairs = [pair for load in costs.loads for pair in load]
     widest = max(map(len, costs.loads), default=0)
     return World(
-        len(costs.issued), len(graph), costs.waiting_slows, widest,
+        len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
         ops, meetings, members, needs,
         np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
         np.array([link for link, _ in pairs], dtype=np.uint32), np.array([demand for _, demand in pairs], dtype=float),
