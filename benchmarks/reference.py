@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,7 +73,7 @@ def reference() -> Reference:
 
 def fresh(arrays: Arrays) -> Arrays:
     """A copy, as a run uses arrays up."""
-    return type(arrays)(*(field.copy() if isinstance(field, np.ndarray) else field for field in arrays))
+    return deepcopy(arrays)
 
 
 def _load(found: str, name: str, folder: Path) -> ctypes.CDLL:
@@ -83,4 +84,4 @@ def _load(found: str, name: str, folder: Path) -> ctypes.CDLL:
 
 def _word(field: object) -> int:
     """A field as C++ has it: a number, or where an array lies."""
-    return field.ctypes.data if isinstance(field, np.ndarray) else int(field)  # type: ignore[call-overload,no-any-return]
+    return field.ctypes.data if isinstance(field, np.ndarray) else int(field)  # type: ignore[call-overload]

@@ -105,11 +105,14 @@ def recurrence(
             number = begin + order[place]
             latest = time[number]
             one, other = first[place], second[place]
+            # `max` also looks for what is not a number, and takes longer.
             if one >= known:
-                latest = max(latest, time[before + one])
+                end = time[before + one]
+                latest = end if end > latest else latest  # noqa: FURB136
             if other < LIST:
                 if other >= known:
-                    latest = max(latest, time[before + other])
+                    end = time[before + other]
+                    latest = end if end > latest else latest  # noqa: FURB136
             else:
                 at = other - LIST
                 for index in range(at + 1, at + 1 + more[at]):
