@@ -58,8 +58,8 @@ def measure(options: argparse.Namespace) -> Measured:
     case = gpt3(micro_batches=micro_batches)
     staged = {
         'GPT-3, folded': stages(case, min(rounds, 5)),
-        'GPT-3 on 128 times as many, folded': stages(gpt3(1024, micro_batches), min(rounds, 3)),
-        'GPT-3, every rank of one copy of the data': stages(gpt3(1, 16), min(rounds, 3), unfold=True),
+        'GPT-3 with 1,024 copies of the data, folded': stages(gpt3(1024, micro_batches), min(rounds, 3)),
+        'GPT-3 with one copy and 16 micro-batches, every rank': stages(gpt3(1, 16), min(rounds, 3), unfold=True),
     }
     if options.large:
         staged['GPT-3, every rank'] = stages(case, 1, unfold=True)

@@ -7,7 +7,7 @@ from typing import Final
 from simpar.engine.compiled.jit import Array, kernel
 from simpar.engine.compiled.records import CHAINED, COMPUTES, NEXT_STEP, NONE, SEVERAL
 
-HELPERS: Final = '6b13cccaf71891ae'
+HELPERS: Final = '0cf1ee04044ccd8e'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 
 

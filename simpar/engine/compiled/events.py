@@ -13,12 +13,12 @@ from typing import Final
 from simpar.engine.compiled.heap import pop, push
 from simpar.engine.compiled.jit import part, walker
 from simpar.engine.compiled.meetings import end_meeting, meet, transfer
-from simpar.engine.compiled.records import BEGUN, CHAINED, ISSUED, LATENT, NONE, RUNS, TRANSFERS, World
+from simpar.engine.compiled.records import BEGUN, CHAINED, ISSUED, LATENT, NONE, RUNS, World
 from simpar.engine.compiled.solve import solve
 from simpar.engine.compiled.touch import begin_computing, end_computing
 from simpar.engine.compiled.walk import finish, go_on, waits
 
-HELPERS: Final = '6b13cccaf71891ae'
+HELPERS: Final = '0cf1ee04044ccd8e'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 
 
@@ -48,45 +48,43 @@ def events(world: World) -> int:
         # Speeds are solved when the instant is over: what ends and begins at once must not look like a change.
         solve(world)
         if not loop.size:
-            break
+            over: int = loop.over
+            return over
         loop.now = heap[0].time
-    over: int = loop.over
-    return over
 
 
 @part
 def _happen(world: World, number: int) -> bool:
     """Let a stream's event happen; return whether another op heads the stream, which may go on."""
     stream = world.streams[number]
-    goes_on = False
     if stream.state == RUNS:
         finish(world, stream.last, stream.step)
-        goes_on = go_on(world, stream, world.ops[stream.last].next)
-    elif stream.state == TRANSFERS:
-        end_meeting(world, number)
-    elif stream.state == LATENT:
+        return go_on(world, stream, world.ops[stream.last].next)
+    if stream.state == ISSUED:
+        return _start(world, number)
+    if stream.state == LATENT:
         transfer(world, number, world.meetings[world.ops[stream.op].meeting])
     else:
-        goes_on = _start(world, number)
-    return goes_on
+        end_meeting(world, number)
+    return False
 
 
 @part
 def _advance(world: World, number: int) -> None:
     """Let a stream go on as far as it comes at this instant."""
     stream = world.streams[number]
-    goes_on = True
-    while goes_on:
+    while True:
         need = world.ops[stream.op].need
         if need != NONE and waits(world, number, need):
-            break
+            return
         # The host may be behind the device: an op cannot start before it has been launched.
         issue = world.issued[stream.step * world.per_step + stream.op]
         if issue > world.loop[0].now:
             stream.state = ISSUED
             push(world.heap, world.streams, world.loop[0], number, issue)
-            break
-        goes_on = _start(world, number)
+            return
+        if not _start(world, number):
+            return
 
 
 @part
@@ -94,19 +92,17 @@ def _start(world: World, number: int) -> bool:
     """Start the op that heads a stream; return whether it took no time, and another heads the stream."""
     stream = world.streams[number]
     op = world.ops[stream.op]
-    goes_on = False
     if op.meeting < CHAINED:
         meet(world, number, world.meetings[op.meeting])
-    elif op.seconds == 0.0:
+        return False
+    if op.seconds == 0.0:
         finish(world, stream.op, stream.step)
-        goes_on = go_on(world, stream, op.next)
-    else:
-        if not stream.computing:
-            stream.computing = 1
-            begin_computing(world, world.devices[stream.device])
-        stream.remaining = op.seconds
-        stream.state = BEGUN
-        loop = world.loop[0]
-        world.begun[loop.begun] = number
-        loop.begun += 1
-    return goes_on
+        return go_on(world, stream, op.next)
+    if not stream.computing:
+        stream.computing = 1
+        begin_computing(world, world.devices[stream.device])
+    stream.remaining, stream.state = op.seconds, BEGUN
+    loop = world.loop[0]
+    world.begun[loop.begun] = number
+    loop.begun += 1
+    return False

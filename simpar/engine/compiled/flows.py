@@ -53,13 +53,11 @@ def leave_links(world: World, number: int) -> None:
 def has_links_alone(world: World, number: int) -> bool:
     """Whether no other flow is on any link of this one."""
     begin = number * world.widest
-    alone = True
     for at in range(begin, begin + world.flows[number].links):
         entry = world.entries[at]
         if entry.before != NONE or entry.behind != NONE:
-            alone = False
-            break
-    return alone
+            return False
+    return True
 
 
 @part
@@ -76,10 +74,12 @@ def speed_alone(world: World, number: int) -> float:
 def set_speed(world: World, number: int, speed: float) -> None:
     """Settle the work done of the transfer that a stream leads, and schedule its end."""
     stream, now = world.streams[number], world.loop[0].now
-    if speed != stream.speed:
-        if now > stream.since:
-            # Rounding may leave a tiny negative rest, and no op may end before now.
-            stream.remaining = max(stream.remaining - stream.speed * (now - stream.since), 0.0)
-            stream.since = now
-        stream.speed = speed
-        push(world.heap, world.streams, world.loop[0], number, stream.since + stream.remaining / speed + ROUND - ROUND)
+    # Bitwise the same speed keeps its end.
+    if speed == stream.speed:
+        return
+    if now > stream.since:
+        # Rounding may leave a tiny negative rest, and no op may end before now.
+        stream.remaining = max(stream.remaining - stream.speed * (now - stream.since), 0.0)
+        stream.since = now
+    stream.speed = speed
+    push(world.heap, world.streams, world.loop[0], number, stream.since + stream.remaining / speed + ROUND - ROUND)

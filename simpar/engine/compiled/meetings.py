@@ -20,19 +20,20 @@ def meet(world: World, number: int, meeting: Any) -> None:
     # NCCL's kernels spin while they wait for peers, and so slow compute before they transfer anything.
     if world.waiting_slows:
         occupy(world, world.streams[number].device)
-    if meeting.missing == 0:
-        meeting.missing = meeting.members
-        if not world.waiting_slows:
-            for index in range(meeting.first, meeting.first + meeting.members):
-                occupy(world, world.streams[world.members[index]].device)
-        lead, now = world.streams[meeting.lead], world.loop[0].now
-        lead.since, lead.remaining, lead.speed = now + meeting.alpha, world.ops[meeting.op].seconds, 0.0
-        # Only what has links waits for its latency by an event: from then on others must share with it.
-        if lead.remaining > 0.0 and (meeting.load == NONE or lead.since == now):
-            transfer(world, meeting.lead, meeting)
-        else:
-            lead.state = LATENT if lead.remaining > 0.0 else TRANSFERS
-            push(world.heap, world.streams, world.loop[0], meeting.lead, lead.since)
+    if meeting.missing:
+        return
+    meeting.missing = meeting.members
+    if not world.waiting_slows:
+        for index in range(meeting.first, meeting.first + meeting.members):
+            occupy(world, world.streams[world.members[index]].device)
+    lead, now = world.streams[meeting.lead], world.loop[0].now
+    lead.since, lead.remaining, lead.speed = now + meeting.alpha, world.ops[meeting.op].seconds, 0.0
+    # Only what has links waits for its latency by an event: from then on others must share with it.
+    if lead.remaining > 0.0 and (meeting.load == NONE or lead.since == now):
+        transfer(world, meeting.lead, meeting)
+    else:
+        lead.state = LATENT if lead.remaining > 0.0 else TRANSFERS
+        push(world.heap, world.streams, world.loop[0], meeting.lead, lead.since)
 
 
 @part

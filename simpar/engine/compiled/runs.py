@@ -38,13 +38,15 @@ def replan(world: World, number: int) -> None:
     """Settle the work done of a run and plan the rest, if its speed changes."""
     stream, now = world.streams[number], world.loop[0].now
     slow = world.devices[stream.device].communicating > 0
-    if slow != stream.slowed:
-        base = stream.step * world.per_step
-        # Ops of the run that have ended keep their ends; the one in progress is settled, the rest planned anew.
-        while stream.op != stream.last and world.end[base + stream.op] <= now:
-            stream.since = world.end[base + stream.op]
-            stream.op = world.ops[stream.op].next
-            stream.remaining = world.ops[stream.op].seconds
-        speed = 1.0 if slow else world.ops[stream.op].beside
-        stream.remaining = max(stream.remaining - speed * (now - stream.since), 0.0)
-        plan(world, number, slow)
+    # Bitwise the same speed: the plan holds, and so does its event.
+    if slow == stream.slowed:
+        return
+    base = stream.step * world.per_step
+    # Ops of the run that have ended keep their ends; the one in progress is settled, the rest planned anew.
+    while stream.op != stream.last and world.end[base + stream.op] <= now:
+        stream.since = world.end[base + stream.op]
+        stream.op = world.ops[stream.op].next
+        stream.remaining = world.ops[stream.op].seconds
+    speed = 1.0 if slow else world.ops[stream.op].beside
+    stream.remaining = max(stream.remaining - speed * (now - stream.since), 0.0)
+    plan(world, number, slow)

@@ -11,35 +11,33 @@ from simpar.engine.compiled.records import IDLE, NEXT_STEP, NONE, NUMBER, SEVERA
 @part
 def waits(world: World, number: int, need: int) -> bool:
     """Whether a need of the op that heads a stream has not ended; the stream then waits for it."""
-    if need & SEVERAL:
-        stream, at = world.streams[number], need & NUMBER
-        several = world.needs[at]
-        # What has ended once is not looked at again.
-        while stream.checked < several and not _waits_for(world, number, world.needs[at + 1 + stream.checked]):
-            stream.checked += 1
-        found: bool = stream.checked < several
-        if not found:
-            stream.checked = 0
-    else:
-        found = _waits_for(world, number, need)
-    return found
+    if not need & SEVERAL:
+        return _waits_for(world, number, need)
+    stream, at = world.streams[number], need & NUMBER
+    # What has ended once is not looked at again.
+    while stream.checked < world.needs[at]:
+        if _waits_for(world, number, world.needs[at + 1 + stream.checked]):
+            return True
+        stream.checked += 1
+    stream.checked = 0
+    return False
 
 
 @part
 def _waits_for(world: World, number: int, need: int) -> bool:
     """Whether one need has not ended."""
-    stream, other, before = world.streams[number], need & NUMBER, need >= NEXT_STEP
-    found = False
-    # Before the first step everything has ended.
-    if not (before and stream.step == 0):
-        at = stream.step * world.per_step + other
-        if before:
-            at -= world.per_step
-        found = world.end[at] < 0.0
-    if found:
-        stream.behind = world.ops[other].waiter
-        world.ops[other].waiter = number
-    return found
+    stream, other = world.streams[number], need & NUMBER
+    at = stream.step * world.per_step + other
+    if need >= NEXT_STEP:
+        # Before the first step everything has ended.
+        if stream.step == 0:
+            return False
+        at -= world.per_step
+    if world.end[at] >= 0.0:
+        return False
+    stream.behind = world.ops[other].waiter
+    world.ops[other].waiter = number
+    return True
 
 
 @part
@@ -61,7 +59,7 @@ def go_on(world: World, stream: Any, following: int) -> bool:
     stream.state = IDLE
     stream.op = following & NUMBER
     stream.step += following >= NEXT_STEP
-    goes_on: bool = stream.step < world.steps
-    if not goes_on:
-        world.loop[0].over += 1
-    return goes_on
+    if stream.step < world.steps:
+        return True
+    world.loop[0].over += 1
+    return False
