@@ -17,13 +17,13 @@ from typing import Any, Final
 from executor import netns
 from executor.assemble import Execution, assemble_run
 from executor.faults import Fault
-from executor.net import Net
 from executor.process import Setup, main
 from executor.rank import INIT_TIMEOUT, Compute, Outcome, Request
 from executor.validate import validate
 from executor.watchdog import Failure, Status, death, explain
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
 from simpar.program import Program
 
 GRACE: Final = 0.5

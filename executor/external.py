@@ -16,11 +16,11 @@ import torch.distributed as dist
 from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.launch import Launch
-from executor.net import Net
 from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
 from executor.streams import Streams
 from executor.watchdog import Failure, Status, explain
 from simpar.errors import RunFailed
+from simpar.hardware.net import Net
 from simpar.program import Program
 
 BEAT: Final = 0.25

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from executor.faults import parse_fault
-from executor.net import Net, parse_net
+from simpar.hardware.net import Net, parse_net
 from simpar.units import parse
 
 VERBS: Final = {

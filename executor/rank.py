@@ -16,7 +16,7 @@ from executor.clock import Clock
 from executor.collectives import Channel
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
-from executor.net import Link, Net
+from executor.link import Link
 from executor.real import Part, RealMachine
 from executor.streams import Streams
 from executor.tensors import TORCH
@@ -24,6 +24,7 @@ from executor.validate import communicators
 from executor.watchdog import Status
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed
+from simpar.hardware.net import Net
 from simpar.program import Program
 from simpar.trace import Times
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from executor.net import Net
 from executor.options import parser, with_verb
 from simpar.case import load_case
 from simpar.errors import RunFailed
+from simpar.hardware.net import Net
 from simpar.trace_files import load_trace
 
 JOB = """

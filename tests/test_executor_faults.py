@@ -21,7 +21,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor import netns
 from executor.backend import Pool
 from executor.faults import Fault, parse_fault
-from executor.net import Net
+from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
 
@@ -226,7 +226,7 @@ def test_a_cut_link_is_named(namespace_net):
 @pytest.mark.lab
 def test_namespaces_go_when_their_parent_is_killed(namespace_net, tmp_path):
     script = (
-        'from executor.backend import Pool; from executor.net import Net; import os, signal; '
+        'from executor.backend import Pool; from simpar.hardware.net import Net; import os, signal; '
         'pool = Pool(2, net=Net("netns", 125e6)); print(*pool.processes, flush=True); '
         'os.kill(os.getpid(), signal.SIGKILL)'
     )
