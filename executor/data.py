@@ -6,6 +6,7 @@ IDX as http://yann.lecun.com/exdb/mnist describes it: big-endian magic 0x0000 08
 from __future__ import annotations
 
 import gzip
+import hashlib
 import logging
 import os
 import struct
@@ -25,6 +26,8 @@ from simpar.errors import Problem, ScheduleError
 Bytes = NDArray[np.uint8]
 IMAGES: Final = 'train-images-idx3-ubyte'
 LABELS: Final = 'train-labels-idx1-ubyte'
+INITIAL: Final = 'mnist'
+"""How a tensor says that it holds these data."""
 CLASSES: Final = 10
 SIDE: Final = 28
 GENERATED: Final = 8192
@@ -62,12 +65,30 @@ def load(folder: str) -> Digits:
 
     Raises: ScheduleError where the files are there and are not MNIST's.
     """
-    images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    digits = _read(folder)
     # Tests and first trials should run without a download; a warning says that digits are generated.
-    if images is None and labels is None:
+    if digits is None:
         where = f'DATA_PATH {folder} has no {IMAGES}[.gz]' if folder else 'DATA_PATH is not set'
         logging.getLogger('executor').warning('%s: training on generated images of %d classes', where, CLASSES)
         return generate()
+    return digits
+
+
+def identity(folder: str) -> str:
+    """A digest of the images that ``load`` would give: equal for equal data, wherever they lie."""
+    digits = _read(folder)
+    if digits is None:
+        return 'generated images'
+    digest = hashlib.sha256(np.ascontiguousarray(digits.images).tobytes())
+    digest.update(digits.labels.tobytes())
+    return f'images {digest.hexdigest()[:12]}'
+
+
+def _read(folder: str) -> Digits | None:
+    """The images of a folder; None where it has none of the files."""
+    images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    if images is None and labels is None:
+        return None
     if images is None or labels is None:
         raise _wrong(folder, f'{LABELS if images else IMAGES}[.gz] is missing', 'put both files there, or neither')
     digits = Digits(read_idx(images, dims=3), read_idx(labels, dims=1))

@@ -111,11 +111,11 @@ class Sharing:
             self._go_to(until)
 
     def _move(self, moment: float) -> None:
-        """Count from a later second, where nothing transfers or doubles would soon be too coarse for the grid."""
-        if self._active and self._at < SPAN:
-            return
-        later = math.floor(moment if not self._active else self._origin + self._at)
-        if self._at == -math.inf or later > self._origin:
+        """Count from a later second, where doubles would soon be too coarse for the grid."""
+        # While something transfers, its own time counts: the moment may lie far behind its end.
+        latest = self._origin + self._at if self._active else moment
+        if self._at == -math.inf or latest - self._origin >= SPAN:
+            later = math.floor(latest)
             for transfer in self._active:
                 transfer.move(later - self._origin)
             self._at -= later - self._origin

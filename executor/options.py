@@ -51,6 +51,9 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
     verb.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
     verb.add_argument('--save', type=Path, metavar='JSON', help='write the trace for `simpar compare`')
+    verb.add_argument(
+        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
+    )
     verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
 

@@ -38,7 +38,18 @@ class _Condition:
 class JumpClock(Clock):
     """Begins at ``now``; it jumps to the next moment that a thread waits for, and past it by up to ``late`` seconds."""
 
-    __slots__ = ('_conditions', '_late', '_main', '_now', '_random', '_ready', '_running', '_waiting', 'jumps')
+    __slots__ = (
+        '_conditions',
+        '_errors',
+        '_late',
+        '_main',
+        '_now',
+        '_random',
+        '_ready',
+        '_running',
+        '_waiting',
+        'jumps',
+    )
 
     def __init__(self, now: float, late: float = 0.0, seed: int = 0) -> None:
         super().__init__()
@@ -49,6 +60,7 @@ class JumpClock(Clock):
         self._waiting: list[_Task] = []
         self._running: _Task | None = None
         self._main = threading.Semaphore(0)
+        self._errors: list[BaseException] = []
         self._conditions = 0
         self.jumps = 0
 
@@ -73,18 +85,23 @@ class JumpClock(Clock):
         self._ready.extend(woken)
 
     def run(self, bodies: Sequence[Callable[[], None]]) -> None:
-        """Run each body in a thread of its own until all have returned."""
+        """Run each body in a thread of its own until all have returned; raises what one of them raised."""
         tasks = [_Task() for _ in bodies]
         self._ready.extend(tasks)
         for task, body in zip(tasks, bodies, strict=True):
             threading.Thread(target=self._serve, args=(task, body), daemon=True).start()
         self._next()
         self._main.acquire()
+        for error in self._errors:
+            raise error
 
     def _serve(self, task: _Task, body: Callable[[], None]) -> None:
         task.turn.acquire()
         self._running = task
-        body()
+        try:
+            body()
+        except BaseException as error:
+            self._errors.append(error)
         self._next()
 
     def _block(self, moment: float, condition: _Condition | None) -> None:

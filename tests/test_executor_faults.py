@@ -87,7 +87,14 @@ def test_a_stalled_rank_is_named_with_its_op_and_who_waits():
 
 def test_a_stopped_process_is_found_out():
     first, seconds = broken(steps=200, meanwhile=lambda pool: os.kill(pool.processes[1], signal.SIGSTOP))
-    assert first.startswith(f'nothing has finished for {TIMEOUT:g} s: rank 1 is stuck')
+    assert first.startswith('rank 1 is stopped (by SIGSTOP')
+    assert seconds < TIMEOUT + SOON
+
+
+def test_a_thread_that_spins_is_named_as_such():
+    first, seconds = broken([Fault('spin', 1, 'FB.c1', 0)])
+    assert f'nothing has finished for {TIMEOUT:g} s: rank 1 is stuck before FB.c1 of step 0' in first
+    assert 'its thread spins or computes' in first
     assert seconds < TIMEOUT + SOON
 
 

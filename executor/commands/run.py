@@ -15,7 +15,7 @@ from executor.launch import Launch, detect
 from executor.rank import Request
 from executor.validate import validate
 from simpar.cost.costs import Costs
-from simpar.errors import RunFailed
+from simpar.errors import RunFailed, SimparError
 from simpar.program import Program
 from simpar.units import format_time
 
@@ -36,27 +36,40 @@ def command(options: argparse.Namespace) -> int:
     launch = None if options.nproc else detect(os.environ)
     if launch is not None and launch.idle:
         return 0
-    job = load_job(options)
-    # Before any process is started: gloo would abort or hang on what this finds.
-    validate(job.program)
+    try:
+        job = load_job(options)
+        # Before any process is started: gloo would abort or hang on what this finds.
+        validate(job.program)
+    except SimparError as error:
+        if launch is not None:
+            from executor.external import refuse_external
+
+            refuse_external(launch, str(error))
+        raise
     if options.nproc and options.nproc != job.program.world:
         raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
     # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
         _say(_found(options, launch, job.program))
-    request = Request(
+    request = request_of(options, job)
+    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
+    if execution is not None:
+        _show(options, execution)
+    return 0
+
+
+def request_of(options: argparse.Namespace, job: Job) -> Request:
+    """What every rank is asked to run."""
+    return Request(
         compute=options.compute,
         costs=job.costs,
         steps=options.steps,
         seed=options.seed,
         dtype=options.dtype,
+        keep=options.save_state is not None,
         favour=options.favour_communication,
         faults=tuple(options.fault),
     )
-    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
-    if execution is not None:
-        _show(options, execution)
-    return 0
 
 
 def load_job(options: argparse.Namespace) -> Job:
