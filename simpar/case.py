@@ -10,13 +10,14 @@ from typing import Final
 from simpar.ablation import unchanged_baseline, unused_links, without_effect
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
+from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
 from simpar.plan import Plan
 from simpar.predict import Prediction, predict
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
@@ -100,6 +101,26 @@ class Case:
             baseline_cluster=other.cluster if other else None,
         )
         return replace(prediction, without_effect=self.without_effect()) if tell else prediction
+
+
+def on_net(case: Case, net: Net) -> Case:
+    """The case on a shaped network: its links, of both plan and baseline, have the rate and latency of ``--net``.
+
+    A profile that `simpar calibrate` measured on this very network keeps its links: they were measured with it.
+    """
+    if not net.shaped or _measured_on(case.cluster, net):
+        return case
+    profile = shaped(case.cluster.profile, str(net), net.payload_rate, net.latency)
+    baseline = on_net(case.baseline, net) if case.baseline else None
+    return replace(case, cluster=replace(case.cluster, profile=profile, links={}), baseline=baseline)
+
+
+def _measured_on(hardware: Cluster, net: Net) -> bool:
+    try:
+        return parse_net(hardware.profile.net or 'none') == net
+    # A profile may say anything of a network that is none of ours.
+    except ValueError:
+        return False
 
 
 def check_memory(case: Case, prediction: Prediction) -> None:

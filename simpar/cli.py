@@ -93,6 +93,9 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
     measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
+    measure.add_argument(
+        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
+    )
 
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')

@@ -22,7 +22,8 @@ FLAGS = {
     'resolve': ['--json', '--set', 'file'],
     'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
     'measure': [
-        '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+        '--compute', '--json', '--net', '--save', '--save-state', '--seed', '--set', '--steps', '--timeout', '--trace',
+        'file',
     ],
     'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
@@ -139,6 +140,7 @@ WRONG = {
     'plot': (['run', TUTORIAL, '--plot', 'x.gif'], 2, '.png'),
     'tolerance': (['compare', 'a', 'b', '--tolerance', '7'], 2, '10%'),
     'steps': (['measure', TUTORIAL, '--steps', '0'], 2, 'whole number from 1'),
+    'net': (['measure', TUTORIAL, '--net', 'wifi'], 2, '--net: not a network'),
     'profile': (['profiles', 'h100'], 2, 'did you mean h100-sxm-8?'),
     'not a trace': (['compare', TUTORIAL, TUTORIAL], 2, 'multi_copy.yaml'),
 }

@@ -217,7 +217,7 @@ def test_namespaces_carry_a_program_and_leave_nothing(namespace_net):
         execution = pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', steps=2)
         assert interfaces() == host, 'nothing of it is in the namespace of this machine'
     (size,) = {op.bytes for op in program.op_classes if op.kind == 'collective'}
-    wire = size / namespace_net.rate * netns.FRAME / netns.PAYLOAD
+    wire = size / namespace_net.payload_rate
     spans = [span for span in execution.trace.spans(0) if span.op.kind == 'collective']
     assert min(span.end - span.start for span in spans) > 0.8 * wire
 

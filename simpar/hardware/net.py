@@ -11,6 +11,9 @@ from simpar.units import format_rate, format_time, parse
 
 NetKind = Literal['none', 'paced', 'netns']
 USAGE: Final = 'none, paced:RATE,LATENCY (paced:1Gbit/s,50us) or netns:RATE (netns:1Gbit/s)'
+FRAME: Final = 1514
+PAYLOAD: Final = 1448
+"""Bytes of a full Ethernet frame, and what TCP carries in it: the kernel shapes the former."""
 _BITS: Final = re.compile(r'([0-9.]+)\s*([kmg])bit')
 
 
@@ -31,6 +34,11 @@ class Net:
     def shaped(self) -> bool:
         """Whether rate and latency are those of this network, and not of the machine."""
         return self.kind != 'none'
+
+    @property
+    def payload_rate(self) -> float:
+        """Bytes/s of messages that a link carries, without headers."""
+        return self.rate * PAYLOAD / FRAME if self.kind == 'netns' else self.rate
 
     def __str__(self) -> str:
         if not self.shaped:
