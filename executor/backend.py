@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -26,6 +27,7 @@ from executor.watchdog import BusyThreads, Failure, Seen, death, explain
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
+from simpar.janitor import remove_at_the_end
 from simpar.program import Program
 
 GRACE: Final = 0.5
@@ -55,6 +57,9 @@ class Pool:
         self._timeout = timeout
         self._host = this_process().host
         self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
+        # The fork server's folder, too: it is the process's, and the command ends without Python's own clearing up.
+        for folder in (self._folder, Path(get_temp_dir())):
+            remove_at_the_end(folder)
         self._status = Status(world, self._folder / 'status')
         # A fork of this process would copy its threads' locks, and a spawn would import torch anew in every rank.
         self._context = multiprocessing.get_context('forkserver')

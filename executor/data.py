@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import logging
 import os
 import struct
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
 
 Bytes = NDArray[np.uint8]
 IMAGES: Final = 'train-images-idx3-ubyte'
@@ -31,6 +33,8 @@ INITIAL: Final = 'mnist'
 CLASSES: Final = 10
 SIDE: Final = 28
 GENERATED: Final = 8192
+MOST_BYTES: Final = 2**30
+"""Of a file, unpacked."""
 MEAN, DEVIATION = 0.1307, 0.3081
 """Of MNIST's training pixels in [0, 1], as the tutorials normalise them."""
 
@@ -105,7 +109,9 @@ def read_idx(path: Path, dims: int) -> Bytes:
     Raises: ScheduleError where it is none, has other dims, or is cut short.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+        content = read_regular(path, MOST_BYTES)
+        if path.suffix == '.gz':
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(str(path), f'cannot be read: {error}', 'fetch it again') from error
     head = 4 + 4 * dims

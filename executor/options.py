@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         )
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
         verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+        verb.add_argument('--lifeline', action='store_true', help=argparse.SUPPRESS)
         _ARGUMENTS[name](verb)
     return top
 

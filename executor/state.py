@@ -13,9 +13,10 @@ import torch
 
 from executor.result import Result
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_atomically
+from simpar.files import read_regular, write_atomically
 
 FORMAT: Final = 'simpar state 1'
+MOST_BYTES: Final = 2**36
 
 
 def save_state(path: str | os.PathLike[str], result: Result, *, program: str, seed: int) -> None:
@@ -43,7 +44,7 @@ def load_state(path: str | os.PathLike[str]) -> Result:
     """Read what ``save_state`` wrote; raises ``ScheduleError`` for another file, and ``OSError``."""
     try:
         # Tensors and plain values only: a file that is read must not run code.
-        found = torch.load(path, weights_only=True)
+        found = torch.load(io.BytesIO(read_regular(path, MOST_BYTES)), weights_only=True)
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _wrong(path, f'cannot be read: {reason[:100]}') from None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from simpar.files import naming
+
 STREAMS: Final = 128
 """Streams of a rank that the status has room for."""
 FIELDS: Final = 6
@@ -39,7 +41,8 @@ class Status:
             self._memory: bytearray | mmap.mmap = bytearray(size)
         else:
             if not path.exists():
-                path.write_bytes(bytes(size))
+                with naming(path):
+                    path.write_bytes(bytes(size))
             # A mapped file outlives a killed process, so its last beat can still be read.
             with path.open('r+b') as file:
                 self._memory = mmap.mmap(file.fileno(), size)

@@ -165,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('simpar: interrupted', file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        print(f'simpar: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        # Files are written whole, with their names; what has none is the standard output.
+        print(f'simpar: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         if os.environ.get('SIMPAR_DEBUG'):

@@ -14,6 +14,7 @@ from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware.net import Net, parse_net
+from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.trace_files import SavedTrace, load_trace, to_trace
@@ -27,7 +28,8 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     net = _net(options.net)
     case = on_net(load_case(options.file, options.set), net)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
+        remove_at_the_end(Path(folder))
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
