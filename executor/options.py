@@ -8,6 +8,7 @@ from typing import Final
 
 from executor.faults import parse_fault
 from simpar.hardware.net import Net, parse_net
+from simpar.size import parse_limit
 from simpar.units import parse
 
 VERBS: Final = {
@@ -35,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
         )
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
         verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME', help='as of `simpar run`'
+        )
         verb.add_argument('--lifeline', action='store_true', help=argparse.SUPPRESS)
         _ARGUMENTS[name](verb)
     return top
@@ -86,6 +90,14 @@ def _time(text: str) -> float:
         return parse(text, 'time')
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _limit(text: str) -> str:
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _net(text: str) -> Net:

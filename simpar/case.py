@@ -22,6 +22,7 @@ from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
+from simpar.size import LIMIT, Limit, check_size
 from simpar.workload import Workload
 
 _LONGEST: Final = 40
@@ -131,18 +132,22 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Case:
+def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
     """Read a schedule file and lower it, and its baseline.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`. Raises ``ScheduleError`` with file:line of all that is wrong.
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``limit`` of the prediction's size, which is estimated first.
+    Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(path, overrides))
+    return case_of(load_schedule(path, overrides), limit=limit)
 
 
-def case_of(schedule: Schedule) -> Case:
-    """The case of a schedule that has been read."""
-    made = _one(schedule)
+def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
+    """The case of a schedule that has been read; arguments as of ``load_case``."""
     baseline = schedule.baseline()
+    # Before anything is built, for that may take hours, or all of the memory.
+    both = [schedule, *([baseline] if baseline else [])]
+    check_size(both, cluster_of(schedule).world, limit, lambda small: _made(small)[0])
+    made = _one(schedule)
     return replace(made, baseline=_one(baseline)) if baseline else made
 
 

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         '--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read"
     )
 
-    _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
+    resolve = _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
 
     sweep = _verb(verbs, 'sweep', 'a table of predictions over dotted keys', file=True)
     sweep.add_argument(
@@ -96,6 +96,12 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument(
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
+
+    for verb in (run, check, resolve, measure):
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
+            help='memory or time that a prediction may take, in place of 8 GB and 600 s; may be repeated',
+        )  # fmt: skip
 
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
@@ -135,6 +141,17 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
     return number
+
+
+def _limit(text: str) -> str:
+    # Imported where it is needed: it knows schedules and programs.
+    from simpar.size import parse_limit
+
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _percent(text: str) -> float:

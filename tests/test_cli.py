@@ -17,13 +17,13 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
-    'check': ['--ir', '--json', '--numerics', '--program', '--set', 'file'],
-    'resolve': ['--json', '--set', 'file'],
+    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', 'file'],
+    'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--set', 'file'],
     'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
     'measure': [
-        '--compute', '--json', '--net', '--save', '--save-state', '--seed', '--set', '--steps', '--timeout', '--trace',
-        'file',
+        '--compute', '--json', '--limit', '--net', '--save', '--save-state', '--seed', '--set', '--steps', '--timeout',
+        '--trace', 'file',
     ],
     'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],

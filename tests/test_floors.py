@@ -13,7 +13,7 @@ FLOORS = [
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'report'],
-    ['resolve', 'ablation', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

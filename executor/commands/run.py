@@ -93,9 +93,10 @@ def load_job(options: argparse.Namespace) -> Job:
         return Job(program, _function(options.costs)(program) if emulated else None)
     from simpar.case import load_case, on_net
     from simpar.cost.price import price
+    from simpar.size import parse_limit
 
     # On the same network as the prediction: costs say how much of a link a collective can take.
-    case = on_net(load_case(options.job, options.set), options.net)
+    case = on_net(load_case(options.job, options.set, limit=parse_limit(options.limit)), options.net)
     return Job(case.program, price(case.program, case.cluster) if emulated else None)
 
 

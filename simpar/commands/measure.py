@@ -17,6 +17,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
+from simpar.size import parse_limit
 from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 WARM_UP = 2
@@ -27,7 +28,7 @@ def command(options: argparse.Namespace) -> int:
     # First of all, for what follows takes seconds.
     need_torch()
     net = _net(options.net)
-    case = on_net(load_case(options.file, options.set), net)
+    case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit)), net)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
         recorded = Path(folder) / 'measured.json'
@@ -35,6 +36,7 @@ def command(options: argparse.Namespace) -> int:
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
         if options.save_state:
             flags += ['--save-state', str(options.save_state)]
+        flags += [word for limit in options.limit for word in ('--limit', limit)]
         # In a process of its own: torch is never imported here.
         code = start('run', options.file, options.set, flags, silent=options.json)
         # Of the ranks that a launcher has started, the first alone has all times.
