@@ -5,10 +5,11 @@
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
+# make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-paced netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-paced prove-sizes netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -45,6 +46,9 @@ prove-zero: .venv-test/installed
 
 prove-paced: .venv-test/installed
 	.venv-test/bin/python tests/prove_paced.py
+
+prove-sizes: .venv-test/installed
+	.venv-test/bin/python tests/prove_sizes.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

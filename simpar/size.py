@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.engine.fast import LOADS
 from simpar.errors import Infeasible, SimparError
 from simpar.program import Program
 from simpar.schedule import Schedule
@@ -34,8 +35,9 @@ MOST_OPS_OF_OPERATOR: Final = 40
 BASE: Final = 57e6
 """Bytes of a process before it lowers anything."""
 COMPILED: Final = 110e6
-"""Bytes of the compiled machines, which are loaded for more than ``FEW`` slots."""
-FEW: Final = 10_000
+"""Bytes of the compiled machines, which are loaded for programs of more slots than ``FEW``."""
+FEW: Final = LOADS / 3
+"""Slots of a program, of which three steps are simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +62,17 @@ class Size:
         slots: of all roles.
         entries: one for each group of ranks of each communication op class.
         classes: op classes.
+        largest: slots of the largest program of all that were added.
     """
 
     slots: float
     entries: float
     classes: float
+    largest: float = 0.0
 
     def __add__(self, other: Size) -> Size:
         return Size(
+            largest=max(self.largest, other.largest),
             slots=self.slots + other.slots,
             entries=self.entries + other.entries,
             classes=self.classes + other.classes,
@@ -76,8 +81,9 @@ class Size:
     @property
     def memory(self) -> float:
         """Bytes that lowering and simulating it take."""
-        compiled = COMPILED if self.slots > FEW and importlib.util.find_spec('numba') else 0.0
-        return BASE + compiled + 620.0 * self.slots + 50.0 * self.entries
+        # Close to where the compiled machines begin to repay, half of them: then neither answer is far off.
+        loaded = min(max(self.largest / FEW - 0.5, 0.0), 1.0) if importlib.util.find_spec('numba') else 0.0
+        return BASE + COMPILED * loaded + 620.0 * self.slots + 50.0 * self.entries
 
     @property
     def seconds(self) -> float:
@@ -136,7 +142,7 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
     classes = float(ops * plan.tiles)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
     slots = (classes + passing) * plan.micro_batches * plan.copies
-    return Size(slots=slots, entries=classes * ranks / 2, classes=classes)
+    return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
 
 
 def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
@@ -145,7 +151,7 @@ def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
         slots, entries, classes = _extrapolated(schedule, build)
     except SimparError:
         return at_most(schedule, ranks)
-    return Size(slots=float(slots), entries=float(entries), classes=float(classes))
+    return Size(slots=float(slots), entries=float(entries), classes=float(classes), largest=float(slots))
 
 
 @dataclass(frozen=True, slots=True)
