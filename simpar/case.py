@@ -146,13 +146,14 @@ def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
     baseline = schedule.baseline()
     # Before anything is built, for that may take hours, or all of the memory.
     both = [schedule, *([baseline] if baseline else [])]
-    check_size(both, cluster_of(schedule).world, limit, lambda small: _made(small)[0])
-    made = _one(schedule)
+    hardware = cluster_of(schedule)
+    check_size(both, hardware.world, limit, lambda small: _made(small)[0])
+    made = _one(schedule, hardware)
     return replace(made, baseline=_one(baseline)) if baseline else made
 
 
-def _one(schedule: Schedule) -> Case:
-    hardware = cluster_of(schedule)
+def _one(schedule: Schedule, hardware: Cluster | None = None) -> Case:
+    hardware = hardware or cluster_of(schedule)
     found, plan = choices(schedule, hardware)
     program = lower(found.workload, plan, hardware.world)
     return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
