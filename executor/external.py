@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -239,6 +240,8 @@ def _store(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
     timeout = datetime.timedelta(seconds=seconds)
     serve = launch.rank == 0 and not launch.served
     try:
+        # A name that nobody knows would be asked for again and again for a minute.
+        socket.getaddrinfo(launch.host, launch.port)
         # Without waiting for workers: ranks arrive in any order, and the timeout belongs to what they wait for.
         store = dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
         # torchrun's own store outlives a restart of the ranks, with all that was written there before.

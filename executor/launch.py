@@ -87,7 +87,11 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
 def _checked(launch: Launch) -> Launch:
     """The launch, if its rank is one of its ranks."""
     if not launch.idle and not 0 <= launch.rank < launch.world:
-        raise RunFailed(f'{launch.by} says rank {launch.rank} of {launch.world}; ranks go from 0 to {launch.world - 1}')
+        raise RunFailed(
+            f'{launch.by} says rank {launch.rank} of {launch.world}; ranks go from 0 to their number less 1'
+        )
+    if not 0 < launch.port < 65536:
+        raise RunFailed(f'{launch.by} says port {launch.port}; ports go from 1 to 65535')
     return launch
 
 

@@ -12,7 +12,9 @@ from executor.clock import host_identity
 
 State = Literal['alive', 'stopped', 'gone', 'unknown']
 BUSY: Final = 0.2
-"""Share of a core from which a thread does not count as waiting; others may want the core, too."""
+"""Share of a core from which a thread does not count as waiting."""
+BUSY_AMONG_OTHERS: Final = 0.02
+"""The same of one that wants the core whenever it is looked at, but shares it with many."""
 _STATES: Final[dict[str, State]] = {'T': 'stopped', 't': 'stopped', 'Z': 'gone', 'X': 'gone'}
 _PROC: Final = Path('/proc')
 
@@ -50,10 +52,10 @@ def _here() -> str:
     return f'{host_identity()} {space}'
 
 
-def cpu_seconds(pid: int, thread: int) -> float | None:
-    """Seconds of processor time that a thread has used; None where nobody knows."""
+def cpu_use(pid: int, thread: int) -> tuple[float, bool] | None:
+    """Seconds of processor time that a thread has used, and whether it runs or wants to; None where nobody knows."""
     fields = _fields(_PROC / str(pid) / 'task' / str(thread) / 'stat')
-    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK') if fields else None
+    return ((int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK'), fields[0] == 'R') if fields else None
 
 
 def _fields(path: Path) -> list[str]:

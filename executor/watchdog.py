@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from executor.process_state import BUSY, cpu_seconds
+from executor.process_state import BUSY, BUSY_AMONG_OTHERS, cpu_use
 from executor.status import RUNNING, STREAMS, THROUGH, WAITING, Beat, Status
 from simpar.program import OpClass, Program
 
@@ -60,13 +60,17 @@ class BusyThreads:
     def found(self) -> dict[tuple[int, int], float]:
         """Stream → share of a core that its thread has used since this object was made, where that is much."""
         seconds = max(time.perf_counter() - self._begin, 1e-3)
-        now = self._used()
-        shares = {key: (now[key] - used) / seconds for key, used in self._before.items() if key in now}
-        return {key: share for key, share in shares.items() if share >= BUSY}
+        shares = {}
+        for key, (now, running) in self._used().items():
+            before, ran = self._before.get(key, (now, False))
+            share = (now - before) / seconds
+            if share >= (BUSY_AMONG_OTHERS if running and ran else BUSY):
+                shares[key] = share
+        return shares
 
-    def _used(self) -> dict[tuple[int, int], float]:
-        used = {key: cpu_seconds(self._processes[key[0]], thread) for key, thread in self._threads.items()}
-        return {key: seconds for key, seconds in used.items() if seconds is not None}
+    def _used(self) -> dict[tuple[int, int], tuple[float, bool]]:
+        used = {key: cpu_use(self._processes[key[0]], thread) for key, thread in self._threads.items()}
+        return {key: use for key, use in used.items() if use is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,10 @@ def test_a_batch_script_of_slurm_without_srun_starts_its_own_ranks():
         ({**SRUN, 'SLURM_NTASKS': ''}, "SLURM_NTASKS is ''"),
         ({**MPICH, 'MPI_LOCALNRANKS': '1'}, 'mpiexec on several hosts: set MASTER_ADDR'),
         ({'PMI_RANK': '1', 'PMI_SIZE': '2'}, 'does not tell how many ranks are on a host: set MASTER_ADDR'),
-        ({**MPICH, 'PMI_RANK': '2'}, 'mpiexec says rank 2 of 2; ranks go from 0 to 1'),
+        ({**MPICH, 'PMI_RANK': '2'}, 'mpiexec says rank 2 of 2; ranks go from 0'),
         ({'RANK': '-1', 'WORLD_SIZE': '2'}, 'says rank -1 of 2'),
+        ({'RANK': '0', 'WORLD_SIZE': '0'}, 'says rank 0 of 0'),
+        ({**TORCHRUN, 'MASTER_PORT': '65536'}, 'port 65536'),
     ],
 )
 def test_variables_that_do_not_say_enough_are_named(variables, what):
