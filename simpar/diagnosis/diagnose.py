@@ -1,0 +1,143 @@
+"""diagnose: name the cause whose simulation comes nearest to what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from simpar.cost.costs import Costs
+from simpar.diagnosis.busy import busy
+from simpar.diagnosis.cause import Cause
+from simpar.diagnosis.fault import Bench
+from simpar.diagnosis.level import Level, level, misfit, weighted_median
+from simpar.diagnosis.own import Own, own_times, steady
+from simpar.diagnosis.sites import Sites, sites_of
+from simpar.diagnosis.suspects import suspects
+from simpar.engine import simulate
+from simpar.errors import Deadlock
+from simpar.trace import Times, Trace
+
+LEAST: Final = 0.05
+"""Factors nearer to 1 are not named: profiles are not better known than that."""
+MATTERS: Final = 0.0015
+"""Share of all ranks' own times that a cause must explain to be named."""
+STEPS: Final = 4
+"""Simulated steps. The last but one is looked at: what it does as the next one begins is part of a steady step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What makes a measured step differ from its prediction.
+
+    Arguments:
+        causes: the most telling first; empty where nothing stands out.
+        predicted, measured: seconds of a step; the measured one is the median of the warm steps.
+        world: number of ranks.
+    """
+
+    causes: tuple[Cause, ...]
+    predicted: float
+    measured: float
+    world: int
+
+    @property
+    def explained(self) -> float | None:
+        """Share of the step's difference that the first cause explains; None where there is hardly one."""
+        difference = self.measured - self.predicted
+        if not self.causes or abs(difference) < 0.01 * self.predicted or self.causes[0].kind == 'busy':
+            return None
+        return (self.causes[0].step - self.predicted) / difference
+
+
+def diagnose(predicted: Trace, costs: Costs, measured: Trace) -> Diagnosis:
+    """Find what makes a measurement differ from its prediction.
+
+    Arguments: ``predicted`` was simulated with ``costs``; ``measured`` is of the same program.
+    """
+    sites = sites_of(predicted.program)
+    warm = slice(min(1, measured.steps - 1), None)
+    own = own_times(measured, sites)
+    seen = level(Own(own.delay[warm], own.run[warm]), sites)
+    step = float(np.median(measured.step_times[warm]))
+    bench = Bench(predicted.program, costs)
+    told = steady(simulate(bench.program, bench.costs, steps=STEPS), sites)
+    best = _Court(sites, seen, step, bench, told).verdict()
+    return Diagnosis(
+        causes=(best,) if best else (), predicted=predicted.step, measured=step, world=predicted.program.world
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Court:
+    """What is judged: own times seen, and a bench on which causes are tried.
+
+    Arguments: ``told``, the own times that the bench gives as it is.
+    """
+
+    sites: Sites
+    seen: Level
+    step: float
+    bench: Bench
+    told: Own
+
+    def verdict(self) -> Cause | None:
+        """The best cause, if it matters."""
+        # What varies comes on top of the level: it is explained by a machine that does something else.
+        whole = misfit(self.seen, self.told, self.sites) + float((self.seen.varies * self.sites.share).sum())
+        asked = suspects(self.seen, self.told, self.sites, self.bench.costs, self.step)
+        tried = [found for cause in asked if (found := self._try(cause))]
+        tried += busy(self.seen, self.told, self.sites)
+        tried = [cause for cause in tried if self._matters(cause)]
+        best = max(tried, key=lambda cause: cause.seconds, default=None)
+        return replace(best, explains=best.seconds / whole) if best and whole > 0 else None
+
+    def _try(self, cause: Cause) -> Cause | None:
+        """A cause with the strength that fits best, and what it explains."""
+        first = self._simulate(cause)
+        if first is None:
+            return None
+        fitted = self._fitted(cause, first[0])
+        second = self._simulate(fitted) if fitted is not None else None
+        tried = [(cause, first), *([(fitted, second)] if fitted is not None and second is not None else [])]
+        before = misfit(self.seen, self.told, self.sites)
+        judged = [
+            replace(one, seconds=before - misfit(self.seen, own, self.sites), step=step) for one, (own, step) in tried
+        ]
+        return max(judged, key=lambda one: one.seconds)
+
+    def _fitted(self, cause: Cause, own: Own) -> Cause | None:
+        """The cause at the strength at which own times, if they change in proportion, come nearest."""
+        if cause.kind == 'overlap':
+            return None
+        base = 0.0 if cause.kind == 'host' else 1.0
+        share = np.concatenate((self.sites.share, self.sites.share))
+        moved, asked = (_joined(one) - _joined(self.told) for one in (own, self.seen))
+        ratio = np.divide(asked, moved, out=np.zeros_like(asked), where=moved != 0)
+        scale = weighted_median(ratio, np.abs(moved) * share)
+        # Far from what was tried, the proportion does not hold.
+        amount = base + (cause.amount - base) * float(np.clip(scale, 0.0, 4.0))
+        return cause.of(amount) if amount != cause.amount else None
+
+    def _simulate(self, cause: Cause) -> tuple[Own, float] | None:
+        """Own times with a cause, and seconds of a step; None where it would deadlock."""
+        bench = cause.make(self.bench, self.sites)
+        try:
+            trace = simulate(bench.program, bench.costs, steps=STEPS)
+        except Deadlock:
+            return None
+        # The needs that count are those of the program as it was written: what else holds an op back is a delay.
+        return steady(trace, self.sites), float(trace.step_times[-2])
+
+    def _matters(self, cause: Cause) -> bool:
+        """Whether a cause is strong enough to be named."""
+        ratio = cause.kind in ('compute', 'communication', 'compute beside communication', 'communication beside compute')
+        if ratio and abs(cause.amount - 1) < LEAST:
+            return False
+        whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
+        return cause.seconds > max(MATTERS * whole, 0.0)
+
+
+def _joined(own: Own | Level) -> Times:
+    return np.concatenate((own.run, own.delay))
