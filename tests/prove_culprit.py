@@ -2,7 +2,7 @@
 import sys, time
 import numpy as np
 from collections import Counter, defaultdict
-from sabotage_kinds import KINDS
+from sabotage_kinds import KINDS, right
 from sabotage_machine import Machine, measured, noisy
 from simpar.cost.price import price
 from simpar.diagnosis import diagnose
@@ -26,17 +26,6 @@ def schedules():
         program = lower(workload, plan, 4)
         costs = price(program, hw)
         yield name, program, costs, followed(program, costs, 3)
-
-def right(truth, cause, sites):
-    if cause is None or cause.kind != truth.kind: return False
-    if truth.mask is not None:
-        named = cause.among(sites)
-        return overlap(truth.mask, named, sites)
-    return {*cause.place.ranks} == {*truth.ranks} and {*cause.place.streams} == truth.streams
-
-def overlap(one, other, sites, seconds=None):
-    w = WEIGHT
-    return w[one & other].sum() >= 0.95*w[one].sum() and w[one & other].sum() >= 0.95*w[other].sum()
 
 def main():
     global WEIGHT
@@ -70,7 +59,7 @@ def main():
                 truth, strength, trace = run(kind)
                 t=time.process_time(); d = diagnose(predicted, costs, trace); cpu.append(time.process_time()-t)
                 cause = d.causes[0] if d.causes else None
-                ok = right(truth, cause, sites)
+                ok = right(truth, cause, sites, predicted)
                 hits[kind.__name__].append(ok)
                 if not ok: print(f'{kind.__name__:22s} {name:28s} {strength:.2f} step x{d.measured/d.predicted:.3f} | {truth.what} | ', cause and (cause.kind, cause.place, round(cause.amount,3), round(cause.explains,2)))
     for k,v in hits.items(): print(k, sum(v), len(v))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simpar.diagnosis.own import own_times
 from simpar.program import Csr
 
 LEAST_SHARE = 0.1
@@ -213,3 +214,14 @@ def _in_turn(machine, ranks, streams, named):
             )
     machine.program = machine.program.replace(roles=tuple(roles))
     return Truth('overlap', f'{streams} of {named or "all ranks"}', ranks=named, streams=frozenset(streams))
+
+
+def right(truth, cause, sites, predicted):
+    """Whether a cause has the class and the place of the truth."""
+    if cause is None or cause.kind != truth.kind:
+        return False
+    if truth.mask is None:
+        return {*cause.place.ranks} == {*truth.ranks} and {*cause.place.streams} == truth.streams
+    named, seconds = cause.among(sites), own_times(predicted, sites).run[-1]
+    both = seconds[named & truth.mask].sum()
+    return both >= 0.95 * max(seconds[named].sum(), seconds[truth.mask].sum())

@@ -11,18 +11,20 @@ from simpar.cost.costs import Costs
 from simpar.diagnosis.busy import busy
 from simpar.diagnosis.cause import Cause
 from simpar.diagnosis.fault import Bench
-from simpar.diagnosis.level import Level, level, misfit, weighted_median
+from simpar.diagnosis.level import Level, level, misfit, scale
 from simpar.diagnosis.own import Own, own_times, steady
 from simpar.diagnosis.sites import Sites, sites_of
 from simpar.diagnosis.suspects import suspects
 from simpar.engine import simulate
 from simpar.errors import Deadlock
-from simpar.trace import Times, Trace
+from simpar.trace import Trace
 
 LEAST: Final = 0.05
 """Factors nearer to 1 are not named: profiles are not better known than that."""
 MATTERS: Final = 0.0015
 """Share of all ranks' own times that a cause must explain to be named."""
+FIRM: Final = 0.25
+"""Share of a cause that must be there even in the quickest step of each op."""
 STEPS: Final = 4
 """Simulated steps. The last but one is looked at: what it does as the next one begins is part of a steady step."""
 
@@ -103,21 +105,21 @@ class _Court:
         tried = [(cause, first), *([(fitted, second)] if fitted is not None and second is not None else [])]
         before = misfit(self.seen, self.told, self.sites)
         judged = [
-            replace(one, seconds=before - misfit(self.seen, own, self.sites), step=step) for one, (own, step) in tried
+            replace(one, seconds=before - misfit(self.seen, own, self.sites), step=step)
+            for one, (own, step) in tried
+            # What the quickest steps do not show is a disturbance that comes and goes.
+            if scale(self.seen.quickest, self.told, own, self.sites.share) >= FIRM
         ]
-        return max(judged, key=lambda one: one.seconds)
+        return max(judged, key=lambda one: one.seconds, default=None)
 
     def _fitted(self, cause: Cause, own: Own) -> Cause | None:
         """The cause at the strength at which own times, if they change in proportion, come nearest."""
         if cause.kind == 'overlap':
             return None
         base = 0.0 if cause.kind == 'host' else 1.0
-        share = np.concatenate((self.sites.share, self.sites.share))
-        moved, asked = (_joined(one) - _joined(self.told) for one in (own, self.seen))
-        ratio = np.divide(asked, moved, out=np.zeros_like(asked), where=moved != 0)
-        scale = weighted_median(ratio, np.abs(moved) * share)
+        found = scale(self.seen, self.told, own, self.sites.share)
         # Far from what was tried, the proportion does not hold.
-        amount = base + (cause.amount - base) * float(np.clip(scale, 0.0, 4.0))
+        amount = base + (cause.amount - base) * float(np.clip(found, 0.0, 4.0))
         return cause.of(amount) if amount != cause.amount else None
 
     def _simulate(self, cause: Cause) -> tuple[Own, float] | None:
@@ -138,6 +140,3 @@ class _Court:
         whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
         return cause.seconds > max(MATTERS * whole, 0.0)
 
-
-def _joined(own: Own | Level) -> Times:
-    return np.concatenate((own.run, own.delay))
