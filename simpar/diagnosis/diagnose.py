@@ -11,7 +11,7 @@ from simpar.cost.costs import Costs
 from simpar.diagnosis.busy import busy
 from simpar.diagnosis.cause import Cause
 from simpar.diagnosis.fault import Bench
-from simpar.diagnosis.level import Level, level, misfit, scale
+from simpar.diagnosis.level import Level, joined, level, misfit, scale
 from simpar.diagnosis.own import Own, own_times, steady
 from simpar.diagnosis.sites import Sites, sites_of
 from simpar.diagnosis.suspects import suspects
@@ -21,8 +21,12 @@ from simpar.trace import Trace
 
 LEAST: Final = 0.05
 """Factors nearer to 1 are not named: profiles are not better known than that."""
-MATTERS: Final = 0.0015
+MATTERS: Final = 0.002
 """Share of all ranks' own times that a cause must explain to be named."""
+SHORTER: Final = 0.01
+"""Share by which a step must be shorter than predicted before something quick is named."""
+RATIOS: Final = ('compute', 'communication', 'compute beside communication', 'communication beside compute')
+"""Kinds whose amount is a factor."""
 FIRM: Final = 0.25
 """Share of a cause that must be there even in the quickest step of each op."""
 STEPS: Final = 4
@@ -37,12 +41,14 @@ class Diagnosis:
         causes: the most telling first; empty where nothing stands out.
         predicted, measured: seconds of a step; the measured one is the median of the warm steps.
         world: number of ranks.
+        marks: (rank, slot) of the ops of the first cause that are not as predicted themselves.
     """
 
     causes: tuple[Cause, ...]
     predicted: float
     measured: float
     world: int
+    marks: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def explained(self) -> float | None:
@@ -64,10 +70,15 @@ def diagnose(predicted: Trace, costs: Costs, measured: Trace) -> Diagnosis:
     seen = level(Own(own.delay[warm], own.run[warm]), sites)
     step = float(np.median(measured.step_times[warm]))
     bench = Bench(predicted.program, costs)
-    told = steady(simulate(bench.program, bench.costs, steps=STEPS), sites)
-    best = _Court(sites, seen, step, bench, told).verdict()
+    again = simulate(bench.program, bench.costs, steps=STEPS)
+    court = _Court(sites, seen, step, bench, steady(again, sites), float(again.step_times[-2]))
+    best = court.verdict()
     return Diagnosis(
-        causes=(best,) if best else (), predicted=predicted.step, measured=step, world=predicted.program.world
+        causes=(best,) if best else (),
+        predicted=court.told_step,
+        measured=step,
+        world=predicted.program.world,
+        marks=court.marks(best) if best else frozenset(),
     )
 
 
@@ -75,7 +86,7 @@ def diagnose(predicted: Trace, costs: Costs, measured: Trace) -> Diagnosis:
 class _Court:
     """What is judged: own times seen, and a bench on which causes are tried.
 
-    Arguments: ``told``, the own times that the bench gives as it is.
+    Arguments: ``told`` and ``told_step``, the own times and the step that the bench gives as it is.
     """
 
     sites: Sites
@@ -83,6 +94,14 @@ class _Court:
     step: float
     bench: Bench
     told: Own
+    told_step: float
+
+    def marks(self, cause: Cause) -> frozenset[tuple[int, int]]:
+        """The (rank, slot) of a cause at which own times are not as told."""
+        apart = np.abs(joined(self.seen) - joined(self.told)).reshape(2, -1).sum(axis=0)
+        differ = apart > LEAST * (self.told.run + self.told.delay)
+        found = np.flatnonzero(cause.among(self.sites) & differ)
+        return frozenset(zip(self.sites.rank[found].tolist(), self.sites.slot[found].tolist(), strict=True))
 
     def verdict(self) -> Cause | None:
         """The best cause, if it matters."""
@@ -134,9 +153,11 @@ class _Court:
 
     def _matters(self, cause: Cause) -> bool:
         """Whether a cause is strong enough to be named."""
-        ratio = cause.kind in ('compute', 'communication', 'compute beside communication', 'communication beside compute')
-        if ratio and abs(cause.amount - 1) < LEAST:
-            return False
+        if cause.kind in RATIOS:
+            # What goes quicker than predicted is the cause of a shorter step alone, else a consequence.
+            shorter = cause.amount < 1 and self.step > (1 - SHORTER) * self.told_step
+            if shorter or abs(cause.amount - 1) < LEAST:
+                return False
         whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
         return cause.seconds > max(MATTERS * whole, 0.0)
 

@@ -26,7 +26,7 @@ class Level:
         delay, run: of an undisturbed step, as the mean would be with the variation that most sites have.
         varies: what the mean of the steps is beyond that, delay and run together; of compute alone.
         noise: by which share the mean of most compute sites exceeds their quiet time.
-        quickest: the shortest of all steps, site by site.
+        quickest: the same with the shortest run of all steps, site by site.
     """
 
     delay: Times
@@ -44,7 +44,7 @@ def level(own: Own, sites: Sites) -> Level:
     run = quiet.run * (1 + np.minimum(np.where(sites.computes, *noise), EVEN))
     late = np.maximum(mean.delay - quiet.delay, 0.0)
     varies = np.where(sites.computes, np.maximum(mean.run - run, 0.0) + late, 0.0)
-    return Level(quiet.delay, run, varies, noise[0], Own(own.delay.min(axis=0), own.run.min(axis=0)))
+    return Level(quiet.delay, run, varies, noise[0], Own(quiet.delay, own.run.min(axis=0)))
 
 
 def weighted_median(values: Times, weights: Times) -> float:
