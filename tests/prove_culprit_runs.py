@@ -1,6 +1,6 @@
 """Sabotage of real runs: emulated compute, real messages over a paced network; which class and place is named first.
 
-    python tests/prove_culprit_runs.py [--ranks 2] [--draws 2] [--clean 5] [--seed 0]
+python tests/prove_culprit_runs.py [--ranks 2] [--draws 2] [--clean 5] [--seed 0]
 """
 
 import argparse
@@ -48,9 +48,13 @@ def longer_messages(bench, sites, rng, strength, step):
     """Of one partition: every message is longer."""
     ops = bench.program.op_classes
     partition = rng.choice(sorted({op.partition for op in ops} - {''}))
-    ops = tuple(replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if op.partition == partition else op for op in ops)
+    ops = tuple(
+        replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if op.partition == partition else op for op in ops
+    )
     mask = np.array([op.partition == partition for op in ops])[sites.op]
-    return replace(bench, program=bench.program.replace(op_classes=ops)), Truth('communication', f'messages of {partition}', mask)
+    return replace(bench, program=bench.program.replace(op_classes=ops)), Truth(
+        'communication', f'messages of {partition}', mask
+    )
 
 
 def slow_link(bench, sites, rng, strength, step):
@@ -65,23 +69,31 @@ def slow_link(bench, sites, rng, strength, step):
             replace(one, links=tuple((link, share / (1 + strength)) for link, share in one.links))
             for one in communication[index]
         )
-    return replace(made, costs=replace(made.costs, communication=communication)), Truth('communication', f'link of rank {rank}', mask)
+    return replace(made, costs=replace(made.costs, communication=communication)), Truth(
+        'communication', f'link of rank {rank}', mask
+    )
 
 
 def lost_overlap(bench, sites, rng, strength, step):
-    return in_turn(bench, range(sites.program.world), sites.streams), Truth('overlap', 'all', streams=frozenset(sites.streams))
+    return in_turn(bench, range(sites.program.world), sites.streams), Truth(
+        'overlap', 'all', streams=frozenset(sites.streams)
+    )
 
 
 def lost_overlap_on_rank(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
-    return in_turn(bench, [rank], sites.streams), Truth('overlap', f'rank {rank}', ranks=(rank,), streams=frozenset(sites.streams))
+    return in_turn(bench, [rank], sites.streams), Truth(
+        'overlap', f'rank {rank}', ranks=(rank,), streams=frozenset(sites.streams)
+    )
 
 
 def late_host(bench, sites, rng, strength, step):
     rank = rng.randrange(sites.program.world)
     mask = sites.rank == rank
     issues = bench.costs.host[sites.op[mask]].sum()
-    return later(bench, sites, mask, ((1 + strength) * step - issues) / mask.sum()), Truth('host', f'rank {rank}', ranks=(rank,))
+    return later(bench, sites, mask, ((1 + strength) * step - issues) / mask.sum()), Truth(
+        'host', f'rank {rank}', ranks=(rank,)
+    )
 
 
 def slow_compute_beside(bench, sites, rng, strength, step):
@@ -109,15 +121,19 @@ def _phase(sites, phase):
 def schedules(world):
     """Three schedules whose steps take at most 0.3 s."""
     small = network(256, width=512, inner=1024)
-    plans = {
-        'two copies': Plan(tensor=world, copies=2),
-        'data parallel': Plan(data=world),
-        'pipeline': Plan(pipeline=2, data=world // 2, micro_batches=4),
-    } if world == 2 else {
-        'data 2 x tensor 2, two copies': Plan(data=2, tensor=2, copies=2),
-        'data parallel': Plan(data=world),
-        'pipeline 2 x data 2': Plan(pipeline=2, data=2, micro_batches=4),
-    }
+    plans = (
+        {
+            'two copies': Plan(tensor=world, copies=2),
+            'data parallel': Plan(data=world),
+            'pipeline': Plan(pipeline=2, data=world // 2, micro_batches=4),
+        }
+        if world == 2
+        else {
+            'data 2 x tensor 2, two copies': Plan(data=2, tensor=2, copies=2),
+            'data parallel': Plan(data=world),
+            'pipeline 2 x data 2': Plan(pipeline=2, data=2, micro_batches=4),
+        }
+    )
     return {name: lower(small, plan, world) for name, plan in plans.items()}
 
 
@@ -142,12 +158,25 @@ def main():
             print(f'{name}: {predicted.step * 1e3:.1f} ms', flush=True)
             for kind in [None] * options.clean + KINDS * options.draws:
                 strength = rng.uniform(0.1, 0.5)
-                bench, truth = kind(Bench(program, given), sites, rng, strength, predicted.step) if kind else (Bench(program, given), None)
+                bench, truth = (
+                    kind(Bench(program, given), sites, rng, strength, predicted.step)
+                    if kind
+                    else (Bench(program, given), None)
+                )
                 trace = measure(pool, bench, program)
-                found = diagnose(predicted, costs, trace)
+                found = diagnose(program, costs, trace)
                 cause = found.causes[0] if found.causes else None
                 ok = right(truth, cause, sites, predicted) if truth else cause is None
-                print('ok ' if ok else 'BAD', kind.__name__ if kind else 'clean', f'{strength:.2f}', f'x{found.measured / found.predicted:.3f}', truth and truth.what, '|', cause and (cause.kind, cause.place, round(cause.amount, 4), round(cause.explains, 2)), flush=True)
+                print(
+                    'ok ' if ok else 'BAD',
+                    kind.__name__ if kind else 'clean',
+                    f'{strength:.2f}',
+                    f'x{found.measured / found.predicted:.3f}',
+                    truth and truth.what,
+                    '|',
+                    cause and (cause.kind, cause.place, round(cause.amount, 4), round(cause.explains, 2)),
+                    flush=True,
+                )
 
 
 def measure(pool, bench, program):

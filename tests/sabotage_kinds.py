@@ -22,6 +22,10 @@ LEAST_SHARE = 0.1
 """Share of the compute, or of the communication, of the ranks concerned, that a kind of op must have to be chosen."""
 
 
+CLASSES = {'latency': 'communication'}
+"""A kind that the diagnosis tells apart, though it is one class with another."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """What was done: class and place; ``what`` in words."""
@@ -165,7 +169,9 @@ def _slow_kind(machine, sites, rng, strength, of, rank=None):
     seconds = np.concatenate([one[0] for one in machine.compute])
     names = np.array([of(op) for op in ops])[sites.op]
     weight = {name: seconds[on & (names == name)].sum() / seconds[on].sum() for name in {*names[on].tolist()}}
-    chosen = str(rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values())))))
+    chosen = str(
+        rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values()))))
+    )
     mask = on & (names == chosen)
     for times, mine in zip(machine.compute, _split(sites, mask), strict=True):
         times[:, mine] *= 1 + strength
@@ -180,7 +186,9 @@ def _communicating(machine, sites, rng, of):
     names = np.array([name.replace('recv', 'send') for name in names])[sites.op]
     seconds = np.concatenate([(a + t)[0] for a, t in zip(machine.alpha, machine.transfer, strict=True)])
     weight = {name: seconds[names == name].sum() / seconds.sum() for name in {*names.tolist()} - {''}}
-    chosen = str(rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values())))))
+    chosen = str(
+        rng.choice(sorted(name for name, share in weight.items() if share >= min(LEAST_SHARE, max(weight.values()))))
+    )
     return chosen, names == chosen
 
 
@@ -192,7 +200,9 @@ def _transfer(machine, sites, mask, strength, what):
 
 def _late(machine, sites, strength, ranks, named):
     # Issuing takes 1 + strength times as long as the step does, on the rank with most ops.
-    issues, ops = zip(*((machine.host[rank].sum(axis=1).mean(), machine.host[rank].shape[1]) for rank in ranks), strict=True)
+    issues, ops = zip(
+        *((machine.host[rank].sum(axis=1).mean(), machine.host[rank].shape[1]) for rank in ranks), strict=True
+    )
     later = ((1 + strength) * machine.step - max(issues)) / max(ops)
     for rank in ranks:
         machine.host[rank] += later
@@ -218,7 +228,7 @@ def _in_turn(machine, ranks, streams, named):
 
 def right(truth, cause, sites, predicted):
     """Whether a cause has the class and the place of the truth."""
-    if cause is None or cause.kind != truth.kind:
+    if cause is None or CLASSES.get(cause.kind, cause.kind) != truth.kind:
         return False
     if truth.mask is None:
         return {*cause.place.ranks} == {*truth.ranks} and {*cause.place.streams} == truth.streams

@@ -91,7 +91,9 @@ class Machine:
         lanes = []
         for rank, n in enumerate(n_of):
             times = trace.times_of(rank)
-            lanes.append(RankTimes(rank, *(t.reshape(self.steps, n) for t in (times.arrive_KS, times.start_KS, times.end_KS))))
+            lanes.append(
+                RankTimes(rank, *(t.reshape(self.steps, n) for t in (times.arrive_KS, times.start_KS, times.end_KS)))
+            )
         return tuple(lanes)
 
 

@@ -46,7 +46,7 @@ def command(options: argparse.Namespace) -> int:
 
 def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace) -> None:
     prediction = case.predict()
-    comparison = compare(prediction.trace, measured, percentile=LOW)
+    comparison = compare(prediction.trace, measured, percentile=LOW, costs=prediction.costs)
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     note = _note(options, case)
     if options.json:

@@ -23,7 +23,12 @@ def busy(seen: Level, told: Own, sites: Sites) -> list[Cause]:
     varies = np.bincount(sites.rank, seen.varies)
     computes = np.maximum(np.bincount(sites.rank, seen.run * sites.computes), 1e-300)
     found = [
-        Cause(kind='busy', place=Place(ranks=(rank,)), amount=float(varies[rank] / computes[rank]), seconds=float(varies[rank]))
+        Cause(
+            kind='busy',
+            place=Place(ranks=(rank,)),
+            amount=float(varies[rank] / computes[rank]),
+            seconds=float(varies[rank]),
+        )
         for rank in np.flatnonzero(varies > VARIES * computes).tolist()
     ]
     if seen.noise > ALL:

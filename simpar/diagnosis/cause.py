@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simpar.diagnosis.fault import Bench, in_turn, later, longer, slowed_communication, slowed_compute
+from simpar.diagnosis.fault import Bench, delayed, in_turn, later, longer, slowed_communication, slowed_compute
 from simpar.diagnosis.place import Place
 from simpar.diagnosis.sites import Mask, Sites
 
 CauseKind = Literal[
-    'compute', 'communication', 'overlap', 'compute beside communication', 'communication beside compute', 'host', 'busy'
+    'compute',
+    'communication',
+    'latency',
+    'overlap',
+    'compute beside communication',
+    'communication beside compute',
+    'host',
+    'busy',
 ]
 
 
@@ -19,10 +26,11 @@ class Cause:
     """A fault at a place.
 
     Arguments:
-        kind: compute or communication that takes longer; streams that do not overlap; compute and communication that
-            slow each other more; a host that issues late; a machine that does something else, too.
-        amount: compute, communication, slow-down: how many times as long as predicted. host: seconds later, an op.
-            busy: the share by which its ops vary. overlap: 1.
+        kind: compute or communication that takes longer, by a factor or (latency) by the same time an op; streams that
+            do not overlap; compute and communication that slow each other more; a host that issues late; a machine
+            that does something else, too.
+        amount: compute, communication, slow-down: how many times as long as predicted. latency, host: seconds later,
+            an op. busy: the share by which its ops vary. overlap: 1.
         seconds: what it explains of the own times of one step, over all ranks.
         explains: its share of all that is not as predicted in the own times.
         step: seconds of a step with it.
@@ -39,7 +47,7 @@ class Cause:
         """Shape [N], the sites that it concerns: those that compute, or that communicate, at its place."""
         if self.kind in ('overlap', 'host'):
             return self.place.sites(sites, sites.on(()))
-        communicates = self.kind in ('communication', 'communication beside compute')
+        communicates = self.kind in ('communication', 'latency', 'communication beside compute')
         return self.place.sites(sites, ~sites.computes if communicates else sites.computes)
 
     def make(self, bench: Bench, sites: Sites) -> Bench:
@@ -47,6 +55,8 @@ class Cause:
         match self.kind:
             case 'compute' | 'communication':
                 return longer(bench, sites, self.among(sites), self.amount)
+            case 'latency':
+                return delayed(bench, sites, self.among(sites), self.amount)
             case 'host':
                 return later(bench, sites, self.among(sites), self.amount)
             case 'overlap':

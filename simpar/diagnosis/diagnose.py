@@ -17,6 +17,7 @@ from simpar.diagnosis.sites import Sites, sites_of
 from simpar.diagnosis.suspects import suspects
 from simpar.engine import simulate
 from simpar.errors import Deadlock
+from simpar.program import Program
 from simpar.trace import Trace
 
 LEAST: Final = 0.05
@@ -59,25 +60,24 @@ class Diagnosis:
         return (self.causes[0].step - self.predicted) / difference
 
 
-def diagnose(predicted: Trace, costs: Costs, measured: Trace) -> Diagnosis:
-    """Find what makes a measurement differ from its prediction.
+def diagnose(program: Program, costs: Costs, measured: Trace) -> Diagnosis:
+    """Find what makes a measurement of a program differ from what its simulation with these costs predicts.
 
-    Arguments: ``predicted`` was simulated with ``costs``; ``measured`` is of the same program.
+    Not found: two causes at once are not told apart; the stronger is named.
     """
-    sites = sites_of(predicted.program)
+    sites = sites_of(program)
     warm = slice(min(1, measured.steps - 1), None)
     own = own_times(measured, sites)
     seen = level(Own(own.delay[warm], own.run[warm]), sites)
     step = float(np.median(measured.step_times[warm]))
-    bench = Bench(predicted.program, costs)
-    again = simulate(bench.program, bench.costs, steps=STEPS)
-    court = _Court(sites, seen, step, bench, steady(again, sites), float(again.step_times[-2]))
+    told = simulate(program, costs, steps=STEPS)
+    court = _Court(sites, seen, step, Bench(program, costs), steady(told, sites), float(told.step_times[-2]))
     best = court.verdict()
     return Diagnosis(
         causes=(best,) if best else (),
         predicted=court.told_step,
         measured=step,
-        world=predicted.program.world,
+        world=program.world,
         marks=court.marks(best) if best else frozenset(),
     )
 
@@ -135,7 +135,7 @@ class _Court:
         """The cause at the strength at which own times, if they change in proportion, come nearest."""
         if cause.kind == 'overlap':
             return None
-        base = 0.0 if cause.kind == 'host' else 1.0
+        base = 0.0 if cause.kind in ('host', 'latency') else 1.0
         found = scale(self.seen, self.told, own, self.sites.share)
         # Far from what was tried, the proportion does not hold.
         amount = base + (cause.amount - base) * float(np.clip(found, 0.0, 4.0))
@@ -153,11 +153,13 @@ class _Court:
 
     def _matters(self, cause: Cause) -> bool:
         """Whether a cause is strong enough to be named."""
-        if cause.kind in RATIOS:
+        if cause.kind in (*RATIOS, 'latency'):
+            factor = cause.amount
+            if cause.kind == 'latency':
+                factor = 1 + cause.amount / max(1e-300, float(np.median(self.told.run[cause.among(self.sites)])))
             # What goes quicker than predicted is the cause of a shorter step alone, else a consequence.
-            shorter = cause.amount < 1 and self.step > (1 - SHORTER) * self.told_step
-            if shorter or abs(cause.amount - 1) < LEAST:
+            shorter = factor < 1 and self.step > (1 - SHORTER) * self.told_step
+            if shorter or abs(factor - 1) < LEAST:
                 return False
         whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
         return cause.seconds > max(MATTERS * whole, 0.0)
-

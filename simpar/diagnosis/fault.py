@@ -30,6 +30,15 @@ def longer(bench: Bench, sites: Sites, mask: Mask, factor: float) -> Bench:
     return replace(bench, costs=replace(costs, compute=compute, communication=_stretched(costs, touched, factor)))
 
 
+def delayed(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
+    """The communication of the sites in the mask takes so much longer, whatever its size."""
+    bench, touched = apart(bench, sites, mask)
+    communication = dict(bench.costs.communication)
+    for index in set(touched.tolist()) & communication.keys():
+        communication[index] = tuple(replace(one, alpha=max(0.0, one.alpha + seconds)) for one in communication[index])
+    return replace(bench, costs=replace(bench.costs, communication=communication))
+
+
 def later(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
     """The host takes so much longer to issue each of the sites in the mask."""
     bench, touched = apart(bench, sites, mask)

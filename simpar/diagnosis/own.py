@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.diagnosis.sites import Sites
+from simpar.diagnosis.sites import Ints, Sites
 from simpar.program import Role
 from simpar.trace import RankTimes, Times, Trace
 
@@ -69,7 +69,7 @@ def _ready(end: Times, role: Role) -> Times:
     return ready.T
 
 
-def _stream_order(role: Role) -> tuple[Times, Times]:
+def _stream_order(role: Role) -> tuple[Ints, Ints]:
     """For each slot the one before it on its stream, or -1; for each stream its last slot."""
     before = np.full(len(role), -1, dtype=np.int64)
     tail = np.full(len(role.streams), -1, dtype=np.int64)

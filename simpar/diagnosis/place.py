@@ -8,10 +8,13 @@ from typing import Final
 
 import numpy as np
 
+from simpar.diagnosis.cells import Cells
 from simpar.diagnosis.sites import Mask, Sites
 from simpar.program import OpClass
 
-_FIELDS: Final = ('stage', 'partition', 'operator', 'phase', 'op')
+FIRST: Final = 8
+"""Sets of ranks whose ops are looked at one by one."""
+_WORDS: Final = ('partition', 'operator', 'phase', 'op')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +36,26 @@ class Place:
 
     def sites(self, sites: Sites, among: Mask) -> Mask:
         """Shape [N], which of the sites in ``among`` it covers."""
-        asked = {name: getattr(self, name) for name in ('partition', 'operator', 'phase', 'op')}
-        named = [all(not word or _word(op, name) == word for name, word in asked.items()) for op in _ops(sites)]
-        return among & self._on(sites) & np.array(named, dtype=bool)[sites.op]
+        return among & self.among(sites)
 
-    def _on(self, sites: Sites) -> Mask:
+    def among(self, sites: Sites | Cells) -> Mask:
+        """Shape as of the sites or cells, which of them it covers."""
+        asked = [(name, getattr(self, name)) for name in _WORDS if getattr(self, name)]
+        covered = self._on(sites)
+        if not asked:
+            return covered
+        named = [all(_word(op, name) == word for name, word in asked) for op in sites.program.op_classes]
+        return np.asarray(covered & np.array(named, dtype=bool)[sites.op], dtype=bool)
+
+    def _on(self, sites: Sites | Cells) -> Mask:
         """On its ranks. What communicates belongs to one rank if that takes part, to several if none else does."""
         if not self.ranks:
             return sites.on(())
         own, some = set(self.ranks), len(self.ranks) == 1
         meets = [bool(own & {*ranks}) if some else own >= {*ranks} for ranks in sites.channels]
         # Index -1, of what computes, reads the entry behind those of all channels.
-        return np.where(sites.computes, sites.on(self.ranks), np.array([*meets, False], dtype=bool)[sites.channel])
-
-    @property
-    def fields(self) -> int:
-        """How many words it takes; of two places with the same sites, the one of fewer is told."""
-        return sum(bool(getattr(self, name)) for name in ('partition', 'operator', 'phase', 'op')) + bool(self.ranks)
+        communicating = np.array([*meets, False], dtype=bool)[sites.channel]
+        return np.asarray(np.where(sites.computes, sites.on(self.ranks), communicating), dtype=bool)
 
 
 def _ops(sites: Sites) -> tuple[OpClass, ...]:
@@ -81,7 +87,8 @@ def communicating(sites: Sites, ranks: list[tuple[int, ...]]) -> Iterator[Place]
     kinds = [Place()] + [Place(partition=name) for name in _distinct(op.partition for op in ops)]
     kinds += [Place(operator=name) for name in _distinct(_word(op, 'operator') for op in ops)]
     kinds += [
-        Place(partition=one, operator=two) for one, two in dict.fromkeys((op.partition, _word(op, 'operator')) for op in ops)
+        Place(partition=one, operator=two)
+        for one, two in dict.fromkeys((op.partition, _word(op, 'operator')) for op in ops)
     ]
     kinds += [
         Place(partition=one, operator=two, phase=three)
@@ -99,11 +106,12 @@ def groups(sites: Sites) -> list[tuple[int, ...]]:
 
 
 def _crossed(kinds: list[Place], ranks: list[tuple[int, ...]]) -> Iterator[Place]:
-    for some in ranks:
+    for number, some in enumerate(ranks):
         for kind in kinds:
-            yield Place(
-                ranks=some, partition=kind.partition, operator=kind.operator, phase=kind.phase, op=kind.op
-            )
+            # There are many single ops; on a rank that is not among the first they are left out.
+            if kind.op and number > FIRST:
+                continue
+            yield Place(ranks=some, partition=kind.partition, operator=kind.operator, phase=kind.phase, op=kind.op)
 
 
 def _distinct(words: Iterator[str]) -> list[str]:

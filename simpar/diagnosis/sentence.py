@@ -53,6 +53,11 @@ def _what(cause: Cause) -> str:
             return f'{who} {ops + " " if ops else ""}{_times(cause.amount)}'
         case 'communication':
             return f'communication{_over(place)}{_between(ranks)} takes {_times(cause.amount)}'
+        case 'latency':
+            where = f'{_over(place)}{_between(ranks)}'
+            return (
+                f'communication{where} takes {format_time(cause.amount)} longer an op than predicted, whatever its size'
+            )
         case 'overlap':
             return f'streams {_listed(place.streams)}{_on(ranks)} run in turn, not at once as predicted'
         case 'compute beside communication' | 'communication beside compute':
@@ -62,7 +67,8 @@ def _what(cause: Cause) -> str:
             return f'{whose} ops late: each takes {format_time(cause.amount)} longer to issue than predicted'
         case 'busy':
             where = f'the machine of {_ranks(ranks)}' if ranks else 'the machine'
-            return f'{where} is busy with something else: what it computes takes {cause.amount * 100:.0f} % longer in some steps than in others'
+            varies = f'what it computes varies by {cause.amount * 100:.0f} % from step to step'
+            return f'{where} is busy with something else, too: {varies}'
 
 
 def _others(diagnosis: Diagnosis, cause: Cause) -> str:

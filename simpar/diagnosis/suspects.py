@@ -10,6 +10,7 @@ import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.diagnosis.cause import Cause, CauseKind
+from simpar.diagnosis.cells import cells_of
 from simpar.diagnosis.level import Level, weighted_median
 from simpar.diagnosis.own import Own
 from simpar.diagnosis.place import Place, communicating, computing, groups
@@ -18,10 +19,17 @@ from simpar.trace import Times
 
 NAMED: Final = 4
 """How many places of compute, and how many of communication, are simulated."""
+LATENCIES: Final = 2
+"""How many places of longer latency are simulated."""
 RANKS: Final = 8
 """How many ranks are looked at one by one: those whose own times differ most."""
 HOSTS: Final = 3
 """How many hosts, and on how many ranks lost overlap, are simulated one by one."""
+GROUPS: Final = 32
+"""How many groups of ranks are looked at."""
+FEWEST: Final = 4
+SLOTS: Final = 3_000_000
+"""How many causes are simulated: so many that all have this many slots, but a few in any case."""
 STREAMS: Final = 6
 """Streams of a role beyond which pairs of communication streams are left out."""
 
@@ -33,37 +41,59 @@ def suspects(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) ->
         seen, told: own times, in the measurement and by the prediction, which was made with ``costs``.
         step: seconds of a measured step.
     """
-    found = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
-    found += _late(seen, told, sites, costs, step)
-    return found if sites.computes.all() else [*found, *_in_turn(seen, told, sites), *_beside()]
+    longer = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
+    longer.sort(key=lambda item: -item[0])
+    others = [*_late(seen, told, sites, costs, step)]
+    others += [] if sites.computes.all() else [*_in_turn(seen, told, sites), *_beside()]
+    found = [cause for _, cause in longer]
+    # What holds ops back comes first where that is more than what lengthens them.
+    late = float(np.abs((seen.delay - told.delay) * sites.share).sum())
+    found = [*others, *found] if longer and late > longer[0][0] else [*found, *others]
+    return found[: max(FEWEST, SLOTS // len(sites))]
 
 
-def _longer(kind: CauseKind, seen: Level, told: Own, sites: Sites) -> list[Cause]:
-    """The places whose ops, all by one factor, leave the least unexplained."""
+def _longer(kind: CauseKind, seen: Level, told: Own, sites: Sites) -> list[tuple[float, Cause]]:
+    """The places whose ops, all by one factor, leave the least unexplained; of communication by one addition, too.
+
+    Each with the seconds that it explains.
+    """
     among = sites.computes if kind == 'compute' else ~sites.computes
-    single = [(rank,) for rank in _worst_ranks(np.abs(seen.run - told.run) * among, sites)]
-    # Where a group and one of its ranks have the same sites, what communicates is told by the group.
-    several = groups(sites)[: 4 * RANKS]
-    ranks = [(), *single, *several] if kind == 'compute' else [(), *several, *single]
-    places = computing(sites, ranks) if kind == 'compute' else communicating(sites, ranks)
-    gains: dict[bytes, tuple[float, Cause]] = {}
-    for place in places:
-        mask = place.sites(sites, among)
+    cells = cells_of(seen, told, sites, among)
+    worst = _worst_ranks(np.abs(seen.run - told.run) * among, sites)
+    gains: dict[bytes, list[tuple[float, Cause]]] = {}
+    for place in _places(kind, sites, [(rank,) for rank in worst]):
+        mask = place.among(cells)
         key = np.packbits(mask).tobytes()
         # Of places with the same sites the first stands: it is told in the fewest words.
         if key not in gains and mask.any():
-            factor, gain = _factor(seen.run[mask], told.run[mask], sites.share[mask])
-            gains[key] = gain, Cause(kind=kind, place=place, amount=factor)
-    ranked = sorted(gains.values(), key=lambda item: -item[0])
-    return [cause for gain, cause in ranked[:NAMED] if gain > 0]
+            times = cells.seen[mask], cells.told[mask], cells.count[mask]
+            amounts: list[tuple[CauseKind, tuple[float, float]]] = [(kind, _factor(*times))]
+            amounts += [('latency', _addition(*times))] if kind == 'communication' else []
+            gains[key] = [(gain, Cause(kind=each, place=place, amount=amount)) for each, (amount, gain) in amounts]
+    ranked = sorted((one for each in gains.values() for one in each), key=lambda item: -item[0])
+    found = [one for one in ranked if one[0] > 0]
+    latencies = [one for one in found if one[1].kind == 'latency']
+    return [one for one in found if one[1].kind == kind][:NAMED] + latencies[:LATENCIES]
 
 
-def _factor(seen: Times, told: Times, share: Times) -> tuple[float, float]:
+def _places(kind: CauseKind, sites: Sites, single: list[tuple[int, ...]]) -> Iterator[Place]:
+    several = groups(sites)[:GROUPS]
+    if kind == 'compute':
+        return computing(sites, [(), *single, *several])
+    # Where a group and one of its ranks have the same sites, what communicates is told by the group.
+    return communicating(sites, [(), *several, *single])
+
+
+def _factor(seen: Times, told: Times, count: Times) -> tuple[float, float]:
     """The factor that brings the told times nearest to those seen, and by how many seconds nearer."""
-    ratio = np.divide(seen, told, out=np.ones_like(seen), where=told > 0)
-    factor = weighted_median(ratio, told * share)
-    before, after = np.abs(seen - told), np.abs(seen - factor * told)
-    return factor, float(((before - after) * share).sum())
+    factor = weighted_median(np.divide(seen, told, out=np.ones_like(seen), where=told > 0), told)
+    return factor, float((np.abs(seen - told) - np.abs(seen - factor * told)).sum())
+
+
+def _addition(seen: Times, told: Times, count: Times) -> tuple[float, float]:
+    """The seconds that, added to each op, bring the told times nearest to those seen, and how much nearer."""
+    seconds = weighted_median((seen - told) / count, count)
+    return seconds, float((np.abs(seen - told) - np.abs(seen - told - seconds * count)).sum())
 
 
 def _late(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) -> Iterator[Cause]:
@@ -85,7 +115,7 @@ def _in_turn(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
     if late.sum() <= 0:
         return
     computing_on, others = _streams(sites)
-    together = [(computing_on, other) for other in others]
+    together: list[tuple[str, ...]] = [(computing_on, other) for other in others]
     together += [(computing_on, *others)] if len(others) > 1 else []
     together += [*combinations(others, 2)] if len(others) <= STREAMS else []
     for ranks in [(), *((rank,) for rank in _worst_ranks(late, sites)[:HOSTS])]:
@@ -110,4 +140,5 @@ def _streams(sites: Sites) -> tuple[str, list[str]]:
 def _worst_ranks(seconds: Times, sites: Sites) -> list[int]:
     """The ranks with most seconds, the worst first."""
     sums = np.bincount(sites.rank, seconds * sites.share)
-    return np.argsort(-sums, kind='stable')[:RANKS].tolist()
+    worst: list[int] = np.argsort(-sums, kind='stable')[:RANKS].tolist()
+    return worst
