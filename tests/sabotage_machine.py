@@ -29,6 +29,7 @@ class Machine:
     alpha: list
     transfer: list
     step: float
+    late: tuple | None = None
 
     @staticmethod
     def of(program, costs, steps, step):
