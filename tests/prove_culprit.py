@@ -1,6 +1,6 @@
 """Sabotage by simulation: which class and place the diagnosis names first; writes docs/diagnosis_proof.md.
 
-    python tests/prove_culprit.py [--draws 4] [--seed 0] [--write]
+python tests/prove_culprit.py [--draws 4] [--seed 0] [--write]
 """
 
 import argparse
@@ -38,9 +38,7 @@ class Bed:
     """One schedule with its prediction, on which sabotage is done."""
 
     def __init__(self, name):
-        workload = Workload(
-            model=Transformer(layers=2, hidden=2048, heads=16, vocab=8192, sequence=1024), batch=16
-        )
+        workload = Workload(model=Transformer(layers=2, hidden=2048, heads=16, vocab=8192, sequence=1024), batch=16)
         # Slow links, so that communication is a third to a half of what computing is, and sabotage of it can be felt.
         hardware = cluster(load_profile('h100-sxm-8'), devices=4, links={'nvlink': 0.15})
         self.name, self.program = name, lower(workload, PLANS[name], 4)
@@ -79,7 +77,9 @@ def main():
                 truth, strength, diagnosis = bed.run(kind, rng)
                 found[kind].append(bed.right(truth, diagnosis))
                 if not found[kind][-1]:
-                    wrong.append(f'| {kind.__name__}: {truth.what} | {bed.name} | {strength:.0%} | {sentence(diagnosis)} |')
+                    wrong.append(
+                        f'| {kind.__name__}: {truth.what} | {bed.name} | {strength:.0%} | {sentence(diagnosis)} |'
+                    )
         print(bed.name, sum(map(sum, found.values())), sum(map(len, found.values())), flush=True)
     text = report(options, found, wrong, clean, time.process_time() - begun)
     print(text)
@@ -91,7 +91,9 @@ def main():
 
 def report(options, found, wrong, clean, seconds):
     """The table as Markdown."""
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True, cwd=ROOT)
+    commit = subprocess.run(
+        ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     every, unseen = ([one for kind in kinds for one in found[kind]] for kinds in (KINDS + UNSEEN, UNSEEN))
     lines = [
         '# Sabotage by simulation',
@@ -111,7 +113,13 @@ def report(options, found, wrong, clean, seconds):
         for kind, each in found.items()
     ]
     lines += [f'| clean: {text} | | | |' for text in clean]
-    lines += ['', '## What was named wrongly', '', '| sabotage | schedule | strength | first line |', '|---|---|---|---|']
+    lines += [
+        '',
+        '## What was named wrongly',
+        '',
+        '| sabotage | schedule | strength | first line |',
+        '|---|---|---|---|',
+    ]
     return '\n'.join([*lines, *wrong]) + '\n'
 
 

@@ -22,7 +22,7 @@ LEAST_SHARE = 0.1
 """Share of the compute, or of the communication, of the ranks concerned, that a kind of op must have to be chosen."""
 
 
-CLASSES = {'latency': 'communication'}
+CLASSES = {'latency': 'communication', 'pause': 'host'}
 """A kind that the diagnosis tells apart, though it is one class with another."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simpar.diagnosis.fault import Bench, delayed, in_turn, later, longer, slowed_communication, slowed_compute
+from simpar.diagnosis.fault import Bench, added, delayed, in_turn, later, longer, slowed_communication, slowed_compute
 from simpar.diagnosis.place import Place
 from simpar.diagnosis.sites import Mask, Sites
 
@@ -17,6 +17,7 @@ CauseKind = Literal[
     'compute beside communication',
     'communication beside compute',
     'host',
+    'pause',
     'busy',
 ]
 
@@ -27,10 +28,10 @@ class Cause:
 
     Arguments:
         kind: compute or communication that takes longer, by a factor or (latency) by the same time an op; streams that
-            do not overlap; compute and communication that slow each other more; a host that issues late; a machine
-            that does something else, too.
-        amount: compute, communication, slow-down: how many times as long as predicted. latency, host: seconds later,
-            an op. busy: the share by which its ops vary. overlap: 1.
+            do not overlap; compute and communication that slow each other more; a host that issues late; an op that
+            begins late, though its host may not; a machine that does something else, too.
+        amount: compute, communication, slow-down: how many times as long as predicted. latency, host, pause: seconds
+            later, an op. busy: the share by which its ops vary. overlap: 1.
         seconds: what it explains of the own times of one step, over all ranks.
         explains: its share of all that is not as predicted in the own times.
         step: seconds of a step with it.
@@ -45,7 +46,7 @@ class Cause:
 
     def among(self, sites: Sites) -> Mask:
         """Shape [N], the sites that it concerns: those that compute, or that communicate, at its place."""
-        if self.kind in ('overlap', 'host'):
+        if self.kind in ('overlap', 'host', 'pause'):
             return self.place.sites(sites, sites.on(()))
         communicates = self.kind in ('communication', 'latency', 'communication beside compute')
         return self.place.sites(sites, ~sites.computes if communicates else sites.computes)
@@ -57,6 +58,8 @@ class Cause:
                 return longer(bench, sites, self.among(sites), self.amount)
             case 'latency':
                 return delayed(bench, sites, self.among(sites), self.amount)
+            case 'pause':
+                return added(bench, sites, self.among(sites), self.amount)
             case 'host':
                 return later(bench, sites, self.among(sites), self.amount)
             case 'overlap':

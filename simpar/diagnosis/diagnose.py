@@ -135,7 +135,7 @@ class _Court:
         """The cause at the strength at which own times, if they change in proportion, come nearest."""
         if cause.kind == 'overlap':
             return None
-        base = 0.0 if cause.kind in ('host', 'latency') else 1.0
+        base = 0.0 if cause.kind in ('host', 'latency', 'pause') else 1.0
         found = scale(self.seen, self.told, own, self.sites.share)
         # Far from what was tried, the proportion does not hold.
         amount = base + (cause.amount - base) * float(np.clip(found, 0.0, 4.0))
@@ -149,7 +149,12 @@ class _Court:
         except Deadlock:
             return None
         # The needs that count are those of the program as it was written: what else holds an op back is a delay.
-        return steady(trace, self.sites), float(trace.step_times[-2])
+        own = steady(trace, self.sites)
+        if cause.kind == 'pause':
+            # It was simulated as a longer run.
+            waited = np.where(cause.among(self.sites), cause.amount, 0.0)
+            own = Own(own.delay + waited, own.run - waited)
+        return own, float(trace.step_times[-2])
 
     def _matters(self, cause: Cause) -> bool:
         """Whether a cause is strong enough to be named."""

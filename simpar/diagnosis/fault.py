@@ -39,6 +39,14 @@ def delayed(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
     return replace(bench, costs=replace(bench.costs, communication=communication))
 
 
+def added(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
+    """Each op of the sites in the mask takes so much longer, whether it computes or communicates."""
+    bench, touched = apart(delayed(bench, sites, mask & ~sites.computes, seconds), sites, mask & sites.computes)
+    compute = bench.costs.compute.copy()
+    compute[touched] = np.maximum(compute[touched] + seconds, 0.0)
+    return replace(bench, costs=replace(bench.costs, compute=compute))
+
+
 def later(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
     """The host takes so much longer to issue each of the sites in the mask."""
     bench, touched = apart(bench, sites, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from simpar.program import OpClass
 
 FIRST: Final = 8
 """Sets of ranks whose ops are looked at one by one."""
-_WORDS: Final = ('partition', 'operator', 'phase', 'op')
+_WORDS: Final = ('partition', 'operator', 'phase', 'layer', 'op')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class Place:
 
     Arguments:
         ranks: empty for all.
-        partition, operator, phase, op: as of ``OpClass``; ``op`` is the name of one class.
+        partition, operator, phase: as of ``OpClass``.
+        layer, op: the name of one op class, and what stands before its first dot.
         streams: those that a lost overlap is between.
     """
 
@@ -31,6 +32,7 @@ class Place:
     partition: str = ''
     operator: str = ''
     phase: str = ''
+    layer: str = ''
     op: str = ''
     streams: tuple[str, ...] = ()
 
@@ -66,6 +68,8 @@ def _word(op: OpClass, name: str) -> str:
     """What an op class has in a field; a receive is part of what sends."""
     if name == 'operator' and op.kind == 'recv':
         return 'send'
+    if name == 'layer':
+        return op.name.partition('.')[0]
     return op.name if name == 'op' else str(getattr(op, name))
 
 
@@ -76,6 +80,7 @@ def computing(sites: Sites, ranks: list[tuple[int, ...]]) -> Iterator[Place]:
     kinds += [Place(operator=name) for name in _distinct(op.operator for op in ops)]
     kinds += [Place(phase=name) for name in _distinct(op.phase for op in ops)]
     kinds += [Place(operator=one, phase=two) for one, two in dict.fromkeys((op.operator, op.phase) for op in ops)]
+    kinds += [Place(layer=name) for name in _distinct(_word(op, 'layer') for op in ops)]
     kinds += [Place(op=op.name) for op in ops]
     yield from _crossed(kinds, ranks)
 
@@ -109,9 +114,9 @@ def _crossed(kinds: list[Place], ranks: list[tuple[int, ...]]) -> Iterator[Place
     for number, some in enumerate(ranks):
         for kind in kinds:
             # There are many single ops; on a rank that is not among the first they are left out.
-            if kind.op and number > FIRST:
+            if (kind.op or kind.layer) and number > FIRST:
                 continue
-            yield Place(ranks=some, partition=kind.partition, operator=kind.operator, phase=kind.phase, op=kind.op)
+            yield replace(kind, ranks=some)
 
 
 def _distinct(words: Iterator[str]) -> list[str]:

@@ -31,7 +31,7 @@ def diagnosis_to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             {
                 'class': cause.kind,
                 'ranks': list(cause.place.ranks),
-                **{name: getattr(cause.place, name) for name in ('partition', 'operator', 'phase', 'op')},
+                **{name: getattr(cause.place, name) for name in ('partition', 'operator', 'phase', 'layer', 'op')},
                 'streams': list(cause.place.streams),
                 'amount': cause.amount,
                 'seconds': cause.seconds,
@@ -65,6 +65,9 @@ def _what(cause: Cause) -> str:
         case 'host':
             whose = f'the host of {_ranks(ranks)} issues' if ranks else 'hosts issue'
             return f'{whose} ops late: each takes {format_time(cause.amount)} longer to issue than predicted'
+        case 'pause':
+            whose = f' on {_ranks(ranks)}' if ranks else ''
+            return f'{place.op}{whose} begins {format_time(cause.amount)} later than what it needs allows'
         case 'busy':
             where = f'the machine of {_ranks(ranks)}' if ranks else 'the machine'
             varies = f'what it computes varies by {cause.amount * 100:.0f} % from step to step'
@@ -74,7 +77,7 @@ def _what(cause: Cause) -> str:
 def _others(diagnosis: Diagnosis, cause: Cause) -> str:
     # Where the step is not longer, the others do not wait.
     longer = (diagnosis.explained or 0.0) > 0 and diagnosis.measured > diagnosis.predicted
-    few = cause.kind in ('compute', 'host') and 0 < len(cause.place.ranks) < diagnosis.world
+    few = cause.kind in ('compute', 'host', 'pause') and 0 < len(cause.place.ranks) < diagnosis.world
     return ', all others wait' if few and longer else ''
 
 
@@ -90,7 +93,7 @@ def _times(factor: float) -> str:
 
 def _ops(place: Place) -> str:
     """Which of a rank's ops compute longer."""
-    words = place.op or place.operator or ('ops' if place.phase else '')
+    words = place.op or place.operator or place.layer or ('ops' if place.phase else '')
     return f'{words} {_PHASES[place.phase]}' if place.phase else words
 
 

@@ -14,7 +14,7 @@ from simpar.diagnosis.cells import cells_of
 from simpar.diagnosis.level import Level, weighted_median
 from simpar.diagnosis.own import Own
 from simpar.diagnosis.place import Place, communicating, computing, groups
-from simpar.diagnosis.sites import Sites
+from simpar.diagnosis.sites import Mask, Sites
 from simpar.trace import Times
 
 NAMED: Final = 4
@@ -23,6 +23,8 @@ LATENCIES: Final = 2
 """How many places of longer latency are simulated."""
 RANKS: Final = 8
 """How many ranks are looked at one by one: those whose own times differ most."""
+PAUSES: Final = 2
+"""How many ops that begin late are simulated, on all ranks and on one."""
 HOSTS: Final = 3
 """How many hosts, and on how many ranks lost overlap, are simulated one by one."""
 GROUPS: Final = 32
@@ -43,7 +45,7 @@ def suspects(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) ->
     """
     longer = [*_longer('compute', seen, told, sites), *_longer('communication', seen, told, sites)]
     longer.sort(key=lambda item: -item[0])
-    others = [*_late(seen, told, sites, costs, step)]
+    others = [*_late(seen, told, sites, costs, step), *_pauses(seen, told, sites)]
     others += [] if sites.computes.all() else [*_in_turn(seen, told, sites), *_beside()]
     found = [cause for _, cause in longer]
     # What holds ops back comes first where that is more than what lengthens them.
@@ -60,8 +62,9 @@ def _longer(kind: CauseKind, seen: Level, told: Own, sites: Sites) -> list[tuple
     among = sites.computes if kind == 'compute' else ~sites.computes
     cells = cells_of(seen, told, sites, among)
     worst = _worst_ranks(np.abs(seen.run - told.run) * among, sites)
+    alike = _alike(seen, told, sites, among)
     gains: dict[bytes, list[tuple[float, Cause]]] = {}
-    for place in _places(kind, sites, [(rank,) for rank in worst]):
+    for place in _places(kind, sites, [(rank,) for rank in worst] + alike):
         mask = place.among(cells)
         key = np.packbits(mask).tobytes()
         # Of places with the same sites the first stands: it is told in the fewest words.
@@ -109,6 +112,21 @@ def _late(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) -> It
             yield Cause(kind='host', place=Place(ranks=ranks), amount=amount)
 
 
+def _pauses(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
+    """Single ops that begin late, on all ranks and on one: those that lose most."""
+    late = (seen.delay - told.delay) * sites.share
+    count = len(sites.program.op_classes)
+    for key, on in ((sites.op, False), (sites.rank * count + sites.op, True)):
+        sums = np.bincount(key, late)
+        for one in np.argsort(-sums, kind='stable')[:PAUSES].tolist():
+            mask = key == one
+            rank, op = divmod(one, count) if on else (0, one)
+            amount = float(np.median((seen.delay - told.delay)[mask]))
+            if amount > 0:
+                place = Place(ranks=(rank,) if on else (), op=sites.program.op_classes[op].name)
+                yield Cause(kind='pause', place=place, amount=amount)
+
+
 def _in_turn(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
     """Pairs of streams, and all of them, on all ranks and on those whose ops start latest."""
     late = seen.delay - told.delay
@@ -135,6 +153,13 @@ def _streams(sites: Sites) -> tuple[str, list[str]]:
     count = np.bincount(sites.stream[sites.computes], minlength=len(sites.streams))
     first = int(np.argmax(count))
     return sites.streams[first], [name for name, computes in zip(sites.streams, count, strict=True) if not computes]
+
+
+def _alike(seen: Level, told: Own, sites: Sites, among: Mask) -> list[tuple[int, ...]]:
+    """The ranks that take at least half as much longer as the worst, where these are some and not all."""
+    apart = np.bincount(sites.rank, np.where(among, seen.run - told.run, 0.0))
+    found = tuple(np.flatnonzero(apart > apart.max() / 2).tolist()) if apart.max() > 0 else ()
+    return [found] if 1 < len(found) < len(apart) else []
 
 
 def _worst_ranks(seconds: Times, sites: Sites) -> list[int]:
