@@ -231,6 +231,8 @@ def right(truth, cause, sites, predicted):
     """Whether a cause has the class and the place of the truth."""
     if cause is None or CLASSES.get(cause.kind, cause.kind) != truth.kind:
         return False
+    if truth.mask is None and truth.within:
+        return bool(cause.place.ranks) and {*cause.place.ranks} <= {*truth.ranks}
     if truth.mask is None:
         return {*cause.place.ranks} == {*truth.ranks} and {*cause.place.streams} == truth.streams
     named, seconds = cause.among(sites), own_times(predicted, sites).run[-1]

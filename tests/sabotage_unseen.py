@@ -88,3 +88,49 @@ def without_input(machine, trace):
     arrive[:, slot] = start[:, slot]
     lanes[rank] = replace(times, arrive_KS=arrive, start_KS=start)
     return replace(trace, representatives=tuple(lanes))
+
+
+def gc_pause(machine, sites, rng, strength):
+    """Busy: in every step another op of one rank takes very long; the rank."""
+    rank = int(rng.integers(machine.program.world))
+    computing = np.flatnonzero(split(sites, sites.computes)[rank])
+    for step in range(machine.steps):
+        machine.compute[rank][step, rng.choice(computing)] += strength * machine.step
+    return Truth('busy', f'rank {rank}', ranks=(rank,))
+
+
+def slow_micro_batch(machine, sites, rng, strength):
+    """Compute: the first half of what each rank computes, as with cold caches; anywhere, on all ranks."""
+    for rank, mine in enumerate(split(sites, sites.computes)):
+        machine.compute[rank][:, np.flatnonzero(mine)[: mine.sum() // 2]] *= 1 + strength
+    return Truth('compute', 'the first half of a step')
+
+
+def slow_backward_on_node(machine, sites, rng, strength):
+    """Compute: the gradients of ranks 0 and 1; these ranks, phases I and W."""
+    phases = np.array([op.phase for op in machine.program.op_classes])[sites.op]
+    mask = sites.computes & np.isin(sites.rank, (0, 1)) & np.isin(phases, ('I', 'W'))
+    for times, mine in zip(machine.compute, split(sites, mask), strict=True):
+        times[:, mine] *= 1 + strength
+    return Truth('compute', 'gradients of ranks 0 and 1', mask, within=True)
+
+
+def large_messages(machine, sites, rng, strength):
+    """Communication: messages that are longer than most take longer, as after a change of algorithm; these ops."""
+    size = np.array([op.bytes if op.kind != 'compute' else 0.0 for op in machine.program.op_classes])[sites.op]
+    mask = size >= np.median(size[size > 0])
+    for times, mine in zip(machine.transfer, split(sites, mask), strict=True):
+        times[:, mine] *= 1 + strength
+    return Truth('communication', 'long messages', mask, within=True)
+
+
+def late_hosts_of_node(machine, sites, rng, strength):
+    """Host: the hosts of ranks 2 and 3 share cores and issue late; one or both of these ranks."""
+    for rank in (2, 3):
+        later = ((1 + strength) * machine.step - machine.host[rank].sum(axis=1).mean()) / machine.host[rank].shape[1]
+        machine.host[rank] += later
+    return Truth('host', 'hosts of ranks 2 and 3', ranks=(2, 3), within=True)
+
+
+UNSEEN = [gc_pause, slow_micro_batch, slow_backward_on_node, large_messages, late_hosts_of_node]
+"""Written after the second freeze."""

@@ -22,9 +22,9 @@ FLAGS = {
     'resolve': ['--json', '--set', 'file'],
     'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
     'measure': [
-        '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+        '--compute', '--json', '--net', '--plot', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],
-    'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
+    'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],

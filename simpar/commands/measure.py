@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from simpar.case import Case, load_case
+from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.predict import Prediction
@@ -24,6 +25,7 @@ def command(options: argparse.Namespace) -> int:
     """Start the executor, read its trace, print the comparison."""
     # First of all, for what follows takes seconds.
     need_torch()
+    check_plot(options)
     case = load_case(options.file, options.set)
     with tempfile.TemporaryDirectory() as folder:
         recorded = Path(folder) / 'measured.json'
@@ -48,6 +50,9 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace) -> No
     prediction = case.predict()
     comparison = compare(prediction.trace, measured, percentile=LOW, costs=prediction.costs)
     written = _write(options.trace, case, prediction, measured) if options.trace else []
+    if options.plot:
+        draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison)
+        written.append(options.plot)
     note = _note(options, case)
     if options.json:
         told = {'without_effect': without_effect_json(prediction.without_effect), 'note': note}

@@ -84,7 +84,7 @@ def _others(diagnosis: Diagnosis, cause: Cause) -> str:
 def _explained(diagnosis: Diagnosis) -> str:
     if diagnosis.explained is None:
         return '' if diagnosis.causes[0].kind == 'busy' else '; the step is hardly longer by it'
-    return f'; that explains {max(0.0, diagnosis.explained) * 100:.0f} % of the difference'
+    return f': {max(0.0, diagnosis.explained) * 100:.0f} % of the difference'
 
 
 def _times(factor: float) -> str:
