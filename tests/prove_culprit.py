@@ -96,20 +96,23 @@ def report(options, found, wrong, clean, seconds):
         ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True, cwd=ROOT
     )
     every, unseen = ([one for kind in kinds for one in found[kind]] for kinds in (ALL, UNSEEN))
+    by_seed = f'seed {options.seed}, commit {commit.stdout.strip()}, {seconds:.0f} s of CPU time'
+    right, of_unseen = f'{sum(every)} of {len(every)} runs', f'{sum(unseen)} of {len(unseen)}'
     lines = [
         '# Sabotage by simulation',
         '',
-        f'`make prove-culprit` wrote this page: seed {options.seed}, commit {commit.stdout.strip()}, {seconds:.0f} s of CPU time.',
+        f'`make prove-culprit` wrote this page: {by_seed}.',
         'See [diagnosis](diagnosis.md) for what is drawn, and for which class and place count as right.',
         '',
-        f'The first line named class and place in **{sum(every)} of {len(every)} runs ({np.mean(every):.1%})**; of the five '
-        f'kinds written after the diagnosis was frozen for the second time, in {sum(unseen)} of {len(unseen)} ({np.mean(unseen):.1%}).',
-        f'In {CLEAN * len(PLANS)} clean runs it named {len(clean)}.',
+        f'The first line named class and place in **{right} ({np.mean(every):.1%})**;',
+        'of the five kinds written after the diagnosis was frozen for the second time,',
+        f'in {of_unseen} ({np.mean(unseen):.1%}). In {CLEAN * len(PLANS)} clean runs it named {len(clean)}.',
         '',
         '| kind | right | of | written |',
         '|---|---|---|---|',
     ]
-    lines += [f'| {kind.__name__} | {sum(each)} | {len(each)} | {written(kind)} |' for kind, each in found.items()]
+    for kind, each in found.items():
+        lines.append(f'| {kind.__name__} | {sum(each)} | {len(each)} | {written(kind)} |')
     lines += [f'| clean: {text} | | | |' for text in clean]
     lines += [
         '',

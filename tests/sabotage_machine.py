@@ -52,7 +52,7 @@ class Machine:
             number = np.arange(len(classes), len(classes) + self.steps * n, dtype=np.uint32)
             classes += np.tile(role.op_class, self.steps).tolist()
             needs = [role.need.pairs() + step * n for step in range(self.steps)]
-            needs += [role.carry.pairs() + [step * n, (step - 1) * n] for step in range(1, self.steps)]
+            needs += [role.carry.pairs() + np.array([step * n, (step - 1) * n]) for step in range(1, self.steps)]
             pairs = np.unique(np.concatenate(needs), axis=0)
             roles.append(
                 replace(

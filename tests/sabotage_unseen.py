@@ -1,7 +1,7 @@
 """Kinds of sabotage that were written after the diagnosis was frozen; class and place were fixed before the first run.
 
-``ONCE_UNSEEN`` came after the first freeze. Of its runs 44 % were named right, and then the diagnosis learned of layers,
-of sets of ranks and of ops that begin late.
+``ONCE_UNSEEN`` came after the first freeze. Of its runs 44 % were named right. Then the diagnosis learned of layers,
+of sets of ranks and of ops that begin late, and was frozen again.
     hot_rank        compute: a rank whose compute slows in the second half of each step; the rank
     slow_layer      compute: all ops of one layer; ops of that layer, and no others
     slow_node       compute: ranks 2 and 3; these ranks

@@ -22,7 +22,8 @@ FLAGS = {
     'resolve': ['--json', '--set', 'file'],
     'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
     'measure': [
-        '--compute', '--json', '--net', '--plot', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+        '--compute', '--json', '--net', '--plot', '--save', '--seed', '--set', '--steps', '--timeout', '--trace',
+        'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],

@@ -30,6 +30,8 @@ RATIOS: Final = ('compute', 'communication', 'compute beside communication', 'co
 """Kinds whose amount is a factor."""
 FIRM: Final = 0.25
 """Share of a cause that must be there even in the quickest step of each op."""
+REFINED: Final = 3
+"""How often the strength of the cause that is named is fitted further."""
 STEPS: Final = 4
 """Simulated steps. The last but one is looked at: what it does as the next one begins is part of a steady step."""
 
@@ -112,7 +114,19 @@ class _Court:
         tried += busy(self.seen, self.told, self.sites)
         tried = [cause for cause in tried if self._matters(cause)]
         best = max(tried, key=lambda cause: cause.seconds, default=None)
-        return replace(best, explains=best.seconds / whole) if best and whole > 0 else None
+        if best is None or whole <= 0:
+            return None
+        best = self._refined(best)
+        return replace(best, explains=best.seconds / whole)
+
+    def _refined(self, cause: Cause) -> Cause:
+        """The same cause, its strength fitted further: what one causes seldom grows in proportion."""
+        for _ in range(REFINED):
+            again = None if cause.kind == 'busy' else self._try(cause)
+            if again is None or again.seconds <= cause.seconds:
+                break
+            cause = again
+        return cause
 
     def _try(self, cause: Cause) -> Cause | None:
         """A cause with the strength that fits best, and what it explains."""
