@@ -10,6 +10,7 @@ from sabotage_kinds import KINDS
 from test_compare import measured
 from worked import worked_costs, worked_program
 
+from simpar import cli
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.cost.written import costs_from_dict, costs_to_dict
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
@@ -18,6 +19,8 @@ from simpar.diagnosis.place import Place
 from simpar.diagnosis.sites import sites_of
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
+from simpar.plot import timeline
+from simpar.plot.view import view
 from simpar.trace_files import load_trace, save_trace
 
 PROGRAM = worked_program()
@@ -201,3 +204,41 @@ def test_costs_come_back_as_they_were():
     assert again.communication == costs.communication
     assert (again.waiting_slows, again.links, again.rank_speed.tolist()) == (True, ('wire',), [1.0, 0.5])
     assert np.array_equal(again.compute, costs.compute)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A saved prediction with its costs, one without, and a measurement in which rank 1 is slow."""
+    save_trace(tmp_path / 'p.json', predicted(), worked_costs(PROGRAM))
+    save_trace(tmp_path / 'old.json', predicted())
+    save_trace(tmp_path / 'm.json', measured(predicted(slow={1: 1 / 1.5})))
+    return tmp_path
+
+
+def test_compare_names_the_cause_and_draws_it(files, capsys):
+    words = ['compare', str(files / 'p.json'), str(files / 'm.json')]
+    assert cli.main([*words, '--plot', str(files / 'new' / 'cause.svg')]) == 0
+    assert capsys.readouterr().out.startswith('Rank 1 computes 1.50 times as long as predicted, all others wait')
+    drawn = (files / 'new' / 'cause.svg').read_text(encoding='utf-8')
+    assert drawn.startswith('<?xml')
+    assert cli.main([*words, '--plot', str(files / 'cause.bmp')]) == 2
+    assert 'not a kind of picture' in capsys.readouterr().err
+
+
+def test_a_prediction_without_costs_is_compared_without_a_cause(files, capsys):
+    words = ['compare', str(files / 'old.json'), str(files / 'm.json')]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.startswith('predicted 56 s a step')
+    assert cli.main([*words, '--plot', str(files / 'cause.png')]) == 2
+    assert 'simpar run --save' in capsys.readouterr().err
+
+
+def test_what_differs_is_outlined():
+    """The ops of the slow rank, on both sides; on the other rank nothing is marked."""
+    found = diagnose(PROGRAM, worked_costs(PROGRAM), measured(predicted(slow={1: 1 / 1.5})))
+    for rank, marked in ((0, False), (1, True)):
+        bars = view(predicted(), 'predicted', rank, found.marks).bars
+        assert {bar.marked for bar in bars if not bar.communicates} == {marked}
+    figure = timeline(predicted(), rank=1, marks=found.marks, answer=sentence(found))
+    assert sentence(found) in [text.get_text() for text in figure.texts]
+    assert 'not as predicted' in [text.get_text() for text in figure.legends[0].get_texts()]
