@@ -30,6 +30,8 @@ RATIOS: Final = ('compute', 'communication', 'compute beside communication', 'co
 """Kinds whose amount is a factor."""
 FIRM: Final = 0.25
 """Share of a cause that must be there even in the quickest step of each op."""
+STANDS_OUT: Final = 0.5
+"""Share of the seconds by which ops vary that a cause must explain to be named: on a busy machine less is chance."""
 REFINED: Final = 3
 """How often the strength of the cause that is named is fitted further."""
 STEPS: Final = 4
@@ -181,4 +183,12 @@ class _Court:
             if shorter or abs(factor - 1) < LEAST:
                 return False
         whole = float(((self.told.run + self.told.delay) * self.sites.share).sum())
-        return cause.seconds > max(MATTERS * whole, 0.0)
+        return cause.seconds > max(MATTERS * whole, STANDS_OUT * self._disturbed(cause))
+
+    def _disturbed(self, cause: Cause) -> float:
+        """Seconds by which all ops of a cause's kind, those that compute or those that communicate, vary."""
+        if cause.kind not in (*RATIOS, 'latency'):
+            return 0.0
+        computes = cause.kind in ('compute', 'compute beside communication')
+        alike = self.sites.computes == computes
+        return float((self.seen.disturbed * self.sites.share)[alike].sum())

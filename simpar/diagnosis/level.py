@@ -26,6 +26,7 @@ class Level:
         delay, run: of an undisturbed step, as the mean would be with the variation that most sites have.
         varies: what the mean of the steps is beyond that, delay and run together; of compute alone.
         noise: by which share the mean of most compute sites exceeds their quiet time.
+        disturbed: by which time the mean run of a site exceeds its level.
         quickest: the same with the shortest run of all steps, site by site.
     """
 
@@ -33,6 +34,7 @@ class Level:
     run: Times
     varies: Times
     noise: float
+    disturbed: Times
     quickest: Own
 
 
@@ -43,8 +45,9 @@ def level(own: Own, sites: Sites) -> Level:
     noise = [weighted_median(rises[mask], quiet.run[mask]) for mask in (sites.computes, ~sites.computes)]
     run = quiet.run * (1 + np.minimum(np.where(sites.computes, *noise), EVEN))
     late = np.maximum(mean.delay - quiet.delay, 0.0)
-    varies = np.where(sites.computes, np.maximum(mean.run - run, 0.0) + late, 0.0)
-    return Level(quiet.delay, run, varies, noise[0], Own(quiet.delay, own.run.min(axis=0)))
+    disturbed = np.maximum(mean.run - run, 0.0)
+    varies = np.where(sites.computes, disturbed + late, 0.0)
+    return Level(quiet.delay, run, varies, noise[0], disturbed, Own(quiet.delay, own.run.min(axis=0)))
 
 
 def weighted_median(values: Times, weights: Times) -> float:
