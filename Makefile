@@ -44,7 +44,7 @@ prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py
 
 prove-culprit: .venv-test/installed
-	.venv-test/bin/python tests/prove_culprit.py --seed 2026 --write
+	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

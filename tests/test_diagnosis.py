@@ -78,6 +78,8 @@ def test_what_is_as_predicted_has_no_cause():
     found = diagnose(PROGRAM, worked_costs(PROGRAM), measured(predicted()))
     assert found.causes == ()
     assert sentence(found).startswith('no cause stands out')
+    longer = replace(found, measured=1.2 * found.predicted)
+    assert sentence(longer) == 'no single cause stands out, though the step takes 1.20 times as long as predicted'
 
 
 def test_a_victim_is_never_named():

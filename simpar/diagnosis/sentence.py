@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.diagnosis.cause import Cause
-from simpar.diagnosis.diagnose import Diagnosis
+from simpar.diagnosis.diagnose import LEAST, Diagnosis
 from simpar.diagnosis.place import Place
 from simpar.units import format_time
 
@@ -17,6 +17,9 @@ _PHASES = {
 def sentence(diagnosis: Diagnosis) -> str:
     """What makes the step differ, in one line."""
     if not diagnosis.causes:
+        factor = diagnosis.measured / diagnosis.predicted if diagnosis.predicted else 1.0
+        if abs(factor - 1) >= LEAST:
+            return f'no single cause stands out, though the step takes {_times(factor)}'
         return 'no cause stands out: what ops take themselves is as predicted, within the noise'
     cause = diagnosis.causes[0]
     return f'{_what(cause)}{_others(diagnosis, cause)}{_explained(diagnosis)}'
