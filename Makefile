@@ -8,10 +8,11 @@
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
+# make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -57,6 +58,9 @@ prove-paced: .venv-test/installed
 
 prove-sizes: .venv-test/installed
 	.venv-test/bin/python tests/prove_sizes.py
+
+prove-culprit: .venv-test/installed
+	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+    measure.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted and measured, the difference marked')
     measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
     measure.add_argument(
@@ -110,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
     compare.add_argument('measurement', type=Path, metavar='MEASUREMENT')
+    compare.add_argument('--plot', type=Path, metavar='PNG', help='draw both, the difference marked')
     compare.add_argument(
         '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
     )

@@ -25,10 +25,10 @@ FLAGS = {
         'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--net', '--save', '--save-state', '--seed', '--set', '--steps', '--timeout',
-        '--trace', 'file',
+        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
+        '--timeout', '--trace', 'file',
     ],
-    'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
+    'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
