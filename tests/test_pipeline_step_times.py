@@ -94,6 +94,12 @@ def test_an_idle_rank_ends_when_it_begins():
     check(Order((row, ()), (0,), 1), [drawn(random.Random(1), 1)])
 
 
+def test_an_action_on_another_rank_than_its_stage_is_waited_for():
+    """Orders are not checked where they are made: stage 0 lies on rank 1, which lacks its forward."""
+    rows = ((Action(0, 'F', 0),), (Action(1, 'F', 0), Action(1, 'B', 0), Action(0, 'B', 0)))
+    check(Order(rows, (1, 1), 1), [StageTimes.uniform(2, 1.0, 1.0, 1.0), drawn(random.Random(2), 2, least=0.1)])
+
+
 @pytest.mark.parametrize('engine', ENGINES)
 @pytest.mark.parametrize(('ranks', 'micro_batches'), [(1, 4), (2, 3), (4, 9), (5, 2), (16, 24)])
 def test_1f1b_is_its_recurrence(ranks, micro_batches, engine):
