@@ -10,15 +10,16 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.laps import Laps, in_turns
 from simpar.pipeline import Recurrence, StageTimesTable, named_order, step_times
 
 Floats = NDArray[np.float64]
@@ -29,7 +30,7 @@ WIDTHS: Final = (8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """CPU seconds of each contender for all cases, round by round.
+    """A race over all cases.
 
     Arguments: ``lowered``, CPU seconds to lower the order, which is done once; ``cases``, how many were evaluated.
     """
@@ -38,28 +39,21 @@ class Durations:
     micro_batches: int
     cases: int
     lowered: float
-    seconds: Mapping[str, list[float]]
+    laps: Laps
 
     def rate(self, name: str) -> float:
         """Evaluations a CPU second, in the median."""
-        return self.cases / median(self.seconds[name])
-
-    def ratio(self, name: str, beside: str) -> tuple[float, float, float]:
-        """The speed as a multiple of another's, within each round: median and quartiles."""
-        found = [theirs / own for theirs, own in zip(self.seconds[beside], self.seconds[name], strict=True)]
-        lower, _, upper = quantiles(found, n=4, method='inclusive')
-        return median(found), lower, upper
+        return self.cases / self.laps.of(name).median
 
     def __str__(self) -> str:
-        theirs = [name for name in self.seconds if not name.startswith('simpar')]
+        theirs = [name for name in self.laps.seconds if not name.startswith('simpar')]
         beside = ['sweep_1f1b_seq', max(theirs, key=self.rate)]
         lines = [f'1F1B, {self.ranks} ranks, {self.micro_batches} micro-batches: evaluations a second and core']
-        lines += [f'  {name:<40} {self.rate(name):>12,.0f}' for name in self.seconds]
-        for name in self.seconds:
+        lines += [f'  {name:<40} {self.rate(name):>12,.0f}' for name in self.laps.seconds]
+        for name in self.laps.seconds:
             if name.startswith('simpar'):
                 for other in dict.fromkeys(beside):
-                    middle, lower, upper = self.ratio(name, other)
-                    lines.append(f'  {name} / {other}: {middle:.2f} ({lower:.2f} to {upper:.2f})')
+                    lines.append(f'  {name} / {other}: {self.laps.speed(name, other)}')
         return '\n'.join([*lines, f'  the order is lowered once, in {self.lowered * 1e3:.0f} ms'])
 
 
@@ -85,7 +79,12 @@ def durations(folder: Path, ranks: int = 16, micro_batches: int = 192, rounds: i
     for name, seconds in found.items():
         if not np.array_equal(seconds, found['simpar, compiled']):
             raise AssertionError(f'{name} gives other seconds')
-    return Durations(ranks, micro_batches, len(table), lowered, _in_turns(contenders, rounds))
+    laps = in_turns({name: partial(_as_it_is, run) for name, run in contenders.items()}, rounds)
+    return Durations(ranks, micro_batches, len(table), lowered, laps)
+
+
+def _as_it_is(run: Callable[[], object]) -> Callable[[], object]:
+    return run
 
 
 def _table(ranks: int) -> StageTimesTable:
@@ -142,19 +141,6 @@ def _side_by_side(kern: Any, graph: list[Any], columns: Floats, width: int) -> C
         return np.concatenate(longest)
 
     return run
-
-
-def _in_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Each round begins with another one, so that what else the machine does hits all alike."""
-    names = list(contenders)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for place in range(len(names)):
-            name = names[(place + turn) % len(names)]
-            begun = time.process_time()
-            contenders[name]()
-            seconds[name].append(time.process_time() - begun)
-    return seconds
 
 
 if __name__ == '__main__':

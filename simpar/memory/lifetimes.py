@@ -79,20 +79,16 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     begin, end = parts.write.copy(), parts.last.copy()
     loaded = table.are({'input'} - {*always})[parts.tensor]
     # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
-    begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
+    begin[loaded] = np.minimum(_loads(program, table, role)[parts.micro_batch[loaded]], parts.first[loaded])
     endless = ~parts.freed & ~loaded
     # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
     one = table.one[parts.tensor]
-    # Sizes once for each tensor: shapes are worked out in Python, lives may be hundreds of thousands.
-    sizes = np.zeros(len(program.tensors), dtype=np.int64)
-    for index in np.flatnonzero(np.bincount(parts.tensor, minlength=1)).tolist():
-        sizes[index] = program.local_bytes(program.tensors[index])
     lives = Lifetimes(
         tensor=parts.tensor,
         micro_batch=np.where(one, NONE, parts.micro_batch),
         copy=np.where(one, NONE, parts.copy),
-        bytes=sizes[parts.tensor],
+        bytes=program.sizes[parts.tensor],
         writer=np.where(parts.write == _NEVER, NONE, parts.write),
         begin=begin,
         end=end,
@@ -110,6 +106,7 @@ class _Table:
         kinds: of the tensors, by number in ``KINDS``.
         one: of the tensors, whether a rank holds one for all micro-batches and copies.
         held: of the tensors, whether freeing them ends nothing: what lives always, and inputs.
+        sliced: of the op classes, as of ``Program.sliced``.
     """
 
     start: Ints
@@ -118,6 +115,7 @@ class _Table:
     kinds: Ints
     one: Flags
     held: Flags
+    sliced: Flags
 
     def are(self, kinds: Collection[str]) -> Flags:
         """Which tensors are of one of these kinds."""
@@ -128,19 +126,39 @@ class _Table:
 def _table(program: Program, always: frozenset[str]) -> _Table:
     """The table of a program, which all its roles share."""
     number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
-    # Reads, writes, frees: within an op this is the order in which they happen.
-    groups = [((op.reads, _READ), (op.writes, _WRITE), (op.accumulates, _WRITE), (op.frees, _FREE))
-              for op in program.op_classes]  # fmt: skip
-    lengths = [sum(len(names) for names, _ in of) for of in groups]
+    tensor: list[int] = []
+    does: list[int] = []
+    start = [0]
+    for op in program.op_classes:
+        # Reads, writes, frees: within an op this is the order in which they happen.
+        for what, names in ((_READ, op.reads), (_WRITE, op.writes), (_WRITE, op.accumulates), (_FREE, op.frees)):
+            tensor += [number[name] for name in names]
+            does += [what] * len(names)
+        start.append(len(tensor))
     kinds = np.array([KINDS.index(tensor.kind) for tensor in program.tensors], dtype=np.int64)
+    sliced = np.array([tensor.batch_dim is not None for tensor in program.tensors], dtype=bool)
+    touches = _Touched(np.array(start), np.array(tensor, dtype=np.int64), np.array(does, dtype=np.int64))
+    named = touches.does != _FREE
     return _Table(
-        start=np.append(0, np.cumsum(lengths, dtype=np.int64)),
-        tensor=np.array([number[name] for of in groups for names, _ in of for name in names], dtype=np.int64),
-        does=np.array([does for of in groups for names, does in of for _ in names], dtype=np.int64),
+        *touches,
         kinds=kinds,
         one=np.array([kind in PER_RANK for kind in KINDS], dtype=bool)[kinds],
         held=np.array([kind in always or kind == 'input' for kind in KINDS], dtype=bool)[kinds],
+        sliced=touches.many(sliced[touches.tensor] & named) + (touches.many(named) == 0) > 0,
     )
+
+
+class _Touched(NamedTuple):
+    """The first columns of a table."""
+
+    start: Ints
+    tensor: Ints
+    does: Ints
+
+    def many(self, wanted: Flags) -> Ints:
+        """How many touches of each op class are wanted."""
+        upto = np.append(0, np.cumsum(wanted))
+        return np.asarray(upto[self.start[1:]] - upto[self.start[:-1]])
 
 
 class _Touches(NamedTuple):
@@ -284,13 +302,10 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
         raise ProgramError(f'role {role.name}: {action} reads or frees {name}, which nothing has written')
 
 
-def _loads(program: Program, role: Role) -> Ints:
+def _loads(program: Program, table: _Table, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    used = np.flatnonzero(np.bincount(role.op_class, minlength=1)).tolist()
-    computes = np.zeros(len(program.op_classes), dtype=bool)
-    computes[[index for index in used if program.op_classes[index].kind == 'compute']] = True
-    computes[[index for index in used if computes[index] and not program.sliced(program.op_classes[index])]] = False
-    slots = np.flatnonzero(computes[role.op_class])
+    computes = np.array([op.kind == 'compute' for op in program.op_classes], dtype=bool)
+    slots = np.flatnonzero((computes & table.sliced)[role.op_class])
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 

@@ -324,7 +324,7 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
     # Op class and stream in one number, so that names are made once for a kind, not once a slot.
-    kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
+    kind = np.where(ops.communicates, role.op_class.astype(np.int64) * count + role.stream, -1)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)

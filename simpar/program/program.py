@@ -116,6 +116,19 @@ class Program:
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
 
     @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape [tensors]: ``local_bytes`` of each."""
+        # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
+        known: dict[tuple[int, int, str, int | None], int] = {}
+        found = []
+        for one in self.tensors:
+            key = (id(one.shape), id(one.splits), one.dtype, one.batch_dim)
+            if one.name in self._padding or key not in known:
+                known[key] = self.local_bytes(one)
+            found.append(known[key] if one.name not in self._padding else self.local_bytes(one))
+        return np.array(found, dtype=np.int64)
+
+    @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
         return {

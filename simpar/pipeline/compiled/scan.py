@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from simpar.pipeline.recurrence import Recurrence
 
 Array = NDArray[Any]
+# Kernels allocate nothing, so nothing need be counted: to count who refers to rows would take longer than the work.
+_OPTIONS: Final = {'nogil': True, 'error_model': 'numpy', '_nrt': False}
+_PART: Final = {**_OPTIONS, 'forceinline': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
+
 BLOCK: Final = 64
 """Cases that are evaluated together: enough to fill vectors, few enough that what is under way stays in a cache."""
 
@@ -24,8 +28,7 @@ def scan(found: Recurrence, given: NDArray[np.float64], steps: int) -> NDArray[n
     return seconds
 
 
-# Kernels allocate nothing, so nothing need be counted: counting who refers to rows would take longer than the work.
-@njit(cache=True, nogil=True, error_model='numpy', _nrt=False)
+@njit(cache=True, **_OPTIONS)  # type: ignore[untyped-decorator]
 def _scan(code: Array, last: Array, given: Array, steps: int, rows: Array, seconds: Array) -> None:
     free, ends = len(given), len(rows) - len(last) - 2
     latest, before = rows[len(rows) - 2], rows[len(rows) - 1]
@@ -51,13 +54,13 @@ def _scan(code: Array, last: Array, given: Array, steps: int, rows: Array, secon
             seconds[first + case] = latest[case] - before[case]
 
 
-@njit(nogil=True, _nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@njit(**_PART)  # type: ignore[untyped-decorator]
 def _copy(given: Array, into: Array) -> None:
     for case in range(BLOCK):
         into[case] = given[case]
 
 
-@njit(cache=True, nogil=True, error_model='numpy', _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@njit(**_PART)  # type: ignore[untyped-decorator]
 def _step(code: Array, rows: Array) -> None:
     for index in range(len(code)):
         task = code[index]
