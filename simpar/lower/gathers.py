@@ -7,6 +7,7 @@ or once for every forward and once for every backward of a micro-batch. One gath
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -74,7 +75,7 @@ class Gathers:
         if not self._shards.gathers_on_use or not self._shards.of:
             return order
         # In issue order: prefetching counts gathers, whatever bucket they are of.
-        uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
+        uses = sorted((use for spans in self._uses(order).values() for use in _apart(spans.values())), key=_in_order)
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
@@ -271,6 +272,14 @@ def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
         label=(stage, micro_batches[part], phase),
         until=(until, micro_batches[last], ends),
     )
+
+
+def _in_order(use: _Use) -> tuple[object, ...]:
+    """Places in the issue order, then names with their numbers as numbers: bucket 99 stands before bucket 100."""
+    parts = re.split(r'(\d+)', use.bucket)
+    # Split by numbers, so that every second part is one.
+    name = [int(part) if at % 2 else part for at, part in enumerate(parts)]
+    return use.first, use.last, name, use.partition
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

@@ -1,0 +1,266 @@
+"""A program of few equal layers becomes one of many: what its middle layers do is done by more layers.
+
+Rows of all tables are told by a key and a layer. What a row of a middle layer names stands at a distance from it:
+``layer3`` reads what ``layer2`` wrote. All middle layers must be equal so, or ``NotPeriodic`` is raised. A row of the
+first or last layers, or of none, names the first layers as they are, and the last ones as they are from the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
+from simpar.lower.period import NONE, Ints, Layers, NotPeriodic, Rows
+from simpar.lower.references import References
+from simpar.program import Csr, OpClass, Program, Role, Tensor
+from simpar.program.op import Attribute
+from simpar.program.rows import LazyRows
+
+BUCKET: Final = re.compile(r'\bbucket(\d+)\b')
+_COUNTED: Final = re.compile(r'^(layer\*\S* )\((\d+) of them\)')
+
+
+def grown_program(small: Program, layers: Layers, *, prefetch: int, by_size: bool) -> Program:
+    """The program with more layers.
+
+    Arguments: ``prefetch``, how many gathers ahead one is issued; ``by_size``: messages are fused by their size, so
+    that what is one message of all layers here may be several there.
+    Raises ``NotPeriodic`` where that cannot be told.
+    """
+    tensors = _Tensors(small, layers)
+    ops = _Ops(small, layers, tensors, by_size=by_size)
+    ops.check()
+    return small.replace(
+        roles=tuple(_role(role, ops.table, layers, NEAR + prefetch) for role in small.roles),
+        tensors=LazyRows(tensors.made, tensors.table.like(tensors.unlike)),
+        op_classes=LazyRows(ops.made, ops.table.like(ops.unlike)),
+        notes=tuple([_note(note, layers) for note in small.notes]),
+    )
+
+
+def _note(note: str, layers: Layers) -> str:
+    """A note that counts the parameters of all layers, as many in each."""
+
+    def counted(found: re.Match[str]) -> str:
+        each, rest = divmod(int(found.group(2)), layers.count)
+        if rest:
+            raise NotPeriodic('a note counts what not all layers have')
+        return f'{found.group(1)}({each * layers.total} of them)'
+
+    return _COUNTED.sub(counted, note)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensors:
+    """The tensors as they are, and as they will be."""
+
+    small: Program
+    layers: Layers
+
+    @cached_property
+    def table(self) -> Table:
+        """Their rows; raises ``NotPeriodic`` where a buffer is of several layers."""
+        names = [tensor.name for tensor in self.small.tensors]
+        # Ops of buckets are found by their members; nothing tells so which buffer is which.
+        if any(BUCKET.search(name) for name in names):
+            raise NotPeriodic('the buffer of a bucket is of several layers')
+        return Table(rows_of(map(seen, names)), self.layers)
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """Those that are unlike the tensors of other layers."""
+        every, layer = self.small.tensors, self.table.rows.layer.tolist()
+        belongs = [[seen_from(name, own) for name in (tensor.like, *tensor.members)] for tensor, own in zip(every, layer, strict=True)]
+        return self.table.unlike(lambda row, model: belongs[row] == belongs[model] and _facts(every[row]) == _facts(every[model]))
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Shape [tensors, 2], bytes and elements that a rank holds of each of those that there are."""
+        small = self.small
+        sizes = [(small.local_bytes(tensor), prod(small.local_shape(tensor))) for tensor in small.tensors]
+        return np.array(sizes, dtype=np.int64)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the tensors to be."""
+        names, source = [tensor.name for tensor in self.small.tensors], self.table.source.tolist()
+        return [self.table.renamed(names[like], row) for row, like in enumerate(source)]
+
+    def made(self, row: int) -> Tensor:
+        """A tensor to be."""
+        like, renamed = self.small.tensors[self.table.source.item(row)], self.table.renamed
+        members = tuple([renamed(name, row) for name in like.members])
+        return replace(like, name=self.names[row], like=renamed(like.like, row), members=members)
+
+
+def _facts(tensor: Tensor) -> tuple[object, ...]:
+    """All of a tensor but names."""
+    shape = tensor.shape, tensor.splits, tensor.partial, tensor.batch_dim
+    return tensor.kind, tensor.dtype, tensor.initial, shape
+
+
+@dataclass(frozen=True, eq=False)
+class _Ops:
+    """The op classes as they are, and as they will be."""
+
+    small: Program
+    layers: Layers
+    tensors: _Tensors
+    by_size: bool
+
+    @cached_property
+    def _lists(self) -> Csr:
+        """The tensors that ops read, write, accumulate to and free, four lists for each op."""
+        number = {tensor.name: place for place, tensor in enumerate(self.small.tensors)}
+        lists = [names for op in self.small.op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
+        item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
+        return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
+
+    @cached_property
+    def table(self) -> Table:
+        """Their rows."""
+        return Table(rows_of(self._seen(number, op.name) for number, op in enumerate(self.small.op_classes)), self.layers)
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """Those that are unlike the ops of other layers."""
+        every, layer = self.small.op_classes, self.table.rows.layer.tolist()
+        attributes = [
+            {key: seen_from(value, own) if isinstance(value, str) else value for key, value in op.attributes.items()}
+            for op, own in zip(every, layer, strict=True)
+        ]
+        found = self.table.unlike(
+            lambda row, model: attributes[row] == attributes[model] and _same(every[row], every[model])
+        )
+        return np.union1d(found, self._references.unlike)
+
+    def _seen(self, number: int, name: str) -> tuple[object, int]:
+        """The key of an op, and its layer; a bucket of no single layer is in the first that it has something of."""
+        key, layer = seen(name)
+        if layer != NONE or not BUCKET.search(name):
+            return key, layer
+        item = self._lists.item[self._lists.start[4 * number] : self._lists.start[4 * number + 4]]
+        rows = self.tensors.table.rows
+        touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
+        own = next((one for _, one in touched if one != NONE), NONE)
+        if own == NONE:
+            return key, NONE
+        if len(set(touched)) != len({one for one, _ in touched}):
+            if self.by_size:
+                raise NotPeriodic(f'{name} has several layers, and with more of them might be several messages')
+            return key, NONE
+        # Buckets are alike where their members are, whatever their numbers.
+        members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
+        return (BUCKET.sub('', name), members), own
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self.table, self.tensors.table, self._lists, NEAR)
+
+    @cached_property
+    def lists(self) -> Csr:
+        """The tensors to be that ops to be read, write, accumulate to and free, four lists for each."""
+        return self._references.grown()
+
+    @cached_property
+    def _numbers(self) -> Ints:
+        """For each op to be the number of its bucket; -1 for none."""
+        table, layers = self.table, self.layers
+        found = [BUCKET.search(op.name) for op in self.small.op_classes]
+        number = np.array([int(one.group(1)) if one else NONE for one in found], dtype=np.int64)
+        through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
+        if not through.any():
+            return number[table.source]
+        steps, away = (number - number[table.model])[through], (table.rows.layer - layers.cut)[through]
+        step = int(steps[away == 1][0])
+        alone = number[~through & (number != NONE)]
+        low, high = number[through].min(), number[through].max()
+        if (steps != step * away).any() or ((alone > low) & (alone < high)).any():
+            raise NotPeriodic('the numbers of buckets do not rise evenly')
+        moves = np.where(through[table.source], table.shift, layers.more * (number > low)[table.source])
+        return np.where(number[table.source] == NONE, NONE, number[table.source] + step * moves)
+
+    @cached_property
+    def _summing(self) -> dict[int, OpClass]:
+        """Ops of all layers, whose work grows with these, by their numbers as ops to be; names are those of before."""
+        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self._lists, self.lists))
+        changed = np.flatnonzero((now != before[self.table.source]).any(axis=1))
+        return {row: self._summed(row, self.table.source.item(row)) for row in changed.tolist()}
+
+    def _summed(self, row: int, source: int) -> OpClass:
+        op = self.small.op_classes[source]
+        field = 1 if op.operator == 'all_gather' else 0
+        before, now = self._lists.items(4 * source + field), self.lists.items(4 * row + field)
+        # Tensors to be are as large as those that they are like.
+        now = self.tensors.table.source[now].tolist()
+        sizes = self.tensors.sizes
+        (held, had), (holds, has) = (sizes[some].sum(axis=0).tolist() for some in (before, now))
+        each = op.flops / had if had else 0.0
+        if op.bytes not in (0.0, held) or each != int(each):
+            raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
+        attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
+        return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
+
+    def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
+        """An attribute of an op of all layers; one word for each tensor, where it has several."""
+        if not isinstance(value, str) or ' ' not in value:
+            return value
+        words, table = value.split(' '), self.tensors.table
+        of = dict(zip(before, words, strict=False))
+        if len(words) != len(before) or any(of[one] != of.get(table.model.item(one)) for one in before):
+            raise NotPeriodic('an attribute of all layers is not a word for each')
+        return ' '.join([of[one] for one in now])
+
+    def check(self) -> None:
+        """Work out all but rows, so that what cannot be told is found before any is asked for."""
+        _ = self._summing, self._numbers, self.unlike, self.tensors.unlike
+
+    def made(self, row: int) -> OpClass:
+        """An op class to be."""
+        like = self._summing.get(row) or self.small.op_classes[self.table.source.item(row)]
+        tensors, bounds = self.tensors.names, self.lists.start[4 * row : 4 * row + 5].tolist()
+        names = [tuple([tensors[one] for one in self.lists.item[begin:end].tolist()]) for begin, end in pairwise(bounds)]
+        renamed, number = self.table.renamed, self._numbers.item(row)
+        name = renamed(like.name, row)
+        attributes = {key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()}
+        return OpClass(
+            BUCKET.sub(f'bucket{number}', name) if number != NONE else name,
+            like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype, like.partition, like.peer,
+            like.reduce, *names, attributes, like.stage,
+        )  # fmt: skip
+
+
+def _same(one: OpClass, other: OpClass) -> bool:
+    """Whether two ops are equal but for names and attributes."""
+    return one.cost_key == other.cost_key and (one.reduce, one.stage) == (other.reduce, other.stage)
+
+
+def _role(role: Role, ops: Table, layers: Layers, near: int) -> Role:
+    """A role with more layers: slots, and what they need."""
+    columns = (ops.rows.key[role.op_class], role.stream, role.micro_batch, role.copy)
+    told, first, key = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    slots = Table(Rows(key.ravel(), ops.rows.layer[role.op_class]), layers)
+    rows, some = slots.grown, first[slots.grown.key]
+    need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
+    return replace(
+        role,
+        op_class=ops.at[told[0][rows.key], rows.layer].astype(role.op_class.dtype),
+        stream=role.stream[some],
+        micro_batch=role.micro_batch[some],
+        copy=role.copy[some],
+        need=_ordered(need, -1),
+        carry=_ordered(carry, 1),
+    )
+
+
+def _ordered(lists: Csr, way: int) -> Csr:
+    """The lists with rising items; falling where ``way`` is -1."""
+    return Csr(lists.start, lists.item[np.lexsort((way * lists.item, lists.row))])
