@@ -17,6 +17,7 @@ import numpy as np
 
 from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.program import OpClass, Partition, Program
+from simpar.program.rows import like_of
 
 Colours = list[int]
 Edges = list[list[tuple[int, int]]]
@@ -214,7 +215,7 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     groups, number_of = groups_of(program), dict(told.pattern)
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
-        for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
+        for index in np.flatnonzero(np.bincount(like_of(program.op_classes)[role.op_class])).tolist():
             op = program.op_classes[index]
             # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:

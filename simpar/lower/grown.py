@@ -38,10 +38,11 @@ def grown_program(small: Program, layers: Layers, *, prefetch: int, by_size: boo
     tensors = _Tensors(small, layers)
     ops = _Ops(small, layers, tensors, by_size=by_size)
     ops.check()
+    rows = LazyRows(tensors.made, tensors.table.like(tensors.unlike))
     return small.replace(
         roles=tuple(_role(role, ops.table, layers, NEAR + prefetch) for role in small.roles),
-        tensors=LazyRows(tensors.made, tensors.table.like(tensors.unlike)),
-        op_classes=LazyRows(ops.made, ops.table.like(ops.unlike)),
+        tensors=rows,
+        op_classes=LazyRows(ops.made, ops.table.like(ops.unlike), (rows, ops.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -70,7 +71,7 @@ class _Tensors:
         """Their rows; raises ``NotPeriodic`` where a buffer is of several layers."""
         names = [tensor.name for tensor in self.small.tensors]
         # Ops of buckets are found by their members; nothing tells so which buffer is which.
-        if any(BUCKET.search(name) for name in names):
+        if any('bucket' in name and BUCKET.search(name) for name in names):
             raise NotPeriodic('the buffer of a bucket is of several layers')
         return Table(rows_of(map(seen, names)), self.layers)
 
@@ -81,24 +82,17 @@ class _Tensors:
         belongs = [[seen_from(name, own) for name in (tensor.like, *tensor.members)] for tensor, own in zip(every, layer, strict=True)]
         return self.table.unlike(lambda row, model: belongs[row] == belongs[model] and _facts(every[row]) == _facts(every[model]))
 
-    @cached_property
-    def sizes(self) -> Ints:
-        """Shape [tensors, 2], bytes and elements that a rank holds of each of those that there are."""
-        small = self.small
-        sizes = [(small.local_bytes(tensor), prod(small.local_shape(tensor))) for tensor in small.tensors]
-        return np.array(sizes, dtype=np.int64)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Of the tensors to be."""
-        names, source = [tensor.name for tensor in self.small.tensors], self.table.source.tolist()
-        return [self.table.renamed(names[like], row) for row, like in enumerate(source)]
+    def name(self, row: int) -> str:
+        """Of a tensor to be."""
+        return self.table.renamed(self.small.tensors[self.table.source.item(row)].name, row)
 
     def made(self, row: int) -> Tensor:
         """A tensor to be."""
         like, renamed = self.small.tensors[self.table.source.item(row)], self.table.renamed
+        if not self.table.shift[row]:
+            return like
         members = tuple([renamed(name, row) for name in like.members])
-        return replace(like, name=self.names[row], like=renamed(like.like, row), members=members)
+        return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
 
 
 def _facts(tensor: Tensor) -> tuple[object, ...]:
@@ -145,7 +139,7 @@ class _Ops:
     def _seen(self, number: int, name: str) -> tuple[object, int]:
         """The key of an op, and its layer; a bucket of no single layer is in the first that it has something of."""
         key, layer = seen(name)
-        if layer != NONE or not BUCKET.search(name):
+        if layer != NONE or 'bucket' not in name or not BUCKET.search(name):
             return key, layer
         item = self._lists.item[self._lists.start[4 * number] : self._lists.start[4 * number + 4]]
         rows = self.tensors.table.rows
@@ -174,7 +168,7 @@ class _Ops:
     def _numbers(self) -> Ints:
         """For each op to be the number of its bucket; -1 for none."""
         table, layers = self.table, self.layers
-        found = [BUCKET.search(op.name) for op in self.small.op_classes]
+        found = [BUCKET.search(op.name) if 'bucket' in op.name else None for op in self.small.op_classes]
         number = np.array([int(one.group(1)) if one else NONE for one in found], dtype=np.int64)
         through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
         if not through.any():
@@ -199,10 +193,11 @@ class _Ops:
         op = self.small.op_classes[source]
         field = 1 if op.operator == 'all_gather' else 0
         before, now = self._lists.items(4 * source + field), self.lists.items(4 * row + field)
-        # Tensors to be are as large as those that they are like.
+        # Tensors to be are as large as those that they are like, and these are among those before.
         now = self.tensors.table.source[now].tolist()
-        sizes = self.tensors.sizes
-        (held, had), (holds, has) = (sizes[some].sum(axis=0).tolist() for some in (before, now))
+        of = {one: self.small.tensors[one] for one in before}
+        size = {one: (self.small.local_bytes(tensor), prod(self.small.local_shape(tensor))) for one, tensor in of.items()}
+        held, had, holds, has = (sum(size[one][part] for one in some) for some in (before, now) for part in (0, 1))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
@@ -226,8 +221,9 @@ class _Ops:
     def made(self, row: int) -> OpClass:
         """An op class to be."""
         like = self._summing.get(row) or self.small.op_classes[self.table.source.item(row)]
-        tensors, bounds = self.tensors.names, self.lists.start[4 * row : 4 * row + 5].tolist()
-        names = [tuple([tensors[one] for one in self.lists.item[begin:end].tolist()]) for begin, end in pairwise(bounds)]
+        bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
+        items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
+        names = [tuple(map(self.tensors.name, own)) for own in items]
         renamed, number = self.table.renamed, self._numbers.item(row)
         name = renamed(like.name, row)
         attributes = {key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()}

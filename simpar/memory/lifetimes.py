@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.program import Program, Role
+from simpar.program.rows import column
 from simpar.program.tensor import KINDS, PER_RANK
 
 Ints = NDArray[np.int64]
@@ -84,15 +85,11 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
     one = table.one[parts.tensor]
-    # Sizes once for each tensor: shapes are worked out in Python, lives may be hundreds of thousands.
-    sizes = np.zeros(len(program.tensors), dtype=np.int64)
-    for index in np.flatnonzero(np.bincount(parts.tensor, minlength=1)).tolist():
-        sizes[index] = program.local_bytes(program.tensors[index])
     lives = Lifetimes(
         tensor=parts.tensor,
         micro_batch=np.where(one, NONE, parts.micro_batch),
         copy=np.where(one, NONE, parts.copy),
-        bytes=sizes[parts.tensor],
+        bytes=program.tensor_bytes[parts.tensor],
         writer=np.where(parts.write == _NEVER, NONE, parts.write),
         begin=begin,
         end=end,
@@ -127,16 +124,13 @@ class _Table:
 @lru_cache(maxsize=2)
 def _table(program: Program, always: frozenset[str]) -> _Table:
     """The table of a program, which all its roles share."""
-    number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
     # Reads, writes, frees: within an op this is the order in which they happen.
-    groups = [((op.reads, _READ), (op.writes, _WRITE), (op.accumulates, _WRITE), (op.frees, _FREE))
-              for op in program.op_classes]  # fmt: skip
-    lengths = [sum(len(names) for names, _ in of) for of in groups]
-    kinds = np.array([KINDS.index(tensor.kind) for tensor in program.tensors], dtype=np.int64)
+    does = np.array([_READ, _WRITE, _WRITE, _FREE])
+    kinds = column(program.tensors, lambda tensor: KINDS.index(tensor.kind), np.int64)
     return _Table(
-        start=np.append(0, np.cumsum(lengths, dtype=np.int64)),
-        tensor=np.array([number[name] for of in groups for names, _ in of for name in names], dtype=np.int64),
-        does=np.array([does for of in groups for names, does in of for _ in names], dtype=np.int64),
+        start=program.named.start[::4].astype(np.int64),
+        tensor=program.named.item.astype(np.int64),
+        does=does[program.named.row % 4],
         kinds=kinds,
         one=np.array([kind in PER_RANK for kind in KINDS], dtype=bool)[kinds],
         held=np.array([kind in always or kind == 'input' for kind in KINDS], dtype=bool)[kinds],
@@ -286,19 +280,16 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
 
 def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    used = np.flatnonzero(np.bincount(role.op_class, minlength=1)).tolist()
-    computes = np.zeros(len(program.op_classes), dtype=bool)
-    computes[[index for index in used if program.op_classes[index].kind == 'compute']] = True
-    computes[[index for index in used if computes[index] and not program.sliced(program.op_classes[index])]] = False
-    slots = np.flatnonzero(computes[role.op_class])
+    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)
+    slots = np.flatnonzero((computes & program.is_sliced)[role.op_class])
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
     # A single tensor is sent from where it is.
-    size = [int(op.bytes) if op.kind == 'collective' and len(op.reads) > 1 else 0 for op in program.op_classes]
-    sizes = np.array(size, dtype=np.int64)[role.op_class]
+    several = column(program.op_classes, lambda op: op.kind == 'collective' and len(op.reads) > 1, np.bool_)
+    sizes = np.where(several, column(program.op_classes, lambda op: int(op.bytes), np.int64), 0)[role.op_class]
     slots = np.flatnonzero(sizes)
     nothing = np.full(len(slots), NONE, dtype=np.int64)
     return Lifetimes(

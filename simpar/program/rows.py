@@ -1,31 +1,41 @@
 """Rows that are made when they are asked for: tables of thousands of op classes or tensors, of which few are looked at.
 
-Most rows of a large program are equal but for the layer in their names. ``like`` tells which: what depends on all else,
-as a price or a size, is worked out once for all of them.
+Most rows of a large program are equal but for the layers in their names. ``like`` tells which: what depends on all
+else, as a price or a size, is worked out once for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.csr import Csr
+
+Ints = NDArray[np.int64]
 Row = TypeVar('Row')
+Value = TypeVar('Value', bound=np.generic)
 
 
 class LazyRows(Sequence[Row]):
     """A table whose rows are made on demand, each once.
 
-    Arguments: ``make``, a row by its number; ``like``, shape [rows], for each row the first that equals it but for
-    names.
+    Arguments:
+        make: a row by its number.
+        like: shape [rows], for each row the first that equals it but for names.
+        named: of op classes, rows of another table and, for each op class, four lists of those that it reads, writes,
+            accumulates to and frees.
     """
 
-    def __init__(self, make: Callable[[int], Row], like: NDArray[np.int64]) -> None:
+    def __init__(
+        self, make: Callable[[int], Row], like: Ints, named: tuple[Sequence[object], Csr] | None = None
+    ) -> None:
         self._make = make
         self._made: dict[int, Row] = {}
         self.like = like
+        self.named = named
 
     def __len__(self) -> int:
         return len(self.like)
@@ -36,7 +46,7 @@ class LazyRows(Sequence[Row]):
     def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
     def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
         if isinstance(index, slice):
-            return tuple(self[one] for one in range(*index.indices(len(self))))
+            return tuple([self[one] for one in range(*index.indices(len(self)))])
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         number = index % len(self)
@@ -51,10 +61,14 @@ class LazyRows(Sequence[Row]):
         return hash(tuple(self))
 
 
-def alike(rows: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that stand for all others, and for each row which of these it equals but for names."""
+def like_of(rows: Sequence[object]) -> Ints:
+    """Shape [rows], for each row one that equals it but for names, the same for all that do; itself where unknown."""
+    return rows.like if isinstance(rows, LazyRows) else np.arange(len(rows))
+
+
+def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> NDArray[Value]:
+    """Shape [rows], what each row says. Arguments: ``of``, a number of a row that does not depend on names."""
     if not isinstance(rows, LazyRows):
-        every = np.arange(len(rows))
-        return every, every
+        return np.array([of(row) for row in rows], dtype=kind)
     first, which = np.unique(rows.like, return_inverse=True)
-    return first, which
+    return np.array([of(rows[one]) for one in first.tolist()], dtype=kind)[which]
