@@ -4,10 +4,11 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
+# make prove-grow   lower 2000 random plans in full and by growing few layers, and compare the programs
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-grow netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -41,6 +42,9 @@ lab: netns
 
 prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py
+
+prove-grow: .venv-test/installed
+	.venv-test/bin/python tests/prove_grow.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from training_cases import CUTS, OPTIMIZERS, PATTERNS
 
+from simpar.errors import Infeasible
+from simpar.lower import lower
+from simpar.lower.grow import few_layers
+from simpar.lower.overlap import with_passes
 from simpar.plan import Plan
+from simpar.program.rows import LazyRows
 from simpar.workload import Muon, Transformer, Workload
 
 PASSES = (
@@ -28,7 +33,9 @@ class Case(NamedTuple):
 def grow_case(seed: int) -> Case:
     """The case of a seed; it need not be one that can be lowered."""
     draw = random.Random(seed)
-    data, tensor, copies, micro_batches = (draw.choice(some) for some in ((1, 2, 2, 3, 4), (1, 1, 2), (1, 1, 2, 3), (1, 2, 3)))
+    data, tensor, copies, micro_batches = (
+        draw.choice(some) for some in ((1, 2, 2, 3, 4), (1, 1, 2), (1, 1, 2, 3), (1, 2, 3))
+    )
     heads = draw.choice([2, 4])
     hidden = heads * draw.choice([2, 6, 12])
     model = Transformer(
@@ -83,3 +90,18 @@ def grow_case(seed: int) -> Case:
 def _size(draw: random.Random) -> float:
     """Bytes of a message: less than a layer, about as much, or several."""
     return float(int(2 ** draw.uniform(6, 18)))
+
+
+def compared(seed: int) -> str:
+    """What comes of the case of a seed: ``equal``, ``unequal``; or why it is lowered in full."""
+    workload, plan, world = grow_case(seed)
+    try:
+        full = lower(workload, plan, world, grow=False)
+    except Infeasible:
+        return 'infeasible'
+    if few_layers(workload, with_passes(plan)) is None:
+        return 'not asked'
+    made = lower(workload, plan, world)
+    if not isinstance(made.op_classes, LazyRows):
+        return 'declined'
+    return 'equal' if made.hash == full.hash else 'unequal'

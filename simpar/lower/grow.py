@@ -13,25 +13,35 @@ from typing import Final
 from simpar.lower.given import has_strategies
 from simpar.lower.optimizer_parallel import choice_of
 from simpar.lower.period import Layers
-
 from simpar.plan import Plan
 from simpar.workload import Transformer, Workload
 
 _REPAYS: Final = 2
 """Times as many layers as are lowered, from which on growing takes less time than lowering them."""
+_EQUAL: Final = 2
+"""Layers in the middle that must be equal."""
 _FUSIONS: Final = ('layer', 'none', 'all', 'auto')
 
 
 def few_layers(workload: Workload, plan: Plan) -> Layers | None:
     """How many layers to lower, and how many to add; None: the plan may tell layers apart, or they are few."""
     model = workload.model
-    if not isinstance(model, Transformer) or has_strategies(workload, plan) or not _equal(plan):
+    edge = _unlike(workload, plan)
+    count = 2 * edge + _EQUAL
+    if not isinstance(model, Transformer) or model.layers < _REPAYS * count or not _equal(plan):
         return None
-    # A gather that is issued ahead makes as many layers more begin and end unlike the others.
-    ahead = plan.prefetch if 'weights' in choice_of(plan).parts else 0
-    edge = 1 + ahead
-    count = 2 * edge + 2
-    return Layers(count, edge, model.layers - count) if model.layers >= _REPAYS * count else None
+    if has_strategies(with_layers(workload, count), plan):
+        return None
+    return Layers(count, edge, model.layers - count)
+
+
+def _unlike(workload: Workload, plan: Plan) -> int:
+    """How many of the first, and of the last, layers differ from those between."""
+    if 'weights' not in choice_of(plan).parts:
+        return 1
+    # A gather that is issued ahead makes as many layers more begin and end unlike the others. And an update waits for
+    # its sum by itself where no gather behind that sum has been waited for, unless it waits for a look at all sums.
+    return 1 + plan.prefetch + (not workload.clip_norm and workload.loss_scale == 1)
 
 
 def with_layers(workload: Workload, layers: int) -> Workload:

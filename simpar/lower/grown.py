@@ -1,8 +1,8 @@
 """A program of few equal layers becomes one of many: what its middle layers do is done by more layers.
 
-Rows of all tables are told by a key and a layer. What a row of a middle layer names stands at a distance from it:
-``layer3`` reads what ``layer2`` wrote. All middle layers must be equal so, or ``NotPeriodic`` is raised. A row of the
-first or last layers, or of none, names the first layers as they are, and the last ones as they are from the end.
+Rows of all tables are told by a key and a layer. What a row of a layer names stands at a distance from it: ``layer3``
+reads what ``layer2`` wrote. The layers in the middle must be equal so, or ``NotPeriodic`` is raised. What is of no
+layer names the first layers as they are, and the last ones as they are from the end.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from simpar.program import Csr, OpClass, Program, Role, Tensor
 from simpar.program.op import Attribute
 from simpar.program.rows import LazyRows
 
-BUCKET: Final = re.compile(r'\bbucket(\d+)\b')
+_BUCKET: Final = re.compile(r'\bbucket(\d+)\b')
 _COUNTED: Final = re.compile(r'^(layer\*\S* )\((\d+) of them\)')
 
 
-def grown_program(small: Program, layers: Layers, *, prefetch: int, by_size: bool) -> Program:
+def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     """The program with more layers.
 
-    Arguments: ``prefetch``, how many gathers ahead one is issued; ``by_size``: messages are fused by their size, so
-    that what is one message of all layers here may be several there.
-    Raises ``NotPeriodic`` where that cannot be told.
+    Arguments: ``by_size``: messages are fused by their size, so that what is one message of all layers here may be
+    several there.
+    Raises ``NotPeriodic`` where it cannot be told.
     """
     tensors = _Tensors(small, layers)
-    ops = _Ops(small, layers, tensors, by_size=by_size)
+    ops = _Ops(small, layers, tensors, by_size)
     ops.check()
     rows = LazyRows(tensors.made, tensors.table.like(tensors.unlike))
     return small.replace(
-        roles=tuple(_role(role, ops.table, layers, NEAR + prefetch) for role in small.roles),
+        roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
         tensors=rows,
         op_classes=LazyRows(ops.made, ops.table.like(ops.unlike), (rows, ops.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
@@ -48,7 +48,7 @@ def grown_program(small: Program, layers: Layers, *, prefetch: int, by_size: boo
 
 
 def _note(note: str, layers: Layers) -> str:
-    """A note that counts the parameters of all layers, as many in each."""
+    """A note, which may count the parameters of all layers, as many in each."""
 
     def counted(found: re.Match[str]) -> str:
         each, rest = divmod(int(found.group(2)), layers.count)
@@ -68,22 +68,26 @@ class _Tensors:
 
     @cached_property
     def table(self) -> Table:
-        """Their rows; raises ``NotPeriodic`` where a buffer is of several layers."""
+        """Their rows; raises ``NotPeriodic`` where a buffer is that of a numbered bucket."""
         names = [tensor.name for tensor in self.small.tensors]
-        # Ops of buckets are found by their members; nothing tells so which buffer is which.
-        if any('bucket' in name and BUCKET.search(name) for name in names):
-            raise NotPeriodic('the buffer of a bucket is of several layers')
+        if any(map(_bucket, names)):
+            raise NotPeriodic('the numbers of buckets are followed in ops alone')
         return Table(rows_of(map(seen, names)), self.layers)
 
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the tensors of other layers."""
         every, layer = self.small.tensors, self.table.rows.layer.tolist()
-        belongs = [[seen_from(name, own) for name in (tensor.like, *tensor.members)] for tensor, own in zip(every, layer, strict=True)]
-        return self.table.unlike(lambda row, model: belongs[row] == belongs[model] and _facts(every[row]) == _facts(every[model]))
+        belongs = [
+            [seen_from(name, own) for name in (tensor.like, *tensor.members)]
+            for tensor, own in zip(every, layer, strict=True)
+        ]
+        return self.table.unlike(
+            lambda row, model: belongs[row] == belongs[model] and _facts(every[row]) == _facts(every[model])
+        )
 
     def name(self, row: int) -> str:
-        """Of a tensor to be."""
+        """The name of a tensor to be."""
         return self.table.renamed(self.small.tensors[self.table.source.item(row)].name, row)
 
     def made(self, row: int) -> Tensor:
@@ -101,6 +105,12 @@ def _facts(tensor: Tensor) -> tuple[object, ...]:
     return tensor.kind, tensor.dtype, tensor.initial, shape
 
 
+def _bucket(name: str) -> int | None:
+    """The number of the bucket that a name tells; None: it tells none."""
+    found = _BUCKET.search(name) if 'bucket' in name else None
+    return int(found.group(1)) if found else None
+
+
 @dataclass(frozen=True, eq=False)
 class _Ops:
     """The op classes as they are, and as they will be."""
@@ -110,18 +120,34 @@ class _Ops:
     tensors: _Tensors
     by_size: bool
 
-    @cached_property
-    def _lists(self) -> Csr:
-        """The tensors that ops read, write, accumulate to and free, four lists for each op."""
-        number = {tensor.name: place for place, tensor in enumerate(self.small.tensors)}
-        lists = [names for op in self.small.op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
-        item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
-        return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
+    def check(self) -> None:
+        """Find what cannot be told before any row is asked for."""
+        _ = self._of_all, self._numbers, self.unlike, self.tensors.unlike
 
     @cached_property
     def table(self) -> Table:
         """Their rows."""
-        return Table(rows_of(self._seen(number, op.name) for number, op in enumerate(self.small.op_classes)), self.layers)
+        seen_all = (self._seen(number, op.name) for number, op in enumerate(self.small.op_classes))
+        return Table(rows_of(seen_all), self.layers)
+
+    def _seen(self, number: int, name: str) -> tuple[object, int]:
+        """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
+        key, layer = seen(name)
+        if layer != NONE or _bucket(name) is None:
+            return key, layer
+        item = self.small.named.item[self.small.named.start[4 * number] : self.small.named.start[4 * number + 4]]
+        rows = self.tensors.table.rows
+        touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
+        own = next((one for _, one in touched if one != NONE), NONE)
+        if own == NONE:
+            return key, NONE
+        if len(set(touched)) != len({one for one, _ in touched}):
+            if self.by_size:
+                raise NotPeriodic(f'{name} has several layers, and with more of them might be several messages')
+            return key, NONE
+        # Buckets are alike where their members are, whatever their numbers.
+        members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
+        return (_BUCKET.sub('', name), members), own
 
     @cached_property
     def unlike(self) -> Ints:
@@ -136,40 +162,23 @@ class _Ops:
         )
         return np.union1d(found, self._references.unlike)
 
-    def _seen(self, number: int, name: str) -> tuple[object, int]:
-        """The key of an op, and its layer; a bucket of no single layer is in the first that it has something of."""
-        key, layer = seen(name)
-        if layer != NONE or 'bucket' not in name or not BUCKET.search(name):
-            return key, layer
-        item = self._lists.item[self._lists.start[4 * number] : self._lists.start[4 * number + 4]]
-        rows = self.tensors.table.rows
-        touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
-        own = next((one for _, one in touched if one != NONE), NONE)
-        if own == NONE:
-            return key, NONE
-        if len(set(touched)) != len({one for one, _ in touched}):
-            if self.by_size:
-                raise NotPeriodic(f'{name} has several layers, and with more of them might be several messages')
-            return key, NONE
-        # Buckets are alike where their members are, whatever their numbers.
-        members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
-        return (BUCKET.sub('', name), members), own
-
     @cached_property
     def _references(self) -> References:
-        return References(self.table, self.tensors.table, self._lists, NEAR)
+        return References(self.table, self.tensors.table, self.small.named, NEAR)
 
     @cached_property
     def lists(self) -> Csr:
-        """The tensors to be that ops to be read, write, accumulate to and free, four lists for each."""
+        """For each op to be four lists: the tensors to be that it reads, writes, accumulates to and frees."""
         return self._references.grown()
 
     @cached_property
     def _numbers(self) -> Ints:
         """For each op to be the number of its bucket; -1 for none."""
         table, layers = self.table, self.layers
-        found = [BUCKET.search(op.name) if 'bucket' in op.name else None for op in self.small.op_classes]
-        number = np.array([int(one.group(1)) if one else NONE for one in found], dtype=np.int64)
+        number = np.array(
+            [NONE if one is None else one for one in map(_bucket, [op.name for op in self.small.op_classes])],
+            dtype=np.int64,
+        )
         through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
         if not through.any():
             return number[table.source]
@@ -183,20 +192,20 @@ class _Ops:
         return np.where(number[table.source] == NONE, NONE, number[table.source] + step * moves)
 
     @cached_property
-    def _summing(self) -> dict[int, OpClass]:
-        """Ops of all layers, whose work grows with these, by their numbers as ops to be; names are those of before."""
-        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self._lists, self.lists))
+    def _of_all(self) -> dict[int, OpClass]:
+        """Ops of all layers, whose work grows with these, by their numbers as ops to be; with names as they are."""
+        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self.small.named, self.lists))
         changed = np.flatnonzero((now != before[self.table.source]).any(axis=1))
         return {row: self._summed(row, self.table.source.item(row)) for row in changed.tolist()}
 
     def _summed(self, row: int, source: int) -> OpClass:
-        op = self.small.op_classes[source]
+        op, small = self.small.op_classes[source], self.small
         field = 1 if op.operator == 'all_gather' else 0
-        before, now = self._lists.items(4 * source + field), self.lists.items(4 * row + field)
-        # Tensors to be are as large as those that they are like, and these are among those before.
-        now = self.tensors.table.source[now].tolist()
-        of = {one: self.small.tensors[one] for one in before}
-        size = {one: (self.small.local_bytes(tensor), prod(self.small.local_shape(tensor))) for one, tensor in of.items()}
+        before = small.named.items(4 * source + field)
+        # Tensors to be are as large as those that they are like, which are among those before.
+        now = self.tensors.table.source[self.lists.items(4 * row + field)].tolist()
+        of = {one: small.tensors[one] for one in before}
+        size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
         held, had, holds, has = (sum(size[one][part] for one in some) for some in (before, now) for part in (0, 1))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
@@ -205,32 +214,30 @@ class _Ops:
         return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
 
     def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
-        """An attribute of an op of all layers; one word for each tensor, where it has several."""
+        """An attribute of an op of all layers: where it has several words, one for each tensor."""
         if not isinstance(value, str) or ' ' not in value:
             return value
-        words, table = value.split(' '), self.tensors.table
+        words, model = value.split(' '), self.tensors.table.model
         of = dict(zip(before, words, strict=False))
-        if len(words) != len(before) or any(of[one] != of.get(table.model.item(one)) for one in before):
+        if len(words) != len(before) or any(of[one] != of.get(model.item(one)) for one in before):
             raise NotPeriodic('an attribute of all layers is not a word for each')
         return ' '.join([of[one] for one in now])
 
-    def check(self) -> None:
-        """Work out all but rows, so that what cannot be told is found before any is asked for."""
-        _ = self._summing, self._numbers, self.unlike, self.tensors.unlike
-
     def made(self, row: int) -> OpClass:
         """An op class to be."""
-        like = self._summing.get(row) or self.small.op_classes[self.table.source.item(row)]
+        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
         bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
         items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
-        names = [tuple(map(self.tensors.name, own)) for own in items]
+        reads, writes, accumulates, frees = (tuple(map(self.tensors.name, own)) for own in items)
         renamed, number = self.table.renamed, self._numbers.item(row)
         name = renamed(like.name, row)
-        attributes = {key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()}
+        attributes = {
+            key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()
+        }
         return OpClass(
-            BUCKET.sub(f'bucket{number}', name) if number != NONE else name,
-            like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype, like.partition, like.peer,
-            like.reduce, *names, attributes, like.stage,
+            _BUCKET.sub(f'bucket{number}', name) if number != NONE else name, like.kind, like.operator, like.phase,
+            like.dims, like.flops, like.bytes, like.dtype, like.partition, like.peer, like.reduce, reads, writes,
+            accumulates, frees, attributes, like.stage,
         )  # fmt: skip
 
 
@@ -239,19 +246,21 @@ def _same(one: OpClass, other: OpClass) -> bool:
     return one.cost_key == other.cost_key and (one.reduce, one.stage) == (other.reduce, other.stage)
 
 
-def _role(role: Role, ops: Table, layers: Layers, near: int) -> Role:
+def _role(role: Role, ops: Table, layers: Layers) -> Role:
     """A role with more layers: slots, and what they need."""
     columns = (ops.rows.key[role.op_class], role.stream, role.micro_batch, role.copy)
     told, first, key = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
     slots = Table(Rows(key.ravel(), ops.rows.layer[role.op_class]), layers)
-    rows, some = slots.grown, first[slots.grown.key]
+    # A gather needs what freed its memory, as many layers away as it is issued ahead.
+    near = NEAR + layers.edge - 1
     need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
+    like = first[slots.grown.key]
     return replace(
         role,
-        op_class=ops.at[told[0][rows.key], rows.layer].astype(role.op_class.dtype),
-        stream=role.stream[some],
-        micro_batch=role.micro_batch[some],
-        copy=role.copy[some],
+        op_class=ops.at[told[0][slots.grown.key], slots.grown.layer].astype(role.op_class.dtype),
+        stream=role.stream[like],
+        micro_batch=role.micro_batch[like],
+        copy=role.copy[like],
         need=_ordered(need, -1),
         carry=_ordered(carry, 1),
     )

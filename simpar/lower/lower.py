@@ -20,8 +20,8 @@ from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
-from simpar.lower.recompute import recompute_of
 from simpar.lower.period import Layers, NotPeriodic
+from simpar.lower.recompute import recompute_of
 from simpar.lower.recorded import recorded
 from simpar.lower.roles import issued, stages_of
 from simpar.lower.shards import shard
@@ -86,7 +86,7 @@ def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = N
 def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Program:
     """The same from a program of fewer layers; raises ``NotPeriodic``."""
     small = _in_full(with_layers(workload, layers.count), plan, world)
-    return grown_program(small, layers, prefetch=plan.prefetch, by_size=by_size(plan))
+    return grown_program(small, layers, by_size=by_size(plan))
 
 
 @contextmanager

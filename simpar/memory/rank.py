@@ -193,7 +193,9 @@ class RankMemory:
     def _kinds(self) -> list[str]:
         kinds = (*TENSOR_KINDS, BUFFER)
         # The buffer comes last, so that its index -1 finds it.
-        numbers = np.append(column(self.program.tensors, lambda one: kinds.index(one.kind), np.int64), len(TENSOR_KINDS))
+        numbers = np.append(
+            column(self.program.tensors, lambda one: kinds.index(one.kind), np.int64), len(TENSOR_KINDS)
+        )
         return [kinds[number] for number in numbers[self.lives.tensor].tolist()]
 
     def _operator(self, row: int) -> str:

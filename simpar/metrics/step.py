@@ -225,9 +225,7 @@ class _Kinds(NamedTuple):
         # In the order of first use, in which phases are told.
         phases: dict[Phase, int] = {}
         phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
-        return _Kinds(
-            column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases)
-        )
+        return _Kinds(column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
