@@ -12,6 +12,7 @@ from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
+from simpar.program.rows import like_of
 from simpar.trace import Times
 from simpar.units import GRID
 
@@ -65,9 +66,8 @@ def node_costs(
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
     # Ops of one class on one representative cost the same, so each kind is worked out once.
-    kinds, kind_of = np.unique(
-        ops.representative[nodes].astype(np.int64) * count + ops.op_class[nodes], return_inverse=True
-    )
+    op_class = _same(program, costs)[ops.op_class[nodes]]
+    kinds, kind_of = np.unique(ops.representative[nodes].astype(np.int64) * count + op_class, return_inverse=True)
     made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
@@ -82,6 +82,20 @@ def node_costs(
         issued=_issued(ops, costs, steps),
         waiting_slows=costs.waiting_slows,
     )
+
+
+def _same(program: Program, costs: Costs) -> Ints:
+    """For each op class the first that meets the same ranks at the same costs, as far as that is plain."""
+    like = like_of(program.op_classes)
+    first: dict[tuple[int, int], int] = {}
+    # Equal costs share the tuple itself (see ``price``).
+    same = {
+        index: first.setdefault((like.item(index), id(by_group)), index)
+        for index, by_group in costs.communication.items()
+    }
+    found = np.arange(len(like))
+    found[list(same)] = list(same.values())
+    return found
 
 
 def _communication(

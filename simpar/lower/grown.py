@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
-from simpar.lower.period import NONE, Ints, Layers, NotPeriodic, Rows
+from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
 from simpar.program import Csr, OpClass, Program, Role, Tensor
 from simpar.program.op import Attribute
@@ -172,13 +172,16 @@ class _Ops:
         return self._references.grown()
 
     @cached_property
+    def _number(self) -> Ints:
+        """For each op as it is the number of its bucket; -1 for none."""
+        found = [_bucket(op.name) for op in self.small.op_classes]
+        return np.array([NONE if one is None else one for one in found], dtype=np.int64)
+
+    @cached_property
     def _numbers(self) -> Ints:
         """For each op to be the number of its bucket; -1 for none."""
         table, layers = self.table, self.layers
-        number = np.array(
-            [NONE if one is None else one for one in map(_bucket, [op.name for op in self.small.op_classes])],
-            dtype=np.int64,
-        )
+        number = self._number
         through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
         if not through.any():
             return number[table.source]
@@ -223,9 +226,20 @@ class _Ops:
             raise NotPeriodic('an attribute of all layers is not a word for each')
         return ' '.join([of[one] for one in now])
 
+    @cached_property
+    def _changed(self) -> Flags:
+        """Shape [ops to be], whether each differs from what it is like."""
+        names = self.lists.row[self.tensors.table.shift[self.lists.item] != 0]
+        changed = np.bincount(names // 4, minlength=len(self.table.source)) > 0
+        changed |= (self.table.shift != 0) | (self._numbers != self._number[self.table.source])
+        changed[list(self._of_all)] = True
+        return changed
+
     def made(self, row: int) -> OpClass:
         """An op class to be."""
         like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
+        if not self._changed[row]:
+            return like
         bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
         items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
         reads, writes, accumulates, frees = (tuple(map(self.tensors.name, own)) for own in items)
