@@ -12,7 +12,7 @@ from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
-from simpar.program.rows import like_of
+from simpar.program.rows import like_of, stand
 from simpar.trace import Times
 from simpar.units import GRID
 
@@ -102,7 +102,7 @@ def _communication(
     program: Program, costs: Costs, representatives: LoadedRepresentatives, representative: int, index: int
 ) -> tuple[float, float, Load]:
     """Latency, transfer and links of an op class on a representative that leads."""
-    groups = representatives.together(representative, program.op_classes[index], len(costs.communication[index]))
+    groups = representatives.together(representative, stand(program.op_classes, index), len(costs.communication[index]))
     # Groups that fold together last equally long; any of them tells.
     isolated = costs.communication[index][groups[0]]
     return isolated.alpha, isolated.transfer, representatives.load(index, groups)

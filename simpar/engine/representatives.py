@@ -17,7 +17,7 @@ import numpy as np
 
 from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.program import OpClass, Partition, Program
-from simpar.program.rows import like_of
+from simpar.program.rows import stand
 
 Colours = list[int]
 Edges = list[list[tuple[int, int]]]
@@ -212,11 +212,11 @@ def _pattern(by_group: tuple[Communication, ...], demands: dict[float, int]) -> 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
-    groups, number_of, like = groups_of(program), dict(told.pattern), like_of(program.op_classes).tolist()
+    groups, number_of = groups_of(program), dict(told.pattern)
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
-            op = program.op_classes[like[index]]
+            op = stand(program.op_classes, index)
             # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, number_of[index])

@@ -38,11 +38,11 @@ def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     tensors = _Tensors(small, layers)
     ops = _Ops(small, layers, tensors, by_size)
     ops.check()
-    rows = LazyRows(tensors.made, tensors.table.like(tensors.unlike))
+    rows = LazyRows(tensors.made, tensors.stand, tensors.table.like(tensors.unlike))
     return small.replace(
         roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
         tensors=rows,
-        op_classes=LazyRows(ops.made, ops.table.like(ops.unlike), (rows, ops.lists)),
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (rows, ops.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -88,11 +88,15 @@ class _Tensors:
 
     def name(self, row: int) -> str:
         """The name of a tensor to be."""
-        return self.table.renamed(self.small.tensors[self.table.source.item(row)].name, row)
+        return self.table.renamed(self.stand(row).name, row)
+
+    def stand(self, row: int) -> Tensor:
+        """A tensor to be but for names."""
+        return self.small.tensors[self.table.source.item(row)]
 
     def made(self, row: int) -> Tensor:
         """A tensor to be."""
-        like, renamed = self.small.tensors[self.table.source.item(row)], self.table.renamed
+        like, renamed = self.stand(row), self.table.renamed
         if not self.table.shift[row]:
             return like
         members = tuple([renamed(name, row) for name in like.members])
@@ -235,23 +239,31 @@ class _Ops:
         changed[list(self._of_all)] = True
         return changed
 
+    def stand(self, row: int) -> OpClass:
+        """An op class to be, but for the names that it lists."""
+        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
+        return replace(like, name=self._name(row, like.name)) if self._changed[row] else like
+
+    def _name(self, row: int, like: str) -> str:
+        number = self._numbers.item(row)
+        name = self.table.renamed(like, row)
+        return _BUCKET.sub(f'bucket{number}', name) if number != NONE else name
+
     def made(self, row: int) -> OpClass:
         """An op class to be."""
-        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
+        like = self.stand(row)
         if not self._changed[row]:
             return like
         bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
         items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
         reads, writes, accumulates, frees = (tuple(map(self.tensors.name, own)) for own in items)
-        renamed, number = self.table.renamed, self._numbers.item(row)
-        name = renamed(like.name, row)
+        renamed = self.table.renamed
         attributes = {
             key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()
         }
         return OpClass(
-            _BUCKET.sub(f'bucket{number}', name) if number != NONE else name, like.kind, like.operator, like.phase,
-            like.dims, like.flops, like.bytes, like.dtype, like.partition, like.peer, like.reduce, reads, writes,
-            accumulates, frees, attributes, like.stage,
+            like.name, like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
+            like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes, like.stage,
         )  # fmt: skip
 
 

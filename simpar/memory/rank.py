@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
-from simpar.program.rows import column, like_of
+from simpar.program.rows import column, stand
 from simpar.program.tensor import KINDS as TENSOR_KINDS
 from simpar.trace import RankTimes, Times
 
@@ -203,7 +203,7 @@ class RankMemory:
         if self._kinds[row] != 'activation':
             return ''
         op_class = self.role.op_class.item(self.lives.writer.item(row))
-        return self.program.op_classes[like_of(self.program.op_classes).item(op_class)].operator
+        return stand(self.program.op_classes, op_class).operator
 
     def _told(self, row: int) -> Live:
         """A life in words."""

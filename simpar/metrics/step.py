@@ -21,7 +21,7 @@ from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import column, like_of
+from simpar.program.rows import column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -195,7 +195,7 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
         ops = distinct(like_of(program.op_classes)[role.op_class[role.stream == index]])
-        kinds = {program.op_classes[op].kind for op in ops.tolist()}
+        kinds = {stand(program.op_classes, op).kind for op in ops.tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
@@ -327,7 +327,7 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)
-        named.setdefault(communicator(ops.program.op_classes[op_class], role.streams[stream]), []).append(one)
+        named.setdefault(communicator(stand(ops.program.op_classes, op_class), role.streams[stream]), []).append(one)
     return {
         name: length(np.concatenate((computing, ops.communicating(np.isin(kind, kinds))))) - compute
         for name, kinds in named.items()

@@ -15,7 +15,7 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import LazyRows, column
+from simpar.program.rows import LazyRows, column, stand
 from simpar.program.tensor import BYTES, Tensor
 from simpar.program.turns import Turns, turns_of
 
@@ -58,7 +58,7 @@ class Program:
         numbers: dict[tuple[object, ...], int] = {}
         kinds = column(self.op_classes, lambda op: numbers.setdefault(op.cost_key, len(numbers)), np.int64)
         _, first = np.unique(kinds, return_index=True)
-        return kinds, tuple([self.op_classes[index] for index in first.tolist()])
+        return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
 
     @cached_property
     def named(self) -> Csr:

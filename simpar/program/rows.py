@@ -1,7 +1,7 @@
 """Rows that are made when they are asked for: tables of thousands of op classes or tensors, of which few are looked at.
 
-Most rows of a large program are equal but for the layers in their names. ``like`` tells which: what depends on all
-else, as a price or a size, is worked out once for all of them.
+Most rows of a large program are equal but for the layers in their names, and how many names they list. What depends on
+all else, as a price or a size, is worked out once for all of them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ class LazyRows(Sequence[Row]):
 
     Arguments:
         make: a row by its number.
+        stand: the same, or a row that equals it but for the names that it lists, which costs less to make.
         like: shape [rows], for each row the first that equals it but for names.
         named: of op classes, rows of another table and, for each op class, four lists of those that it reads, writes,
             accumulates to and frees.
     """
 
     def __init__(
-        self, make: Callable[[int], Row], like: Ints, named: tuple[Sequence[object], Csr] | None = None
+        self,
+        make: Callable[[int], Row],
+        stand: Callable[[int], Row],
+        like: Ints,
+        named: tuple[Sequence[object], Csr] | None = None,
     ) -> None:
         self._make = make
+        self.stand = stand
         self._made: dict[int, Row] = {}
         self.like = like
         self.named = named
@@ -71,4 +77,9 @@ def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> 
     if not isinstance(rows, LazyRows):
         return np.array([of(row) for row in rows], dtype=kind)
     first, which = np.unique(rows.like, return_inverse=True)
-    return np.array([of(rows[one]) for one in first.tolist()], dtype=kind)[which]
+    return np.array([of(rows.stand(one)) for one in first.tolist()], dtype=kind)[which]
+
+
+def stand(rows: Sequence[Row], index: int) -> Row:
+    """A row, or one that equals it but for names."""
+    return rows.stand(index) if isinstance(rows, LazyRows) else rows[index]

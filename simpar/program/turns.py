@@ -14,7 +14,7 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass, OpKind
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import column, like_of
+from simpar.program.rows import column, like_of, stand
 
 Ints = NDArray[np.int32]
 NONE: Final = -1
@@ -75,7 +75,7 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
     numbers: dict[Kind, int] = {}
     of_key = np.full(len(op_classes) * streams, NONE, dtype=np.int64)
     for one in np.flatnonzero(np.bincount(key, minlength=1)).tolist():
-        op, stream = op_classes[one // streams], role.streams[one % streams]
+        op, stream = stand(op_classes, one // streams), role.streams[one % streams]
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
     mine = of_key[key]
