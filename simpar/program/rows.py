@@ -7,6 +7,7 @@ all else, as a price or a size, is worked out once for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -38,10 +39,22 @@ class LazyRows(Sequence[Row]):
         named: tuple[Sequence[object], Csr] | None = None,
     ) -> None:
         self._make = make
-        self.stand = stand
         self._made: dict[int, Row] = {}
+        self._stand = stand
         self.like = like
         self.named = named
+
+    @cached_property
+    def distinct(self) -> tuple[list[Row], Ints]:
+        """The rows that differ in more than names, as ``stand`` gives them, and for each row which of them it is."""
+        first, which = np.unique(self.like, return_inverse=True)
+        return [self._stand(one) for one in first.tolist()], which
+
+    def stand(self, index: int) -> Row:
+        """A row that equals the one of this number but for names and how many it lists."""
+        rows, which = self.distinct
+        found: Row = rows[which.item(index)]
+        return found
 
     def __len__(self) -> int:
         return len(self.like)
@@ -76,10 +89,10 @@ def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> 
     """Shape [rows], what each row says. Arguments: ``of``, a number of a row that does not depend on names."""
     if not isinstance(rows, LazyRows):
         return np.array([of(row) for row in rows], dtype=kind)
-    first, which = np.unique(rows.like, return_inverse=True)
-    return np.array([of(rows.stand(one)) for one in first.tolist()], dtype=kind)[which]
+    distinct, which = rows.distinct
+    return np.array([of(row) for row in distinct], dtype=kind)[which]
 
 
 def stand(rows: Sequence[Row], index: int) -> Row:
-    """A row, or one that equals it but for names."""
+    """A row, or one that equals it but for names and how many it lists."""
     return rows.stand(index) if isinstance(rows, LazyRows) else rows[index]
