@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
-from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, split_dims
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, split_dims
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -123,7 +123,7 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
-        size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
+        size = message_sizes(self._tape, self._plan, self._shards, parameters)
         return {
             (bucket, partition): members
             for partition, mine in self._shards.by_partition(parameters).items()

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from simpar.lower.fusion import by_size
 from simpar.lower.given import has_strategies
 from simpar.lower.optimizer_parallel import choice_of
 from simpar.lower.period import Layers
@@ -48,11 +49,6 @@ def with_layers(workload: Workload, layers: int) -> Workload:
     """The workload of a transformer with so many layers."""
     assert isinstance(workload.model, Transformer)
     return replace(workload, model=replace(workload.model, layers=layers))
-
-
-def by_size(plan: Plan) -> bool:
-    """Whether messages are fused by their size."""
-    return plan.fusion == 'auto' or isinstance(plan.fusion, float | int)
 
 
 def _equal(plan: Plan) -> bool:

@@ -77,14 +77,8 @@ class _Tensors:
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the tensors of other layers."""
-        every, layer = self.small.tensors, self.table.rows.layer.tolist()
-        belongs = [
-            [seen_from(name, own) for name in (tensor.like, *tensor.members)]
-            for tensor, own in zip(every, layer, strict=True)
-        ]
-        return self.table.unlike(
-            lambda row, model: belongs[row] == belongs[model] and _facts(every[row]) == _facts(every[model])
-        )
+        layers = self.table.rows.layer.tolist()
+        return self.table.unlike([_facts(*pair) for pair in zip(self.small.tensors, layers, strict=True)])
 
     def name(self, row: int) -> str:
         """The name of a tensor to be."""
@@ -103,10 +97,11 @@ class _Tensors:
         return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
 
 
-def _facts(tensor: Tensor) -> tuple[object, ...]:
-    """All of a tensor but names."""
+def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
+    """All of a tensor but its name, as seen from its layer."""
+    belongs = seen_from(tensor.like, layer) if tensor.like else '', [seen_from(name, layer) for name in tensor.members]
     shape = tensor.shape, tensor.splits, tensor.partial, tensor.batch_dim
-    return tensor.kind, tensor.dtype, tensor.initial, shape
+    return tensor.kind, tensor.dtype, tensor.initial, shape, belongs
 
 
 def _bucket(name: str) -> int | None:
@@ -156,14 +151,8 @@ class _Ops:
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
-        every, layer = self.small.op_classes, self.table.rows.layer.tolist()
-        attributes = [
-            {key: seen_from(value, own) if isinstance(value, str) else value for key, value in op.attributes.items()}
-            for op, own in zip(every, layer, strict=True)
-        ]
-        found = self.table.unlike(
-            lambda row, model: attributes[row] == attributes[model] and _same(every[row], every[model])
-        )
+        layers = self.table.rows.layer.tolist()
+        found = self.table.unlike([_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
         return np.union1d(found, self._references.unlike)
 
     @cached_property
@@ -267,9 +256,13 @@ class _Ops:
         )  # fmt: skip
 
 
-def _same(one: OpClass, other: OpClass) -> bool:
-    """Whether two ops are equal but for names and attributes."""
-    return one.cost_key == other.cost_key and (one.reduce, one.stage) == (other.reduce, other.stage)
+def _work(op: OpClass, layer: int) -> tuple[object, ...]:
+    """All of an op but names, as seen from its layer."""
+    attributes = {
+        key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
+    }
+    kind = op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce
+    return kind, op.dims, op.flops, op.bytes, attributes
 
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:

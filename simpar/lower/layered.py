@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -48,8 +48,9 @@ def seen_from(text: str, layer: int) -> tuple[str, int]:
 def rows_of(told: Iterable[tuple[object, int]]) -> Rows:
     """Rows of keys and layers, the keys numbered."""
     number: dict[object, int] = {}
-    found = [(number.setdefault(key, len(number)), layer) for key, layer in told]
-    return Rows(*np.array(found, dtype=np.int64).reshape(-1, 2).T)
+    keys, layers = zip(*told, strict=True)
+    found = [number.setdefault(key, len(number)) for key in keys]
+    return Rows(np.array(found, dtype=np.int64), np.array(layers, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +97,12 @@ class Table:
         """Shape [rows to be], how many layers each stands behind the row that it is like."""
         return np.where(self.grown.layer == NONE, 0, self.grown.layer - self.rows.layer[self.source])
 
-    def unlike(self, same: Callable[[int, int], bool]) -> Ints:
-        """The rows that are not the same as their model; raises ``NotPeriodic`` where those of equal layers are not."""
-        found = [row for row, model in enumerate(self.model.tolist()) if row != model and not same(row, model)]
+    def unlike(self, facts: Sequence[object]) -> Ints:
+        """The rows whose facts differ from those of their model.
+
+        Raises ``NotPeriodic`` where a row of the equal layers is among them.
+        """
+        found = [row for row, model in enumerate(self.model.tolist()) if facts[row] != facts[model]]
         unlike = np.array(found, dtype=np.int64)
         if self.layers.is_core(self.rows.layer[unlike]).any():
             raise NotPeriodic('equal layers are not')

@@ -10,10 +10,10 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.feed import once_a_step
-from simpar.lower.fusion import fusion_ids
+from simpar.lower.fusion import by_size, fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
-from simpar.lower.grow import by_size, few_layers, with_layers
+from simpar.lower.grow import few_layers, with_layers
 from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.loss_sum import sum_loss
@@ -125,6 +125,11 @@ def _fitting(order: Order, plan: Plan) -> Order:
     return check_order(order)
 
 
+def _trained(tape: Tape) -> Iterator[str]:
+    """The parameters in the order of their use; found only if somebody asks."""
+    yield from (one.parameter for one in update_shards(tape))
+
+
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
@@ -132,7 +137,7 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.ids = fusion_ids(workload, plan, [one.parameter for one in update_shards(tape)])
+        self.ids = fusion_ids(workload, plan, _trained(tape))
         self.shards = shard(tape, plan, self.ids, matrices=isinstance(workload.optimizer, Muon))
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
