@@ -214,7 +214,7 @@ def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[s
 
 
 def _message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
-    """A full gradient or weight as far as the tensor ranks have it; with MindSpore's levels what it counts, the shard."""
+    """A full gradient or weight, as far as tensor ranks have it; with MindSpore's levels what it counts, the shard."""
     size = size_of(tape, [tape.tensors[f'd:{parameter}']])
     if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
         return size

@@ -51,7 +51,7 @@ class Layers:
         return np.asarray((layer >= self.edge) & (layer < self.count - self.edge))
 
     def moved(self, layer: Ints) -> Ints:
-        """Where the first and the last layers stand once others are added."""
+        """The numbers of the first and the last layers once others are added."""
         return np.where(layer > self.cut, layer + self.more, layer)
 
     def source(self, layer: Ints) -> Ints:

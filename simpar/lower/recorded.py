@@ -39,7 +39,7 @@ def recorded(workload: Workload, plan: Plan, world: int, placement: tuple[int, .
     """What ``record`` gives, which the caller may change; arguments and errors as there."""
     # Keys that recording does not look at are not told to it: so it cannot depend on them.
     asked = _Asked(workload, replace(plan, **_UNREAD), world, placement)
-    found = next((known for other, known in _recordings if other == asked), None)
+    found = next((known for other, known in tuple(_recordings) if other == asked), None)
     if found is None:
         found = record(*asked)
         _recordings.append((asked, found))
