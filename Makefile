@@ -4,11 +4,12 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
-# make prove-grow   lower 2000 random plans in full and by growing few layers, and compare the programs
+# make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
+# make prove-engines  120,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-grow netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-grow prove-engines netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -45,6 +46,9 @@ prove-zero: .venv-test/installed
 
 prove-grow: .venv-test/installed
 	.venv-test/bin/python tests/prove_grow.py
+
+prove-engines: .venv-test/installed
+	.venv-test/bin/python tests/prove_engines.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -83,7 +83,11 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument('--markdown', action='store_true', help='print the table as Markdown and nothing else')
     sweep.add_argument('--across', metavar='a.b', help="with --markdown: a column for each of this key's values")
     sweep.add_argument('--plot', type=Path, metavar='PNG', help='draw the rows as bars')
-    sweep.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
+    sweep.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
+    sweep.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
+    sweep.add_argument(
+        '--journal', type=Path, metavar='FILE', help='keep finished rows, and go on from them (default: CSV.rows)'
+    )
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
@@ -158,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print('simpar: interrupted', file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print('; '.join(['simpar: interrupted', *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         print(f'simpar: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)

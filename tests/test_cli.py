@@ -20,7 +20,10 @@ FLAGS = {
     'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
     'check': ['--ir', '--json', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--set', 'file'],
-    'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
+    'sweep': [
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
+        'file',
+    ],
     'measure': [
         '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_cases import make_case, role_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simpar import cli
 from simpar.cost.costs import Communication, Costs
@@ -41,29 +39,6 @@ def ideal(case):
     """A case in which nothing slows anything."""
     ones = np.ones(len(case.program.op_classes))
     return case.with_costs(beside_communication=ones, beside_compute=ones)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    pipe=st.integers(1, 4),
-    data=st.integers(1, 3),
-    tensor=st.integers(1, 3),
-    ops=st.integers(1, 40),
-    links=st.sampled_from(['none', 'alike', 'any']),
-    slowed=st.booleans(),
-    unfold=st.sampled_from([None, True]),
-    steps=st.integers(1, 3),
-)
-def test_random_programs_have_the_spans_of_the_reference(slowed, unfold, steps, **shape):
-    case = make_case(**shape) if slowed else ideal(make_case(**shape))
-    slow, *others = (
-        simulate(case.program, case.costs, steps=steps, unfold=unfold, engine=engine)
-        for engine in ('simpy', 'python', 'compiled')
-    )
-    assert graph_of(case.program, tuple(slow.representative_of_rank.tolist())) is not None
-    for other in others:
-        assert_same(other, slow)
 
 
 WORKLOAD = Workload(model=Transformer(layers=8, hidden=512, heads=8, vocab=4096, sequence=512), batch=32)

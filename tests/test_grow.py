@@ -161,7 +161,7 @@ def test_numbers_of_tensors_are_those_of_names():
     assert np.array_equal(program.named.start, again.named.start)
     assert np.array_equal(program.named.item, again.named.item)
     assert program.is_sliced.tolist() == [again.sliced(op) for op in again.op_classes]
-    assert program.tensor_bytes.tolist() == [again.local_bytes(tensor) for tensor in again.tensors]
+    assert program.sizes.tolist() == [again.local_bytes(tensor) for tensor in again.tensors]
 
 
 def test_a_recording_stays_as_it_is():

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import MATRIX, NO_WORK, DeviceCompute
+from simpar.cost.compute import MATRIX, NO_WORK
 from simpar.cost.costs import GRADES, Array, Communication, Costs
+from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
 from simpar.errors import Infeasible
@@ -69,8 +69,8 @@ class Pricer:
     ) -> None:
         if program.world > cluster.world:
             raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        self.compute = compute or DeviceCompute(cluster.profile)
-        self.collective = collective or ClusterCollectives(cluster)
+        self.compute = compute or device_compute(cluster.profile)
+        self.collective = collective or cluster_collectives(cluster)
         self._program = program
         self._cluster = cluster
         self._ranks = {name: partition.groups_GP.tolist() for name, partition in program.partitions.items()}

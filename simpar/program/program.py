@@ -72,13 +72,6 @@ class Program:
         return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
 
     @cached_property
-    def tensor_bytes(self) -> NDArray[np.int64]:
-        """Shape [tensors], bytes of the shard that one rank holds; see ``local_bytes``."""
-        # Padding goes by the name of a tensor, not by what it is like.
-        every = tuple(self.tensors) if self._padding else self.tensors
-        return column(every, self.local_bytes, np.int64)
-
-    @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
         # Imported here, as the text form reads programs back and so imports this module.
@@ -143,6 +136,23 @@ class Program:
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape [tensors]: ``local_bytes`` of each."""
+        known: dict[tuple[int, int, str, int | None], int] = {}
+
+        def size(tensor: Tensor) -> int:
+            if tensor.name in self._padding:
+                return self.local_bytes(tensor)
+            # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
+            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim)
+            if key not in known:
+                known[key] = self.local_bytes(tensor)
+            return known[key]
+
+        # Padding goes by the name of a tensor, so that all are needed by their names.
+        return column(tuple(self.tensors) if self._padding else self.tensors, size, np.int64)
 
     @cached_property
     def _padding(self) -> dict[str, int]:
