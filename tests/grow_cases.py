@@ -39,7 +39,7 @@ def grow_case(seed: int) -> Case:
     heads = draw.choice([2, 4])
     hidden = heads * draw.choice([2, 6, 12])
     model = Transformer(
-        layers=draw.randint(8, 20),
+        layers=draw.randint(10, 20),
         hidden=hidden,
         heads=heads,
         kv_heads=draw.choice([heads, 2]),
@@ -73,7 +73,7 @@ def grow_case(seed: int) -> Case:
         shard_form=draw.choice(['', '', 'dim', 'padded', 'flat']),
         unsharded=draw.choice([(), (), ('*.bias',), ('layer*.fc1.weight',)]),
         fusion=draw.choice(['layer', 'layer', 'none', 'all', 'auto', _size(draw), _size(draw)]),
-        prefetch=draw.choice([0, 1, 1, 2, 3]),
+        prefetch=draw.choice([0, 1, 1, 1, 2, 3]),
         accumulate=draw.choice(['', 'full', 'sharded']),
         reduce_gradients=draw.choice(['overlapped', 'overlapped', 'end']),
         recompute=draw.choice(['none', 'full', 'selective', draw.choice(PATTERNS)]),
@@ -89,7 +89,7 @@ def grow_case(seed: int) -> Case:
 
 def _size(draw: random.Random) -> float:
     """Bytes of a message: less than a layer, about as much, or several."""
-    return float(int(2 ** draw.uniform(6, 18)))
+    return float(int(2 ** draw.uniform(6, 15)))
 
 
 def compared(seed: int) -> str:
