@@ -60,7 +60,7 @@ class Place:
         return np.asarray(np.where(sites.computes, sites.on(self.ranks), communicating), dtype=bool)
 
 
-def _ops(sites: Sites) -> tuple[OpClass, ...]:
+def _ops(sites: Sites) -> Sequence[OpClass]:
     return sites.program.op_classes
 
 

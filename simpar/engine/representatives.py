@@ -217,10 +217,11 @@ def _pattern(by_group: tuple[Communication, ...], demands: dict[float, int]) -> 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
     groups, number_of = groups_of(program), dict(told.pattern)
+    kinds, ops = program.cost_kinds[0].tolist(), program.cost_kinds[1]
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
-            op = program.op_classes[index]
+            op = ops[kinds[index]]
             # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, number_of[index])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.program import Program, Role
+from simpar.program.rows import column
 from simpar.program.tensor import KINDS, PER_RANK
 
 Ints = NDArray[np.int64]
@@ -79,7 +80,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     begin, end = parts.write.copy(), parts.last.copy()
     loaded = table.are({'input'} - {*always})[parts.tensor]
     # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
-    begin[loaded] = np.minimum(_loads(program, table, role)[parts.micro_batch[loaded]], parts.first[loaded])
+    begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
     endless = ~parts.freed & ~loaded
     # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
@@ -106,7 +107,6 @@ class _Table:
         kinds: of the tensors, by number in ``KINDS``.
         one: of the tensors, whether a rank holds one for all micro-batches and copies.
         held: of the tensors, whether freeing them ends nothing: what lives always, and inputs.
-        sliced: of the op classes, as of ``Program.sliced``.
     """
 
     start: Ints
@@ -115,7 +115,6 @@ class _Table:
     kinds: Ints
     one: Flags
     held: Flags
-    sliced: Flags
 
     def are(self, kinds: Collection[str]) -> Flags:
         """Which tensors are of one of these kinds."""
@@ -125,40 +124,17 @@ class _Table:
 @lru_cache(maxsize=2)
 def _table(program: Program, always: frozenset[str]) -> _Table:
     """The table of a program, which all its roles share."""
-    number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
-    tensor: list[int] = []
-    does: list[int] = []
-    start = [0]
-    for op in program.op_classes:
-        # Reads, writes, frees: within an op this is the order in which they happen.
-        for what, names in ((_READ, op.reads), (_WRITE, op.writes), (_WRITE, op.accumulates), (_FREE, op.frees)):
-            tensor += [number[name] for name in names]
-            does += [what] * len(names)
-        start.append(len(tensor))
-    kinds = np.array([KINDS.index(tensor.kind) for tensor in program.tensors], dtype=np.int64)
-    sliced = np.array([tensor.batch_dim is not None for tensor in program.tensors], dtype=bool)
-    touches = _Touched(np.array(start), np.array(tensor, dtype=np.int64), np.array(does, dtype=np.int64))
-    named = touches.does != _FREE
+    # Reads, writes, frees: within an op this is the order in which they happen.
+    does = np.array([_READ, _WRITE, _WRITE, _FREE])
+    kinds = column(program.tensors, lambda tensor: KINDS.index(tensor.kind), np.int64)
     return _Table(
-        *touches,
+        start=program.named.start[::4].astype(np.int64),
+        tensor=program.named.item.astype(np.int64),
+        does=does[program.named.row % 4],
         kinds=kinds,
         one=np.array([kind in PER_RANK for kind in KINDS], dtype=bool)[kinds],
         held=np.array([kind in always or kind == 'input' for kind in KINDS], dtype=bool)[kinds],
-        sliced=touches.many(sliced[touches.tensor] & named) + (touches.many(named) == 0) > 0,
     )
-
-
-class _Touched(NamedTuple):
-    """The first columns of a table."""
-
-    start: Ints
-    tensor: Ints
-    does: Ints
-
-    def many(self, wanted: Flags) -> Ints:
-        """How many touches of each op class are wanted."""
-        upto = np.append(0, np.cumsum(wanted))
-        return np.asarray(upto[self.start[1:]] - upto[self.start[:-1]])
 
 
 class _Touches(NamedTuple):
@@ -302,18 +278,18 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
         raise ProgramError(f'role {role.name}: {action} reads or frees {name}, which nothing has written')
 
 
-def _loads(program: Program, table: _Table, role: Role) -> Ints:
+def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    computes = np.array([op.kind == 'compute' for op in program.op_classes], dtype=bool)
-    slots = np.flatnonzero((computes & table.sliced)[role.op_class])
+    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)
+    slots = np.flatnonzero((computes & program.is_sliced)[role.op_class])
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
     # A single tensor is sent from where it is.
-    size = [int(op.bytes) if op.kind == 'collective' and len(op.reads) > 1 else 0 for op in program.op_classes]
-    sizes = np.array(size, dtype=np.int64)[role.op_class]
+    several = column(program.op_classes, lambda op: op.kind == 'collective' and len(op.reads) > 1, np.bool_)
+    sizes = np.where(several, column(program.op_classes, lambda op: int(op.bytes), np.int64), 0)[role.op_class]
     slots = np.flatnonzero(sizes)
     nothing = np.full(len(slots), NONE, dtype=np.int64)
     return Lifetimes(

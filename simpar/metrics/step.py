@@ -21,6 +21,7 @@ from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
+from simpar.program.rows import column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -193,7 +194,8 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
-        kinds = {program.op_classes[op].kind for op in distinct(role.op_class[role.stream == index]).tolist()}
+        ops = distinct(like_of(program.op_classes)[role.op_class[role.stream == index]])
+        kinds = {stand(program.op_classes, op).kind for op in ops.tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
@@ -220,14 +222,10 @@ class _Kinds(NamedTuple):
     def of(program: Program) -> _Kinds:
         """Those of a program."""
         ops = program.op_classes
-        # ``dict.fromkeys`` keeps the order of first use, in which phases are told.
-        phases = tuple(dict.fromkeys(op.phase for op in ops))
-        return _Kinds(
-            np.array([is_communication(op) for op in ops], dtype=bool),
-            np.array([is_transfer(op) for op in ops], dtype=bool),
-            np.array([phases.index(op.phase) for op in ops], dtype=np.int64),
-            phases,
-        )
+        # In the order of first use, in which phases are told.
+        phases: dict[Phase, int] = {}
+        phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
+        return _Kinds(column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,11 +322,12 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
     # Op class and stream in one number, so that names are made once for a kind, not once a slot.
-    kind = np.where(ops.communicates, role.op_class.astype(np.int64) * count + role.stream, -1)
+    like = like_of(ops.program.op_classes)[role.op_class]
+    kind = np.where(ops.communicates, like * count + role.stream, -1)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)
-        named.setdefault(communicator(ops.program.op_classes[op_class], role.streams[stream]), []).append(one)
+        named.setdefault(communicator(stand(ops.program.op_classes, op_class), role.streams[stream]), []).append(one)
     return {
         name: length(np.concatenate((computing, ops.communicating(np.isin(kind, kinds))))) - compute
         for name, kinds in named.items()

@@ -14,6 +14,7 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass, OpKind
 from simpar.program.partition import Partition
 from simpar.program.role import Role
+from simpar.program.rows import column, like_of, stand
 
 Ints = NDArray[np.int32]
 NONE: Final = -1
@@ -66,15 +67,15 @@ class Turns:
 
 def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Partition]) -> Turns:
     """The turns of a role's slots."""
-    communicates = np.array([op.kind != 'compute' for op in op_classes], dtype=bool)
+    communicates = column(op_classes, lambda op: op.kind != 'compute', np.bool_)
     slots = np.flatnonzero(communicates[role.op_class])
     streams = len(role.streams)
     # Kinds are worked out once for each op class and stream, not once for each slot.
-    key = role.op_class[slots].astype(np.int64) * streams + role.stream[slots]
+    key = like_of(op_classes)[role.op_class[slots]] * streams + role.stream[slots]
     numbers: dict[Kind, int] = {}
     of_key = np.full(len(op_classes) * streams, NONE, dtype=np.int64)
     for one in np.flatnonzero(np.bincount(key, minlength=1)).tolist():
-        op, stream = op_classes[one // streams], role.streams[one % streams]
+        op, stream = stand(op_classes, one // streams), role.streams[one % streams]
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
     mine = of_key[key]
