@@ -191,18 +191,18 @@ class _Told(NamedTuple):
         """What some costs tell; many op classes share long ones, so each is looked into once."""
         number_of: dict[int, int] = {}
         patterns: dict[Pattern, int] = {}
-        demands: dict[float, int] = {}
         for by_group in costs.communication.values():
             if id(by_group) not in number_of:
-                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group, demands), len(patterns))
+                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group), len(patterns))
         of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
         return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
 
 
-def _pattern(by_group: tuple[Communication, ...], demands: dict[float, int]) -> Pattern:
-    """Arguments: ``demands``, the number of each."""
+def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
     number: dict[tuple[float, float], int] = {}
-    # Which costs and demands are equal, not what they are: so the cache of ``_refine`` holds across effects and links.
+    demands: dict[float, int] = {}
+    # Which costs and demands of one op class are equal, not what they are: so that messages of many sizes are alike to
+    # ``_refine``, and its cache holds across effects, links and plans.
     return tuple(
         [
             (
@@ -242,18 +242,22 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
 @lru_cache(maxsize=4)
 def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
     """The colours of ranks and links."""
-    exchanges = _exchanges(program, told)
-    of_rank: Edges = [[] for _ in range(program.world)]
-    of_link: Edges = [[] for _ in range(told.links)]
+    return _coloured(tuple(program.role_of_rank.tolist()), told.speeds, told.links, tuple(_exchanges(program, told)))
+
+
+@lru_cache(maxsize=16)
+def _coloured(
+    roles: tuple[int, ...], speeds: tuple[float, ...], links: int, exchanges: tuple[Exchange, ...]
+) -> tuple[Colours, Colours]:
+    """The colours of ranks and links; many programs of a sweep exchange alike."""
+    of_rank: Edges = [[] for _ in roles]
+    of_link: Edges = [[] for _ in range(links)]
     for number, exchange in enumerate(exchanges):
         for place, rank in enumerate(exchange.ranks):
             of_rank[rank].append((number, int(exchange.sends and place == 1)))
         for link, demand in exchange.links:
             of_link[link].append((number, demand))
-    colours = (
-        _colours(zip(program.role_of_rank.tolist(), told.speeds, strict=True)),
-        _colours(() for _ in range(told.links)),
-    )
+    colours = (_colours(zip(roles, speeds, strict=True)), _colours(() for _ in range(links)))
     while True:
         exchanged = _colours(exchange.signature(*colours) for exchange in exchanges)
         finer = (_split(colours[0], of_rank, exchanged), _split(colours[1], of_link, exchanged))
