@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         '--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read"
     )
 
-    _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
+    resolve = _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
 
     sweep = _verb(verbs, 'sweep', 'a table of predictions over dotted keys', file=True)
     sweep.add_argument(
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
     sweep.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
     sweep.add_argument(
-        '--journal', type=Path, metavar='FILE', help='keep finished rows, and go on from them (default: CSV.rows)'
+        '--journal', type=Path, metavar='FILE', help='keep finished rows here and go on from them (default: PATH.rows)'
     )
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
@@ -97,6 +97,15 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
     measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
+    measure.add_argument(
+        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
+    )
+
+    for verb in (run, check, resolve, measure):
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
+            help='memory or time that a prediction may take, in place of 8 GB and 600 s; may be repeated',
+        )  # fmt: skip
 
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
@@ -138,6 +147,17 @@ def _positive(text: str) -> int:
     return number
 
 
+def _limit(text: str) -> str:
+    # Imported where it is needed: it knows schedules and programs.
+    from simpar.size import parse_limit
+
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix('%')) / 100
@@ -166,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('; '.join(['simpar: interrupted', *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        print(f'simpar: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        # Files are written whole, with their names; what has none is the standard output.
+        print(f'simpar: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         if os.environ.get('SIMPAR_DEBUG'):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_atomically
+from simpar.files import read_regular, write_atomically
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -22,6 +22,7 @@ FORMAT: Final = 'simpar trace 1'
 Origin = Literal['simulated', 'emulated', 'measured']
 Rows = list[list[float]]
 _MOST_PROBLEMS = 12
+_MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ def load_trace(path: Path) -> SavedTrace:
 
     try:
         # Strict: a time that is a text is a broken file, not a number to be guessed.
-        content = _adapter().validate_json(path.read_bytes(), strict=True)
+        content = _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:

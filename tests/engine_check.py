@@ -17,6 +17,7 @@ from engine_programs import Sample
 
 from simpar.engine import simulate
 from simpar.engine.graph import graph_of
+from simpar.engine.node_costs import node_costs
 from simpar.engine.representatives import fold
 from simpar.errors import Deadlock
 from simpar.trace import Trace
@@ -26,7 +27,7 @@ ENGINES = ('simpy', 'python', 'compiled')
 ARRAYS = ('arrive_KS', 'start_KS', 'end_KS')
 BOUND = 64
 """Ticks of 2⁻⁴⁰ s, about 6e-11 s."""
-SMALL = 150
+SMALL = 100
 """Ops of all ranks and steps up to which the exact run is made."""
 
 
@@ -53,17 +54,24 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
         _same(other, folded if unfold is None else expected, f'{engine}, {"un" * bool(unfold)}folded')
     _same_unfolded(folded, expected, sample)
     happened = Counter(programs=1, slots=sample.steps * sum(_slots(sample)))
-    of_rank = tuple(fold(sample.case.program, sample.case.costs).of_rank)
-    stuck = [graph_of(sample.case.program, of_rank, compiled=compiled) is None for compiled in (False, True)]
-    if stuck != [isinstance(expected, str)] * 2:
-        raise Difference(f'the graph has an order: {stuck}, the reference: {expected}')
+    representatives = fold(sample.case.program, sample.case.costs)
+    graphs = [
+        graph_of(sample.case.program, tuple(representatives.of_rank), compiled=compiled) for compiled in (False, True)
+    ]
+    ordered = [graph is not None for graph in graphs]
+    if ordered != [isinstance(expected, Trace)] * 2:
+        raise Difference(
+            f'whether the graph has an order, by Python and compiled: {ordered}; the reference: {expected}'
+        )
     off = 0.0
     if exact and sample.steps * sum(_slots(sample)) <= SMALL:
         in_fractions, off = _by_fractions(sample, expected)
         happened += in_fractions
-    happened['folded'] += len(set(of_rank)) < len(of_rank)
+    happened['folded'] += len(representatives.ranks) < sample.case.program.world
     if isinstance(expected, str):
         return happened + Counter(deadlock=1), off
+    costs = node_costs(graphs[0].ops, sample.case.program, sample.case.costs, representatives, sample.steps)
+    happened += Counter({'replay': int(not costs.interferes), 'chains of compute': int(any(graphs[0].chain))})
     return happened + Counter(features(sample, folded)), off
 
 
@@ -191,7 +199,6 @@ def features(sample: Sample, trace: Trace) -> dict[str, int]:
         'ties': int(_ties(program, trace)),
         'zero lengths': int(any((one.start_KS == one.end_KS).any() for one in trace.representatives)),
         'rendezvous': int('send' in kinds),
-        'chains of compute': int(any(graph_of(program, tuple(trace.representative_of_rank.tolist())).chain)),
         'collectives': int('collective' in kinds),
         'unequal stragglers': happened['stragglers'] * int(len(set(costs.rank_speed.tolist())) > 2),
         'several compute streams': int(max(map(len, streams)) > 1),
@@ -201,7 +208,7 @@ def features(sample: Sample, trace: Trace) -> dict[str, int]:
         'flows over several links': int(
             happened['contention'] and any(len(one.links) > 1 for each in costs.communication.values() for one in each)
         ),
-        'replay': int(not any(happened[name] for name in [*happened][:4])),
+        'nothing slowed': int(not any(happened[name] for name in [*happened][:4])),
         'one rank': int(program.world == 1),
     }
 
@@ -213,7 +220,7 @@ def _unlinked(communication):
 def _changes(sample: Sample, trace: Trace, changes: dict[str, object]) -> bool:
     """Whether some op ends at another time with other costs."""
     # Folded as it is: with other costs other ranks may be alike.
-    other = _run(sample, 'python', True, **changes)
+    other = _run(sample, 'compiled', True, **changes)
     return any(
         not np.array_equal(trace.times_of(rank).end_KS, other.times_of(rank).end_KS)
         for rank in range(sample.case.program.world)

@@ -111,7 +111,7 @@ class Oracle:
         self.tasks = tasks_of(self.program, self.costs, self.steps)
         self.every = list({id(task): task for task in self.tasks.values()}.values())
         self.before = {key: self._before(key) for key in self.tasks}
-        self.issued = {key: self._issue_time(key) for key in self.tasks}
+        self.issued = self._issue_times()
 
     def run(self) -> dict[Key, tuple[float, float, float]]:
         """(arrive, start, end) of every op; of one that never comes so far, None in the place of the time."""
@@ -158,10 +158,16 @@ class Oracle:
         keys += [(rank, step, stream[place - 1])] if place else [(rank, step - 1, stream[-1])] * (step > 0)
         return [self.tasks[other] for other in keys]
 
-    def _issue_time(self, key: Key) -> Fraction:
-        rank, step, slot = key
-        host = [Fraction(self.costs.host[op]) for op in self.program.role(rank).op_class]
-        return step * sum(host) + sum(host[: slot + 1])
+    def _issue_times(self) -> dict[Key, Fraction]:
+        """When each rank's host, which issues one op after the other, has issued each."""
+        issued = {}
+        for rank in range(self.program.world):
+            now = Fraction(0)
+            for step in range(self.steps):
+                for slot, op in enumerate(self.program.role(rank).op_class.tolist()):
+                    now += Fraction(self.costs.host[op])
+                    issued[rank, step, slot] = now
+        return issued
 
     def _settle(self) -> None:
         """All that happens at this moment."""
@@ -224,9 +230,10 @@ class Oracle:
         times = [task.latency for task in running if task.latency]
         times += [task.work / task.speed for task in running if not task.latency]
         times += [time - self.now for key, time in self.issued.items() if key not in self.arrive and time > self.now]
-        near = [self.now + time for time in times if time < min(times) + Fraction(1, GRID)]
-        self.exact &= all(GRID % time.denominator == 0 for time in near)
-        return min(times)
+        first = min(times)
+        near = first + Fraction(1, GRID)
+        self.exact &= all(GRID % (self.now + time).denominator == 0 for time in times if time < near)
+        return first
 
     def _pass(self, time: Fraction) -> None:
         for task in self._running():

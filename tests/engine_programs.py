@@ -1,7 +1,7 @@
 """Random programs for all engines, each by a seed: roles, streams, meetings and costs of every kind that engines know.
 
 Ranks do what they do together in one global order, and needs point backwards in it, so that such a program ends. In a
-quarter of the programs a role may swap two ops, leave one out, send in a ring or need what comes later: many of these
+fifth of the programs a role may swap two ops, leave one out, send in a ring or need what comes later: many of these
 deadlock. Ops that meet in a collective are of one op class.
 """
 
@@ -24,9 +24,9 @@ LAYOUTS = (
 )  # fmt: skip
 """Pipe × data × tensor ranks."""
 STREAMS = ('compute', 'second', 'tensor', 'data', 'pipe', 'more')
-ACTS = (2, 5, 8, 12, 18, 25)
+ACTS = (2, 5, 8, 8, 12, 12, 18, 25)
 """How often something is added to a program; a collective adds an op to several roles."""
-MANY_ACTS, MANY_EVERY = 80, 25
+MANY_ACTS, MANY_EVERY = 80, 40
 """One program in so many has this number of acts."""
 BESIDE = ((1.0,), (1.0,), (1.0, 0.5), (0.5,), (1.0, 0.9, 0.7, 0.5), (0.25, 0.5, 0.75), (0.3,))
 UNITS = (2.0**-3, 2.0**-3, 1 / 21, 1 / 21, 1e-6, 2.0**-40)
@@ -54,7 +54,7 @@ def make_sample(seed: int) -> Sample:
     rng = Random(seed)
     pipe, data, tensor = rng.choice(LAYOUTS)
     draft = Draft(rng, _partitions(rng, pipe, data, tensor), _roles(rng, pipe, data * tensor))
-    risky = rng.random() < 0.25
+    risky = rng.random() < 0.2
     for _ in range(MANY_ACTS if rng.randrange(MANY_EVERY) == 0 else rng.choice(ACTS)):
         draft.act(risky)
     if risky:
@@ -76,12 +76,14 @@ def _partitions(rng: Random, pipe: int, data: int, tensor: int) -> dict[str, Par
 
 
 def _roles(rng: Random, pipe: int, inside: int) -> list[int]:
-    """The role of each rank: by stage, one for all, one each, or any; a role may have no ranks."""
+    """The role of each rank: by stage, one for all, one each, as in a mirror, or any; a role may have no ranks."""
     world = pipe * inside
-    how = rng.choice(['stage', 'stage', 'stage', 'one', 'each', 'any'])
+    how = rng.choice(['stage', 'stage', 'stage', 'one', 'each', 'mirror', 'any'])
     if how == 'any':
         count = rng.randint(1, 3)
         return [rng.randrange(count) for _ in range(world)]
+    if how == 'mirror':
+        return [min(rank, world - 1 - rank) for rank in range(world)]
     return {'stage': [rank // inside for rank in range(world)], 'one': [0] * world, 'each': [*range(world)]}[how]
 
 
@@ -151,8 +153,8 @@ class Draft:
             before = sends
             receives = {there for here, there in edges if here in sends}
             sends = sends | {here for here, there in edges if there in receives}
-        # a ring, in which not all can send first
-        if sends & receives and not risky:
+        # A ring, in which not all can send first; of several roles, some may receive first.
+        if sends & receives and not risky and (len(sends) == 1 or self.rng.random() < 0.8):
             return
         stream = self._stream(self.streams)
         for role in sends | receives:

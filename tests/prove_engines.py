@@ -23,7 +23,7 @@ from engine_check import BOUND, SMALL, Difference, check
 from engine_programs import make_sample
 
 PAGE = HERE.parent / 'docs' / 'engine_fuzz.md'
-PROGRAMS, PART = 120_000, 200
+PROGRAMS, PART = 100_000, 200
 """How many programs, and how many a process takes at once."""
 EVERY = 30
 """Seconds between lines of progress."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
@@ -13,7 +13,7 @@ FLOORS = [
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'report'],
-    ['resolve', 'ablation', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

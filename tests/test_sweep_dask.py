@@ -151,7 +151,8 @@ def test_a_scheduler_that_goes_away_is_told(tmp_path, monkeypatch):
 
         with pytest.raises(RunFailed, match=f'the scheduler at {address} is gone'):
             load_sweep(path).predict(scheduler=address, note=note)
-    assert said == [f'{address} has no workers yet; rows wait for some (dask worker {address} --nthreads 1)']
+    start = f'dask worker {address} --nworkers -1 --nthreads 1'
+    assert said == [f'{address} has no workers yet; rows wait for some ({start})']
 
 
 def test_where_no_scheduler_is_that_is_told_soon(cluster, tmp_path, monkeypatch, capsys):

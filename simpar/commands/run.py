@@ -9,13 +9,14 @@ import sys
 from simpar.case import Case, check_memory, load_case
 from simpar.errors import Problem, ScheduleError
 from simpar.predict import Prediction
+from simpar.size import parse_limit
 
 FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
-    case = load_case(options.file, options.set)
+    case = load_case(options.file, options.set, limit=parse_limit(options.limit))
     prediction = case.predict()
     written = _write(options, prediction, case)
     if options.json:

@@ -102,9 +102,9 @@ def _tell_of(threads: dict[str, int], address: str, note: Note | None) -> None:
     if note is None:
         return
     if not threads:
-        note(f'{address} has no workers yet; rows wait for some (dask worker {address} --nthreads 1)')
+        note(f'{address} has no workers yet; rows wait for some (dask worker {address} --nworkers -1 --nthreads 1)')
     if any(count > 1 for count in threads.values()):
-        note('workers predict one row at a time; start them with --nthreads 1, one for each core')
+        note('a worker predicts one row at a time, whatever its threads; start them with --nworkers -1 --nthreads 1')
 
 
 def _outcomes(client: Client, schedules: Sequence[Schedule], workers: Sequence[str], address: str) -> Coming:

@@ -74,6 +74,7 @@ class Sweep:
         different: dict[str, Schedule] = {}
         for name, schedule in zip(names, schedules, strict=True):
             different.setdefault(name, schedule)
+        different = _together(different)
         settings = {id(row.schedule): row.settings for row in self.rows}
         wanted = [
             Wanted(key=content_key(name, schedule), places=places(schedule), settings=settings.get(id(schedule)))
@@ -101,6 +102,13 @@ class Sweep:
         refused = infeasible(ScheduleError(list(row.problems))) if row.problems else None
         outcome = refused or done[id(row.schedule)]
         return Result(settings=row.settings, batch=row.schedule.workload.batch, outcome=outcome)
+
+
+def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
+    """The same, ordered so that schedules of one workload and plan are neighbours: they have one program."""
+    number: dict[str, int] = {}
+    group = {name: number.setdefault(repr((one.workload, one.plan)), len(number)) for name, one in schedules.items()}
+    return dict(sorted(schedules.items(), key=lambda item: group[item[0]]))
 
 
 def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
