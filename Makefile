@@ -4,6 +4,8 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
+
+# make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
 # make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
