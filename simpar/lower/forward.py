@@ -43,7 +43,7 @@ class Forward:
         degrees: how operators without a strategy are placed; None: they are split by batch, or lie as they read.
         shapes: of all values.
         deviation: of initial weights.
-        drawn_labels: how labels are drawn, by their count.
+        drawn_labels: how labels are drawn, as of ``Graph``.
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.

@@ -42,7 +42,7 @@ class Graph:
         nodes: operators in order.
         shapes: of all values by name.
         deviation: of normal initial weights.
-        drawn_labels: how labels are drawn, by their count.
+        drawn_labels: how labels are drawn; without a count of classes, all that the result has.
         layers: how many there are.
         hands_on: what a layer hands on is kept whatever is recomputed.
     """
