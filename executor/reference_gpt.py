@@ -43,7 +43,7 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
     queries, head_dim, rows = model.heads // groups, model.head_width, model.padded_vocab
     yield 'embedding.weight', (rows, hidden), weight
     if model.position == 'learned':
-        yield 'position.weight', (model.sequence, hidden), weight
+        yield 'position.weight', (model.positions or model.sequence, hidden), weight
     norms = ['norm1', *([] if model.parallel else ['norm2'])]
     norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
     for layer in (f'layer{index}' for index in range(model.layers)):
@@ -99,7 +99,7 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
 
     x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
     if model.position == 'learned':
-        x = x + parameters['position.weight']
+        x = x + parameters['position.weight'][: model.sequence]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
     for index in range(model.layers):
         layer = f'layer{index}'

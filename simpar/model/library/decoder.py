@@ -65,7 +65,7 @@ def _before_layers(model: Transformer) -> Iterator[Node]:
         yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
         before = 'embedding.scaled'
     if model.position == 'learned':
-        yield Node('position', Position(), (before,), -1, 'position.added')
+        yield Node('position', Position(rows=model.positions), (before,), -1, 'position.added')
         before = 'position'
     if model.dropout:
         # Masks are drawn for a place in the model: the name of what is dropped.

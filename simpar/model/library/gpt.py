@@ -79,6 +79,9 @@ class Transformer(Model):
         Literal['learned', 'rotary', 'none'],
         Field(description='a weight for each place of a sequence, a rotation of queries and keys, or nothing'),
     ] = 'learned'
+    positions: Annotated[
+        int, Field(ge=0, le=2**20, description='rows of the weight of learned positions; 0: as many as the sequence')
+    ] = 0
     rope_theta: Annotated[float, Field(gt=0, le=1e12, description='base of the frequencies of rotary')] = 10000.0
     rotary_share: Annotated[float, Field(gt=0, le=1, description="of a head's features, those that rotary turns")] = 1.0
     rope_scaling: Annotated[
@@ -218,6 +221,9 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     """What of the keys of its parts does not fit together."""
     if model.parallel and model.post_norms:
         yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
+    if model.position == 'learned' and 0 < model.positions < model.sequence:
+        what = f'{model.sequence} tokens, but only {model.positions} positions'
+        yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
     if len(model.rope_scaling) not in (0, 1, 4) or 0 in model.rope_scaling:
         what = f'{len(model.rope_scaling)} numbers, or a zero among them'
         yield Problem((*FILE, 'rope_scaling'), what, 'write [factor], or [factor, low, high, original positions]')
