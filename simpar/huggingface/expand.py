@@ -6,9 +6,10 @@ is wrong is told at the line that says it, of the config or of the schedule.
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +18,13 @@ from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError
 from simpar.huggingface.families import FAMILIES
 from simpar.huggingface.family import IGNORED, NOT_YET, ONLY, Config, Family, Refused, Rule, Says
-from simpar.workload import Transformer
+from simpar.workload import Transformer, Workload
 
 MODEL_KEY: Final[Key] = ('workload', 'model')
 TRANSFORMER: Final[Key] = ('workload', 'transformer')
 KEYS: Final = frozenset(one.name for one in fields(Transformer))
 """What may stand beside ``model``."""
+OWN: Final = frozenset(one.name for one in fields(Workload))
 OTHERS: Final = ('transformer', 'network')
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
@@ -59,7 +61,8 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
     except ScheduleError as error:
         problems = [problem if problem.where else problem.at(where, MODEL_KEY) for problem in error.problems]
         return Expanded(_refused(tree, problems))
-    return _put(tree, config, list(_says(config, family, wrong)), wrong, _notes(config, family))
+    says = list(_says(config, family, workload.keys() & KEYS, wrong))
+    return _put(tree, config, says, wrong, _notes(config, family))
 
 
 def in_its_words(problem: Problem, words: Mapping[Key, str]) -> Problem:
@@ -124,10 +127,13 @@ def _architecture(config: Tree) -> Iterator[Problem]:
         yield Problem(config.where(('architectures',)), what, 'name the config of a ...ForCausalLM')
 
 
-def _says(config: Tree, family: Family, wrong: list[Problem]) -> Iterator[Says]:
-    """What a config says, in keys of a ``transformer``; what is not modelled is added to the problems."""
+def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+    """What a config says, in keys of a ``transformer``; what is not modelled is added to the problems.
+
+    Arguments: ``beside``, keys that stand beside ``model``: what the config says of them is not looked at.
+    """
     read_as = Config(config.root, family.defaults)
-    missing = [key for key in family.needed if read_as[key] is None]
+    missing = [key for key in family.needed if read_as[key] is None and family.copied[key] not in beside]
     wrong += [Problem(config.where((key,)), f'{key}: missing', f'add {key}') for key in missing]
     for name, value in family.always.items():
         yield Says(name, value)
@@ -141,15 +147,16 @@ def _says(config: Tree, family: Family, wrong: list[Problem]) -> Iterator[Says]:
             what = f'{key}: not modelled (got {str(value)[:40]})'
             wrong.append(Problem(config.where((key,)), what, f'only {shown} is'))
     for rule in family.rules:
-        yield from _ruled(rule, read_as, config, wrong)
+        yield from _ruled(rule, read_as, config, beside, wrong)
 
 
-def _ruled(rule: Rule, read_as: Config, config: Tree, wrong: list[Problem]) -> Iterator[Says]:
+def _ruled(rule: Rule, read_as: Config, config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
     try:
         yield from rule(read_as)
     except Refused as refused:
-        what = f'{refused.key}: {refused.what}'
-        wrong.append(Problem(config.where((refused.key,)), what, refused.instead))
+        if refused.of not in beside:
+            what = f'{refused.key}: {refused.what}'
+            wrong.append(Problem(config.where((refused.key,)), what, refused.instead))
 
 
 def _notes(config: Tree, family: Family) -> tuple[str, ...]:
@@ -170,6 +177,7 @@ def _put(tree: Tree, config: Tree, says: list[Says], wrong: list[Problem], notes
     workload = dict(tree.root['workload'])
     del workload['model']
     beside = {key: workload.pop(key) for key in list(workload) if key in KEYS}
+    wrong = [*wrong, *_misspelt(tree, workload)]
     values = {one.key: one.value for one in says}
     origins = dict(tree.origins)
     words = {}
@@ -193,6 +201,16 @@ def _put(tree: Tree, config: Tree, says: list[Says], wrong: list[Problem], notes
     made = replace(tree, root=root, origins=origins, problems=(*tree.problems, *wrong), refused=frozenset(refused))
     told = frozenset((*TRANSFORMER, one.key) for one in says if one.key not in beside)
     return Expanded(made, notes, words, told)
+
+
+def _misspelt(tree: Tree, workload: dict[str, Any]) -> Iterator[Problem]:
+    """Keys beside ``model`` that are nearly one of a ``transformer``; they are taken out of the workload."""
+    for key in [key for key in workload if key not in OWN]:
+        near = difflib.get_close_matches(key[:60], sorted(KEYS), 1, 0.75)
+        if near:
+            del workload[key]
+            at = ('workload', key)
+            yield Problem(at, 'unknown key', f'did you mean {near[0]}?').at(tree.where(at))
 
 
 def _refused(tree: Tree, problems: list[Problem]) -> Tree:

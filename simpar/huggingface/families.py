@@ -32,7 +32,9 @@ def _activation(names: Mapping[str, str], *keys: str) -> Any:
     def rule(config: Config) -> Iterator[Says]:
         key = next((key for key in keys if config[key] is not None), keys[-1])
         if config[key] not in names:
-            raise Refused(key, f'no such activation (got {config[key]!r})', f'write one of {", ".join(names)}')
+            raise Refused(
+                key, f'no such activation (got {config[key]!r})', f'write one of {", ".join(names)}', 'activation'
+            )
         yield Says('activation', names[config[key]], key)
 
     return rule
@@ -45,7 +47,7 @@ def _rope(config: Config) -> Iterator[Says]:
     scaling = told if together else config['rope_scaling'] or {}
     by = together or 'rope_scaling'
     if not isinstance(scaling, dict):
-        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type')
+        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
     theta = told.get('rope_theta', config['rope_theta'])
     yield Says('rope_theta', theta, together if 'rope_theta' in told else 'rope_theta')
     share = told.get('partial_rotary_factor', config['partial_rotary_factor'])
@@ -55,10 +57,10 @@ def _rope(config: Config) -> Iterator[Says]:
     keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3}.get(kind)
     if keys is None:
         what = f'not yet: rotary scaled as {kind[:20]}'
-        raise Refused(by, what, 'write rope_type: default, linear or llama3')
+        raise Refused(by, what, 'write rope_type: default, linear or llama3', 'rope_scaling')
     missing = [key for key in keys if not isinstance(scaling.get(key), int | float)]
     if missing:
-        raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it')
+        raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
     if keys:
         yield Says('rope_scaling', [float(scaling[key]) for key in keys], by)
 
@@ -73,7 +75,7 @@ def _biases(**parts: str) -> Any:
         has = [part for part, key in parts.items() if key == 'yes' or config[key]]
         wrong = [key for key in parts.values() if key != 'yes' and not isinstance(config[key], bool)]
         if wrong:
-            raise Refused(wrong[0], 'not true or false', 'write true or false')
+            raise Refused(wrong[0], 'not true or false', 'write true or false', 'bias')
         by = [key for key in parts.values() if key != 'yes']
         yield Says('bias', has, by[0] if by else '')
 
@@ -96,9 +98,9 @@ def _windows(config: Config) -> Iterator[Says]:
     if kinds is None:
         kinds = _kinds(config, layers)
     if not isinstance(kinds, list) or not kinds or set(kinds) - {SLIDING, FULL}:
-        raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer')
+        raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer', 'window')
     if len(kinds) != layers:
-        raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer')
+        raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer', 'window')
     windows = [window if kind == SLIDING else 0 for kind in kinds]
     yield Says('window', _shortest(windows), 'sliding_window')
 
@@ -130,7 +132,7 @@ def _gemma2(config: Config) -> Iterator[Says]:
     """Scores by a number of its own."""
     scalar = config['query_pre_attn_scalar']
     if not isinstance(scalar, int | float) or isinstance(scalar, bool) or scalar <= 0:
-        raise Refused('query_pre_attn_scalar', 'not a positive number', 'write e.g. 256')
+        raise Refused('query_pre_attn_scalar', 'not a positive number', 'write e.g. 256', 'attention_scale')
     yield Says('attention_scale', 1 / sqrt(scalar), 'query_pre_attn_scalar')
 
 
@@ -141,7 +143,9 @@ def _dropouts(*keys: str) -> Any:
         found = {config[key] for key in keys}
         if len(found) != 1:
             shown = ', '.join(f'{key} {config[key]}' for key in keys)
-            raise Refused(keys[0], f'not modelled: unlike probabilities ({shown})', 'write dropout beside model')
+            raise Refused(
+                keys[0], f'not modelled: unlike probabilities ({shown})', 'write dropout beside model', 'dropout'
+            )
         yield Says('dropout', found.pop(), keys[0])
 
     return rule

@@ -18,12 +18,13 @@ class Says(NamedTuple):
 class Refused(Exception):
     """What of a config is not modelled.
 
-    Arguments: ``key`` of the config; ``what`` is wrong; ``instead``, what to write.
+    Arguments: ``key`` of the config; ``what`` is wrong; ``instead``, what to write; ``of``, the key of a
+    ``transformer`` that it would say: where that stands beside ``model``, nothing is refused.
     """
 
-    def __init__(self, key: str, what: str, instead: str) -> None:
-        super().__init__(key, what, instead)
-        self.key, self.what, self.instead = key, what, instead
+    def __init__(self, key: str, what: str, instead: str, of: str) -> None:
+        super().__init__(key, what, instead, of)
+        self.key, self.what, self.instead, self.of = key, what, instead, of
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from simpar.document import (
 from simpar.errors import Problem, ScheduleError
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
+from simpar.huggingface.schema import with_model
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
@@ -177,7 +178,7 @@ def _schedule(found: Expanded, contents: Contents, folder: Path) -> Schedule:
 
 def schedule_schema() -> dict[str, Any]:
     """JSON Schema of schedule files, for completion in editors."""
-    return {**json_schema(Contents), 'title': 'simpar schedule'}
+    return {**with_model(json_schema(Contents)), 'title': 'simpar schedule'}
 
 
 def written(schedule: Contents) -> dict[str, Any]:

@@ -234,7 +234,6 @@ FAMILIES: Final[Mapping[str, str]] = {
     r'context_parallel|ring_att|ulysses': 'context parallelism',
     r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
     r'rotary|(^|_)rope(_|$)': 'rotary position embedding',
-    r'sliding_window': 'attention over a sliding window',
     r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',

@@ -230,6 +230,9 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     elif model.rope_scaling[1:] and model.rope_scaling[1] >= model.rope_scaling[2]:
         what = f'low {model.rope_scaling[1]:g} is not below high {model.rope_scaling[2]:g}'
         yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, low, high, original positions]')
+    if not model.head_dim and model.hidden % model.heads:
+        # Told already; features of a head are not known.
+        return
     if model.rotation and model.rotation.features % 2:
         what = f'{model.rotation.features} features of a head cannot be turned in pairs'
         yield Problem((*FILE, 'rotary_share'), what, 'write a share that leaves an even count, e.g. 1')
