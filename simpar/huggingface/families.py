@@ -174,6 +174,7 @@ _DEFAULTS: Final = {
     'attention_bias': False,
     'mlp_bias': False,
 }
+_WITHOUT_ACT: Final = {key: value for key, value in _DEFAULTS.items() if key != 'hidden_act'}
 _QWEN: Final = {
     **_DEFAULTS,
     'num_key_value_heads': 32,
@@ -239,7 +240,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         copied={**_LLAMA, 'attn_logit_softcapping': 'attention_softcap', 'final_logit_softcapping': 'logit_softcap'},
         needed=_NEEDED,
         always={**_ALWAYS, 'post_norms': True},
-        defaults={**_DEFAULTS, 'num_key_value_heads': 4, 'head_dim': 256, 'tie_word_embeddings': True,
+        defaults={**_WITHOUT_ACT, 'num_key_value_heads': 4, 'head_dim': 256, 'tie_word_embeddings': True,
                   'hidden_activation': 'gelu_pytorch_tanh', 'query_pre_attn_scalar': 256, 'sliding_window': 4096,
                   'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
         only={**_NO_DROPOUT, **_BIDIRECTIONAL},

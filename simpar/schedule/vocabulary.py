@@ -233,7 +233,6 @@ ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe
 FAMILIES: Final[Mapping[str, str]] = {
     r'context_parallel|ring_att|ulysses': 'context parallelism',
     r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
-    r'rotary|(^|_)rope(_|$)': 'rotary position embedding',
     r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',
