@@ -12,7 +12,8 @@ from simpar.lower import lower
 from simpar.lower import record as recording
 from simpar.model.model import Asked
 from simpar.plan import Plan
-from simpar.profiles import load_profile
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import find_strategies
 from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
@@ -37,12 +38,12 @@ MODELS = {
     'bare': Transformer(**SIZES, position='none', activation='silu', bias=()),
 }  # fmt: skip
 PLANS = {
-    'all': (Plan(data=2, tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2, zero=1), 12),
+    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2), 6),
     'late': (Plan(data=2, tensor=2, reduce='late', zero=3, recompute='selective'), 4),
     'tiles': (Plan(tensor=2, sequence_parallel=True, tiles=2, recompute=('layer*.rotary', 'layer*.*glu')), 2),
 }
 
-CASES = [*((model, plan) for model in MODELS for plan in ('all', 'late')), ('qwen', 'tiles'), ('unfused', 'tiles')]
+CASES = [*((model, plan) for model in MODELS for plan in ('split', 'late')), ('qwen', 'tiles'), ('unfused', 'tiles')]
 """A pattern of recompute that names no operator is refused: those of the last plan name rotary and a gate."""
 
 
@@ -62,7 +63,40 @@ def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     case = workload(MODELS[model], **({'optimizer': Muon()} if plan == 'late' else {}))
     program = lower(case, chosen, ranks)
     validate(program)
-    check(program, case, chosen, steps=2)
+    check(program, case, chosen)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    'strategies',
+    [
+        {'layer*.rotary': ((1, 4, 1),), 'layer*.qk_norm': ((1, 2, 2),)},
+        {'layer*.rotary': ((1, 2, 2),), 'layer*.swiglu': ((1, 1, 4),), 'layer1.attention': ((2, 1, 2),)},
+    ],
+)
+def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+
+    chosen, plan = workload(MODELS['qwen']), Plan(strategies=strategies)
+    program = lower(chosen, plan, 4)
+    assert any(op.operator == 'rotary' and 'partition' in op.attributes for op in program.op_classes)
+    check(program, chosen, plan)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
+@pytest.mark.parametrize('model', ['qwen', 'gemma', 'phi'])
+def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+
+    chosen = workload(replace(MODELS[model], layers=1))
+    given = {'layer0.fc1': ((2, 1, 1), (1, 2))} if search == 'sharding-propagation' else {}
+    hardware = cluster(load_profile('h100-sxm-8'), devices=4)
+    found = find_strategies(chosen, Plan(search=search, strategies=given), hardware)
+    assert {'layer0.rotary', 'layer0.fc1', 'norm'} <= found.origins.keys()
+    check(lower(found.workload, found.plan, 4), found.workload, found.plan)
 
 
 WRONG = {
