@@ -38,7 +38,6 @@ PLANS = {
     'data-pipeline': (Plan(data=2, pipeline=2, micro_batches=4), 4),
     'data-recompute': (Plan(data=2, zero=1, recompute='full'), 2),
     'tensor-sequence-copies': (Plan(tensor=2, sequence_parallel=True, copies=2, recompute='full'), 2),
-    'tensor-zero': (Plan(data=2, tensor=2, zero=3), 4),
 }  # fmt: skip
 """Plan and ranks."""
 
