@@ -225,4 +225,4 @@ def test_editors_know_the_keys_beside_it():
     workload = schedule_schema()['$defs']['Workload']
     assert workload['oneOf'][0] == {'required': ['model']}
     assert workload['properties']['sequence']['x-beside'] == 'model'
-    assert workload['dependentSchemas']['sequence'] == {'required': ['model']}
+    assert workload['dependentRequired']['sequence'] == ['model']

@@ -29,6 +29,6 @@ def with_model(schema: dict[str, Any]) -> dict[str, Any]:
         **workload,
         'properties': {'model': model, **workload['properties'], **beside},
         'oneOf': [{'required': ['model']}, *workload['oneOf']],
-        'dependentSchemas': {name: {'required': ['model']} for name in beside},
+        'dependentRequired': {name: ['model'] for name in beside},
     }
     return {**schema, '$defs': {**schema['$defs'], 'Workload': made}}
