@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +21,8 @@ WRONG_USE = 2
 INTERNAL = 70
 INTERRUPTED = 130
 TERMINATED = 143
+PATIENCE = 5.0
+"""Seconds in which the process may end its ranks by itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(with_verb(list(sys.argv[1:] if arguments is None else arguments)))
     # Without a handler, SIGTERM would end this process before it could end the ranks that it has started.
     signal.signal(signal.SIGTERM, _terminate)
+    if options.lifeline:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     # gloo warns about every peer that leaves; the watchdog says it better, and once.
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     try:
@@ -32,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if importlib.util.find_spec('torch') is None:
             raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')  # noqa: TRY301
         code: int = importlib.import_module(f'executor.commands.{options.verb}').command(options)
+        sys.stdout.flush()
     except SimparError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -39,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('executor: interrupted', file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        print(f'executor: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        # Files are written whole, with their names; what has none is the standard output.
+        print(f'executor: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         # An internal error is ours, not the user's: a traceback is for those who ask for one.
@@ -50,6 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _end_with_input() -> None:
+    """End this process, and with it its ranks, when its standard input is closed: whoever started it has gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    # C++ code that waits keeps Python from seeing the signal.
+    time.sleep(PATIENCE)
+    os._exit(TERMINATED)
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """Leave as on Ctrl-C, so that every ``with`` ends what it has started."""
     sys.exit(TERMINATED)
@@ -57,7 +76,8 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 if __name__ == '__main__':
     exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # process groups of other ranks may be gone; their destructors would abort
     os._exit(exit_code)

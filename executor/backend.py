@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from executor import netns
 from executor.assemble import Execution, assemble_run
+from executor.child import Child
 from executor.faults import Fault
-from executor.net import Net
 from executor.process import Setup, main
+from executor.process_state import Process, this_process
 from executor.rank import INIT_TIMEOUT, Compute, Outcome, Request
+from executor.status import Status
 from executor.validate import validate
-from executor.watchdog import Failure, Status, death, explain
+from executor.watchdog import BusyThreads, Failure, Seen, death, explain
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
+from simpar.janitor import remove_at_the_end
 from simpar.program import Program
 
 GRACE: Final = 0.5
@@ -51,14 +55,18 @@ class Pool:
         self.net = net or Net()
         self.notes: tuple[str, ...] = ()
         self._timeout = timeout
+        self._host = this_process().host
         self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
+        # The fork server's folder, too: it is the process's, and the command ends without Python's own clearing up.
+        for folder in (self._folder, Path(get_temp_dir())):
+            remove_at_the_end(folder)
         self._status = Status(world, self._folder / 'status')
         # A fork of this process would copy its threads' locks, and a spawn would import torch anew in every rank.
         self._context = multiprocessing.get_context('forkserver')
         # The server imports torch once; ranks are forked from it in milliseconds.
         self._context.set_forkserver_preload(['executor.process'])
-        self._children: list[_Child] = []
-        self._hub: _Child | None = None
+        self._children: list[Child] = []
+        self._hub: Child | None = None
         self._loaded: set[str] = set()
         # Ranks share the cores: more OpenMP threads than cores would spin against one another.
         threads = 1 if pinned else max(1, (os.cpu_count() or 1) // world)
@@ -169,7 +177,7 @@ class Pool:
 
     # starting
 
-    def _start(self, target: Callable[..., object], *arguments: object) -> _Child:
+    def _start(self, target: Callable[..., object], *arguments: object) -> Child:
         ours, theirs = self._context.Pipe()
         # Nothing is ever written to this pipe. Its end tells the child that the parent is gone, whatever killed the
         # parent.
@@ -179,9 +187,9 @@ class Pool:
         # The child has copies; were ours open, a dead child's pipe would never report its end.
         theirs.close()
         lifeline.close()
-        return _Child(process, ours, held)
+        return Child(process, ours, held)
 
-    def _start_hub(self) -> _Child:
+    def _start_hub(self) -> Child:
         netns.require()
         if self.world > netns.MAX_RANKS:
             raise RunFailed(f'a network of namespaces has room for {netns.MAX_RANKS} ranks, not for {self.world}')
@@ -241,7 +249,7 @@ class Pool:
         self,
         word: str,
         timeout: float,
-        children: Sequence[_Child] | None = None,
+        children: Sequence[Child] | None = None,
         program: Program | None = None,
     ) -> list[Any]:
         """Collect what every rank answers to ``word``.
@@ -271,7 +279,7 @@ class Pool:
                 self._fail(program, [])
         return [said[rank] for rank in range(len(children))]
 
-    def _hear(self, child: _Child, word: str, program: Program | None) -> Any:
+    def _hear(self, child: Child, word: str, program: Program | None) -> Any:
         try:
             heard, what = child.hear()
         except EOFError:
@@ -286,17 +294,25 @@ class Pool:
         """Hear what the other ranks report, then raise ``RunFailed``."""
         until = time.perf_counter() + GRACE
         failures = list(failures)
+        busy = BusyThreads(self._status, {rank: child.pid for rank, child in enumerate(self._children)})
         # The first report is often a mere consequence (a lost peer); the cause may come a moment later.
         while (left := until - time.perf_counter()) > 0:
             for child in self._speaking(left):
                 failures += child.last_failures()
         dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
         if program is not None:
-            raise RunFailed(explain(program, self._status, dead, failures, self._timeout))
+            seen = Seen(dead, self._stopped(), busy.found())
+            raise RunFailed(explain(program, self._status, seen, failures, self._timeout))
         how = '; '.join(f'rank {rank} {reason}' for rank, reason in dead.items())
+        how = how or '; '.join(f'rank {rank} is stopped' for rank in sorted(self._stopped()))
         raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
 
-    def _speaking(self, seconds: float) -> list[_Child]:
+    def _stopped(self) -> frozenset[int]:
+        """Ranks whose processes somebody has stopped."""
+        states = [Process(self._host, child.pid).state for child in self._children]
+        return frozenset(rank for rank, state in enumerate(states) if state == 'stopped')
+
+    def _speaking(self, seconds: float) -> list[Child]:
         """Return the ranks that speak within some seconds; a pipe that has ended speaks once."""
         able = [child for child in self._children if not child.mute]
         # ``wait`` returns at once for an empty list, and the caller would spin.
@@ -306,61 +322,6 @@ class Pool:
         ready = wait([child.pipe for child in able], timeout=seconds)
         return [child for child in able if child.pipe in ready]
 
-    def _death(self, rank: int, child: _Child) -> str:
+    def _death(self, rank: int, child: Child) -> str:
         stderr = self._folder / f'stderr{rank}'
         return death(child.exit_code or 0, stderr.read_text(errors='replace') if stderr.exists() else '')
-
-
-class _Child:
-    """A process and our ends of its pipes; it goes when ``held`` is closed."""
-
-    def __init__(self, process: Any, pipe: Connection, held: Connection) -> None:
-        self.process = process
-        self.pipe = pipe
-        self.mute = False
-        self._held = held
-
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return (self.pipe, self.process.sentinel)
-
-    @property
-    def exit_code(self) -> int | None:
-        """None or 0 while nothing is wrong."""
-        code: int | None = self.process.exitcode
-        return code
-
-    def say(self, word: str, what: object = None) -> None:
-        try:
-            # Pickled here, so that an object that cannot be pickled raises in the caller, not in a feeder thread.
-            self.pipe.send_bytes(pickle.dumps((word, what)))
-        except OSError:
-            self.mute = True
-
-    def hear(self) -> tuple[str, Any]:
-        word, what = pickle.loads(self.pipe.recv_bytes())
-        return word, what
-
-    def last_failures(self) -> list[Failure]:
-        """Failures that the rank still reports."""
-        try:
-            word, what = self.hear()
-        except (EOFError, OSError):
-            self.mute = True
-            return []
-        return list(what) if word == 'failed' else []
-
-    def end(self, until: float) -> None:
-        """Wait for the process until then, and kill it if it is still there."""
-        # Closing the lifeline makes the kernel signal a child that hangs in C++ code.
-        self._held.close()
-        self.process.join(max(0.0, until - time.perf_counter()))
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.pipe.close()
-        self.process.close()

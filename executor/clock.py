@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,14 @@ class Clock:
         # ``sleep`` may return early on some systems.
         while (left := moment - self.now()) > 0:
             time.sleep(left)
+
+    def condition(self) -> threading.Condition:
+        """A condition on which threads wait by this clock, see ``wait``."""
+        return threading.Condition()
+
+    def wait(self, changed: threading.Condition, moment: float) -> None:
+        """Wait on a condition, which is held, until ``moment`` at most."""
+        changed.wait(max(0.0, moment - self.now()))
 
 
 def host_identity() -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import Clock
-from executor.net import Link
+from executor.link import Link
 
 SMALL = 16384
 """Bytes up to which everybody sends everything to everybody: one message time instead of 2 (w − 1)."""

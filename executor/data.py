@@ -6,6 +6,8 @@ IDX as http://yann.lecun.com/exdb/mnist describes it: big-endian magic 0x0000 08
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import logging
 import os
 import struct
@@ -21,13 +23,18 @@ import torch
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
 
 Bytes = NDArray[np.uint8]
 IMAGES: Final = 'train-images-idx3-ubyte'
 LABELS: Final = 'train-labels-idx1-ubyte'
+INITIAL: Final = 'mnist'
+"""How a tensor says that it holds these data."""
 CLASSES: Final = 10
 SIDE: Final = 28
 GENERATED: Final = 8192
+MOST_BYTES: Final = 2**30
+"""Of a file, unpacked."""
 MEAN, DEVIATION = 0.1307, 0.3081
 """Of MNIST's training pixels in [0, 1], as the tutorials normalise them."""
 
@@ -62,12 +69,30 @@ def load(folder: str) -> Digits:
 
     Raises: ScheduleError where the files are there and are not MNIST's.
     """
-    images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    digits = _read(folder)
     # Tests and first trials should run without a download; a warning says that digits are generated.
-    if images is None and labels is None:
+    if digits is None:
         where = f'DATA_PATH {folder} has no {IMAGES}[.gz]' if folder else 'DATA_PATH is not set'
         logging.getLogger('executor').warning('%s: training on generated images of %d classes', where, CLASSES)
         return generate()
+    return digits
+
+
+def identity(folder: str) -> str:
+    """A digest of the images that ``load`` would give: equal for equal data, wherever they lie."""
+    digits = _read(folder)
+    if digits is None:
+        return 'generated images'
+    digest = hashlib.sha256(np.ascontiguousarray(digits.images).tobytes())
+    digest.update(digits.labels.tobytes())
+    return f'images {digest.hexdigest()[:12]}'
+
+
+def _read(folder: str) -> Digits | None:
+    """The images of a folder; None where it has none of the files."""
+    images, labels = (_find(folder, name) for name in (IMAGES, LABELS))
+    if images is None and labels is None:
+        return None
     if images is None or labels is None:
         raise _wrong(folder, f'{LABELS if images else IMAGES}[.gz] is missing', 'put both files there, or neither')
     digits = Digits(read_idx(images, dims=3), read_idx(labels, dims=1))
@@ -84,7 +109,9 @@ def read_idx(path: Path, dims: int) -> Bytes:
     Raises: ScheduleError where it is none, has other dims, or is cut short.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+        content = read_regular(path, MOST_BYTES)
+        if path.suffix == '.gz':
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(str(path), f'cannot be read: {error}', 'fetch it again') from error
     head = 4 + 4 * dims

@@ -8,11 +8,10 @@ wake-ups nor late news add up: spans are those that the device would have had; t
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 
 from executor.clock import Clock
-from executor.net import Link
+from executor.link import Link
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +33,7 @@ class VirtualDevice:
         self._link = link
         self._busy: list[Busy] = []
         self._running: list[float] = []
-        self._changed = threading.Condition()
+        self._changed = clock.condition()
 
     def compute(self, start: float, seconds: float, beside_communication: float) -> float:
         """Run an op and return when it has ended.
@@ -51,10 +50,10 @@ class VirtualDevice:
             while True:
                 # From the start each time, not from the last look: errors of wake-ups would add up.
                 end = stretched_end(start, seconds, beside_communication, self._busy)
-                if (left := end - self._clock.now()) <= 0:
+                if self._clock.now() >= end:
                     break
                 # Woken early by an interval that opens or closes, for then the end moves.
-                self._changed.wait(left)
+                self._clock.wait(self._changed, end)
             self._running.remove(start)
         if self._link is not None:
             self._link.computing(False, end)

@@ -13,8 +13,8 @@ from executor import collectives
 from executor.clock import Clock
 from executor.collectives import Channel, Pace
 from executor.device import Busy, VirtualDevice
+from executor.link import Link
 from executor.machine import Work
-from executor.net import Link
 from simpar.cost.costs import Costs, entry_of
 from simpar.program import OpClass, Program
 

@@ -6,21 +6,27 @@ import datetime
 import io
 import json
 import os
+import socket
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
+from executor.handshake import Card, Store, asked, refuse, shake_hands
 from executor.launch import Launch
-from executor.net import Net
 from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
+from executor.route import interface_to
+from executor.status import Status
 from executor.streams import Streams
-from executor.watchdog import Failure, Status, explain
-from simpar.errors import RunFailed
+from executor.watchdog import BusyThreads, Failure, Seen, explain
+from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
 from simpar.program import Program
 
 BEAT: Final = 0.25
@@ -28,8 +34,9 @@ BEAT: Final = 0.25
 SILENT: Final = 1.0
 """Seconds without a report after which a rank counts as gone, once something has failed."""
 PINGS: Final = 16
-Store = Any
-"""A store of torch.distributed."""
+REFUSAL: Final = 10.0
+"""Seconds for which a rank that will not run looks for the others."""
+KILLED: Final = 'was killed, or has ended without a word'
 
 
 def run_external(launch: Launch, program: Program, request: Request, net: Net, timeout: float) -> Execution | None:
@@ -41,25 +48,47 @@ def run_external(launch: Launch, program: Program, request: Request, net: Net, t
         raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
     if launch.world != program.world:
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
-    if launch.local:
-        # gloo otherwise picks the interface of the host's name, which may not be reachable from here.
-        os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if os.uname().sysname == 'Darwin' else 'lo')
     sharpen_sleep()
     try:
-        return _External(launch, program, timeout).run(request, net)
+        return _External(launch, program, timeout, asked(program, request, net)).run(request, net)
     except RuntimeError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunFailed(f'rank {launch.rank}: {reason}') from error
 
 
+def refuse_external(launch: Launch, reason: str) -> None:
+    """Tell the other ranks of a launch why this one will not run, so that they do not wait for it."""
+    # They have a timeout of their own where the store cannot be reached.
+    with suppress(SimparError, RuntimeError):
+        refuse(_store(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
+
+
+def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
+    """Let gloo talk over the interface that leads to the store, or to ranks on other hosts."""
+    # gloo otherwise takes the interface of the host's own name, which often is the loopback's, also among hosts.
+    if 'GLOO_SOCKET_IFNAME' in os.environ:
+        return
+    others = [card.address for card in cards if card.process.host != cards[rank].process.host]
+    name = interface_to([host, *others])
+    if not name and not others:
+        name = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
+    if name:
+        os.environ['GLOO_SOCKET_IFNAME'] = name
+
+
 class _External:
     """What a rank knows of the others through the store."""
 
-    def __init__(self, launch: Launch, program: Program, timeout: float) -> None:
+    def __init__(self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str]) -> None:
         self._rank = launch.rank
         self._program = program
         self._timeout = timeout
         self._store = _store(launch)
+        # Where torchrun's agent serves the store, it outlives rank 0.
+        self._served = launch.served
+        # Before any group is made: ranks that want different runs would hang in different collectives.
+        self._cards = shake_hands(self._store, launch.rank, launch.world, launch.host, wanted)
+        _set_interface(launch.host, launch.rank, self._cards)
         self._status = Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
 
@@ -91,60 +120,92 @@ class _External:
     def _watch(self, streams: Streams) -> None:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
-        self._report([])
+        busy: BusyThreads | None = None
+        self._report([], busy)
         while not streams.wait(BEAT):
-            now = self._status.finished()
+            now, still = self._status.finished(), time.perf_counter() - moved
             if now != finished:
-                finished, moved = now, time.perf_counter()
+                finished, moved, busy = now, time.perf_counter(), None
+            # Threads are looked at only where a run may be lost, for that takes time from them.
+            elif busy is None and still > self._timeout / 2:
+                busy = BusyThreads(self._status, {self._rank: os.getpid()})
             # Also without progress: a rank that reports is alive, and only waits.
-            self._report([])
-            if time.perf_counter() - moved > self._timeout:
+            self._report([], busy)
+            if still > self._timeout:
                 break
         else:
             if not streams.failures:
                 return
-        raise RunFailed(self._explain(streams.failures))
+        raise RunFailed(self._explain(streams.failures, busy))
 
-    def _report(self, failures: list[Failure]) -> None:
+    def _report(self, failures: list[Failure], busy: BusyThreads | None) -> None:
         self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))
         self._store.set(f'simpar/beat-at/{self._rank}', repr(self._clock.now()))
         if failures:
             found = [asdict(failure) for failure in failures]
             self._store.set(f'simpar/failures/{self._rank}', json.dumps(found))
+        if busy is not None:
+            shares = [[*key, share] for key, share in busy.found().items()]
+            self._store.set(f'simpar/busy/{self._rank}', json.dumps(shares))
 
-    def _explain(self, failures: list[Failure]) -> str:
+    def _explain(self, failures: list[Failure], busy: BusyThreads | None) -> str:
         """Explain a failure by what this rank and the others know."""
+        # A rank 0 that is stopped or gone answers nothing: its store would keep this rank for a minute.
+        if not self._served and self._cards[0].process.state in ('stopped', 'gone'):
+            return self._by_itself(failures, busy)
         try:
-            self._report(failures)
             # Long enough that a dead rank's last report counts as old, so that the dead are told from the waiting.
             until = time.perf_counter() + SILENT + BEAT
             while time.perf_counter() < until:
-                self._report(failures)
+                self._report(failures, busy)
                 time.sleep(BEAT)
             return self._ask_the_others()
         # The store is gone, and with it rank 0: what this rank knows is all there is.
         except (RuntimeError, OSError):
-            reason = explain(self._program, self._status, {}, failures, self._timeout).splitlines()[0]
-            return f"{reason}; rank 0, which serves the ranks' store, cannot be reached"
+            return self._by_itself(failures, busy)
+
+    def _by_itself(self, failures: list[Failure], busy: BusyThreads | None) -> str:
+        """What this rank knows where rank 0, and so the store, cannot be reached."""
+        states = {rank: card.process.state for rank, card in enumerate(self._cards)}
+        dead = {rank: KILLED for rank, state in states.items() if state == 'gone'}
+        stopped = frozenset(rank for rank, state in states.items() if state == 'stopped')
+        seen = Seen(dead, stopped, busy.found() if busy else {})
+        reason = explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
+        return f"{reason}; rank 0, which serves the ranks' store, cannot be reached"
 
     def _ask_the_others(self) -> str:
         dead: dict[int, str] = {}
+        stopped: set[int] = set()
+        busy: dict[tuple[int, int], float] = {}
         failures: list[Failure] = []
-        for rank in range(self._program.world):
-            if self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
-                self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
-                age = self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
-            else:
-                age = self._timeout
-            if age > SILENT:
-                dead[rank] = f'has said nothing for {age:.1f} s: it was killed, or its host is lost'
-            if self._store.check([f'simpar/failures/{rank}']):
-                found = json.loads(self._store.get(f'simpar/failures/{rank}'))
-                failures += [Failure(**failure) for failure in found]
-        explained = explain(self._program, self._status, dead, failures, self._timeout)
+        for rank, card in enumerate(self._cards):
+            age = self._hear(rank)
+            if self._store.check([f'simpar/busy/{rank}']):
+                found = json.loads(self._store.get(f'simpar/busy/{rank}'))
+                busy |= {(of, stream): share for of, stream, share in found}
+            told = self._store.check([f'simpar/failures/{rank}'])
+            if told:
+                reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
+                failures += [Failure(**failure) for failure in reported]
+            state = card.process.state
+            if state == 'stopped':
+                stopped.add(rank)
+            # A rank that has said why it failed may have ended since.
+            elif age > SILENT and not told:
+                quiet = f'has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
+                dead[rank] = KILLED if state == 'gone' else quiet
+        seen = Seen(dead, frozenset(stopped), busy)
+        explained = explain(self._program, self._status, seen, failures, self._timeout)
         # One rank prints the table, or the log has as many copies as ranks.
-        alive = min(rank for rank in range(self._program.world) if rank not in dead)
+        alive = min(rank for rank in range(self._program.world) if rank not in dead and rank not in stopped)
         return explained if self._rank == alive else explained.splitlines()[0]
+
+    def _hear(self, rank: int) -> float:
+        """Take over what a rank said last; returns how many seconds ago that was."""
+        if not self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
+            return self._timeout
+        self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
+        return self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
 
 
 def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
@@ -174,12 +235,17 @@ def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
     return sent, stamped, time.perf_counter()
 
 
-def _store(launch: Launch) -> Store:
-    timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
+def _store(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
+    """The store at which all ranks meet. Arguments: ``seconds`` to wait for it."""
+    timeout = datetime.timedelta(seconds=seconds)
     serve = launch.rank == 0 and not launch.served
     try:
+        # A name that nobody knows would be asked for again and again for a minute.
+        socket.getaddrinfo(launch.host, launch.port)
         # Without waiting for workers: ranks arrive in any order, and the timeout belongs to what they wait for.
-        return dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
+        store = dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
+        # torchrun's own store outlives a restart of the ranks, with all that was written there before.
+        return dist.PrefixStore(f'simpar/{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
     except (RuntimeError, OSError) as error:
         text = str(error).splitlines()[0]
         if serve and ('EADDRINUSE' in text or 'in use' in text):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-KINDS: Final = ('kill', 'stall', 'resize')
+KINDS: Final = ('kill', 'stall', 'stop', 'spin', 'resize')
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong as a rank comes to an op: ``kill`` or ``stall`` the rank, or ``resize`` the op's
-    message (in emulated compute)."""
+    """Something that goes wrong as a rank comes to an op: ``kill`` or ``stop`` the rank's process, let the stream's
+    thread ``stall`` or ``spin``, or ``resize`` the op's message (in emulated compute)."""
 
     kind: str
     rank: int

@@ -1,4 +1,7 @@
-"""Who started this process as which rank: torchrun, msrun, mpirun or Slurm, told by the variables that they set."""
+"""Who started this process as which rank: torchrun, msrun, an MPI's mpirun or Slurm, told by the variables they set.
+
+A launcher that is recognised in part is refused: else every process of its would run the whole job by itself.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,54 @@ class Launch:
         return f'rank {self.rank} of {self.world}, started by {self.by}; all meet at {self.host}:{self.port}'
 
 
+MARKS: Final = {
+    'RANK': 'torchrun',
+    'WORLD_SIZE': 'torchrun',
+    'LOCAL_RANK': 'torchrun',
+    'TORCHELASTIC_RUN_ID': 'torchrun',
+    'MS_NODE_ID': 'msrun',
+    'MS_WORKER_NUM': 'msrun',
+    'OMPI_COMM_WORLD_RANK': "Open MPI's mpirun",
+    'OMPI_COMM_WORLD_SIZE': "Open MPI's mpirun",
+    'PMIX_RANK': 'a launcher with PMIx',
+    'PMI_RANK': 'a launcher with PMI (MPICH, Intel MPI)',
+    'PMI_SIZE': 'a launcher with PMI (MPICH, Intel MPI)',
+    'PMI_FD': 'a launcher with PMI (MPICH, Intel MPI)',
+    'PMI_PORT': 'a launcher with PMI (MPICH, Intel MPI)',
+    'MPI_LOCALRANKID': 'a launcher with PMI (MPICH, Intel MPI)',
+    'MV2_COMM_WORLD_RANK': 'a launcher with PMI (MVAPICH2)',
+}
+"""Variables that only a launcher sets, and who that is."""
+
+
 def detect(variables: Mapping[str, str]) -> Launch | None:
     """The launch that the environment tells of; None where this process was started by hand.
 
     Raises ``RunFailed`` where variables are there but do not say enough.
     """
     # Slurm last: the others are often started inside of a Slurm job, whose variables are there too.
-    for launcher in (_torchrun, _msrun, _mpirun, _slurm):
+    for launcher in (_torchrun, _msrun, _open_mpi, _pmi, _slurm):
         if (launch := launcher(variables)) is not None:
-            return launch
+            return _checked(launch)
+    found = [name for name in MARKS if name in variables]
+    if found:
+        raise RunFailed(
+            f'{MARKS[found[0]]} seems to have started this process ({", ".join(found)} set), but rank and number of '
+            'ranks are not both told; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, or give '
+            '--nproc N to start all ranks from here'
+        )
     return None
+
+
+def _checked(launch: Launch) -> Launch:
+    """The launch, if its rank is one of its ranks."""
+    if not launch.idle and not 0 <= launch.rank < launch.world:
+        raise RunFailed(
+            f'{launch.by} says rank {launch.rank} of {launch.world}; ranks go from 0 to their number less 1'
+        )
+    if not 0 < launch.port < 65536:
+        raise RunFailed(f'{launch.by} says port {launch.port}; ports go from 1 to 65535')
+    return launch
 
 
 def _torchrun(variables: Mapping[str, str]) -> Launch | None:
@@ -78,28 +119,62 @@ def _msrun(variables: Mapping[str, str]) -> Launch | None:
     return Launch('msrun', _number(variables, 'MS_NODE_ID'), world, host, port)
 
 
-def _mpirun(variables: Mapping[str, str]) -> Launch | None:
+def _open_mpi(variables: Mapping[str, str]) -> Launch | None:
     if 'OMPI_COMM_WORLD_RANK' not in variables:
         return None
-    world = _number(variables, 'OMPI_COMM_WORLD_SIZE')
-    # Open MPI does not tell the host of rank 0, which matters only if there are several hosts.
-    local = variables.get('OMPI_COMM_WORLD_LOCAL_SIZE') == str(world)
-    if not local and 'MASTER_ADDR' not in variables:
-        raise RunFailed('mpirun on several hosts: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=...)')
-    host, port = _meeting(variables, 'localhost')
-    return Launch('mpirun', _number(variables, 'OMPI_COMM_WORLD_RANK'), world, host, port)
+    world, local = _number(variables, 'OMPI_COMM_WORLD_SIZE'), variables.get('OMPI_COMM_WORLD_LOCAL_SIZE', '')
+    return _of_mpi('mpirun', _number(variables, 'OMPI_COMM_WORLD_RANK'), world, local, variables)
+
+
+def _pmi(variables: Mapping[str, str]) -> Launch | None:
+    """MPICH and Intel MPI (hydra), MVAPICH2, and Slurm where it is asked for PMI-2."""
+    for rank, size, local in (
+        ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALNRANKS'),
+        ('MV2_COMM_WORLD_RANK', 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_LOCAL_SIZE'),
+    ):
+        if rank in variables and size in variables:
+            world = _number(variables, size)
+            return _of_mpi('mpiexec', _number(variables, rank), world, variables.get(local, ''), variables)
+    return None
+
+
+def _of_mpi(by: str, rank: int, world: int, local: str, variables: Mapping[str, str]) -> Launch:
+    """The launch of an MPI, which does not tell the host of rank 0.
+
+    Arguments: ``local``, ranks on this host, as the launcher tells it.
+    """
+    host, port = 'localhost', PORT
+    # The host matters only if there are several.
+    if local != str(world) and 'MASTER_ADDR' not in variables:
+        nodes = _nodes(variables)
+        if not nodes:
+            several = f'{by} on several hosts' if local else f'{by} that does not tell how many ranks are on a host'
+            raise RunFailed(
+                f'{several}: set MASTER_ADDR to the host of rank 0 ({by} '
+                f'{"-x MASTER_ADDR=..." if by == "mpirun" else "-genv MASTER_ADDR ..."})'
+            )
+        host, port = first_host(nodes), _port_of_job(variables)
+    host, port = _meeting(variables, host, port)
+    return Launch(by, rank, world, host, port)
 
 
 def _slurm(variables: Mapping[str, str]) -> Launch | None:
     """A task of srun; a batch script alone has no step, and starts ranks of its own."""
     if 'SLURM_PROCID' not in variables or not {'SLURM_STEP_ID', 'SLURM_STEPID'} & variables.keys():
         return None
-    nodes = variables.get('SLURM_STEP_NODELIST') or variables.get('SLURM_JOB_NODELIST', 'localhost')
-    job = _number(variables, 'SLURM_JOB_ID') if 'SLURM_JOB_ID' in variables else 0
-    # Jobs that share a node should not meet at one port.
-    host, port = _meeting(variables, first_host(nodes), PORT + job % 1000)
+    host, port = _meeting(variables, first_host(_nodes(variables) or 'localhost'), _port_of_job(variables))
     world = 'SLURM_STEP_NUM_TASKS' if 'SLURM_STEP_NUM_TASKS' in variables else 'SLURM_NTASKS'
     return Launch('srun', _number(variables, 'SLURM_PROCID'), _number(variables, world), host, port)
+
+
+def _nodes(variables: Mapping[str, str]) -> str:
+    """Slurm's list of hosts; empty outside of Slurm."""
+    return variables.get('SLURM_STEP_NODELIST') or variables.get('SLURM_JOB_NODELIST', '')
+
+
+def _port_of_job(variables: Mapping[str, str]) -> int:
+    """Jobs that share a node should not meet at one port."""
+    return PORT + (_number(variables, 'SLURM_JOB_ID') % 1000 if 'SLURM_JOB_ID' in variables else 0)
 
 
 def first_host(nodes: str) -> str:

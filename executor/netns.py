@@ -49,9 +49,6 @@ FLOW_OF_PORTS: Final = (
 """Classic BPF that gives a packet's class: FIRST_FLOW + a hash of its ports."""
 SETTINGS: Final = {'tcp_congestion_control': 'reno', 'tcp_slow_start_after_idle': '0'}
 """Of the namespace, whatever the host has: no congestion control that paces itself, no slow start behind a pause."""
-FRAME: Final = 1514
-PAYLOAD: Final = 1448
-"""Bytes of a full Ethernet frame, and what TCP carries in it: a shaped link's rate counts the former."""
 
 
 def address(rank: int) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from executor.faults import parse_fault
-from executor.net import Net, parse_net
+from simpar.hardware.net import Net, parse_net
+from simpar.size import parse_limit
 from simpar.units import parse
 
 VERBS: Final = {
@@ -35,6 +36,10 @@ def parser() -> argparse.ArgumentParser:
         )
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
         verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME', help='as of `simpar run`'
+        )
+        verb.add_argument('--lifeline', action='store_true', help=argparse.SUPPRESS)
         _ARGUMENTS[name](verb)
     return top
 
@@ -51,6 +56,9 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
     verb.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
     verb.add_argument('--save', type=Path, metavar='JSON', help='write the trace for `simpar compare`')
+    verb.add_argument(
+        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
+    )
     verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
 
@@ -82,6 +90,14 @@ def _time(text: str) -> float:
         return parse(text, 'time')
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _limit(text: str) -> str:
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _net(text: str) -> Net:

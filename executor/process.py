@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from executor import netns
 from executor.clock import Clock, sharpen_sleep
-from executor.net import Net
 from executor.rank import INIT_TIMEOUT, Rank
 from executor.scheduling import pin
+from executor.status import Status
 from executor.streams import Streams
-from executor.watchdog import Failure, Status
+from executor.watchdog import Failure
 from simpar.errors import SimparError
+from simpar.hardware.net import Net
 from simpar.program import Program
 
 LOOPBACK: Final = '127.0.0.1'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
@@ -16,14 +15,14 @@ from executor.clock import Clock
 from executor.collectives import Channel
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
-from executor.net import Link, Net
+from executor.link import Link
 from executor.real import Part, RealMachine
+from executor.status import Status
 from executor.streams import Streams
 from executor.tensors import TORCH
 from executor.validate import communicators
-from executor.watchdog import Status
 from simpar.cost.costs import Costs
-from simpar.errors import RunFailed
+from simpar.hardware.net import Net
 from simpar.program import Program
 from simpar.trace import Times
 
@@ -93,17 +92,11 @@ class Rank:
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
-        self._loaded = 0
 
     def load(self, program: Program) -> None:
-        """Compare a program with the other ranks' and open the channels that it needs.
-
-        Raises ``RunFailed`` where ranks have different programs; only then are process groups made.
-        """
+        """Open the channels that a program needs; all ranks must have the same program."""
         if program.hash in self._channels:
             return
-        # Before groups are made: ranks with different programs would make different groups, and hang there.
-        self._compare(program)
         if not dist.is_initialized():
             dist.init_process_group(
                 'gloo',
@@ -113,27 +106,6 @@ class Rank:
                 timeout=datetime.timedelta(seconds=INIT_TIMEOUT),
             )
         self._channels[program.hash] = self._open(program)
-
-    def _compare(self, program: Program) -> None:
-        # A new key for each program: keys of a store are never reset.
-        key = f'simpar/program/{self._loaded}/'
-        self._loaded += 1
-        self._store.set(f'{key}{self.rank}', program.hash)
-        hashes = [self._store.get(f'{key}{rank}').decode() for rank in range(self.world)]
-        different = [rank for rank, digest in enumerate(hashes) if digest != hashes[0]]
-        if different:
-            self._let_all_see(key)
-            ranks = ', '.join(map(str, different))
-            raise RunFailed(
-                f'rank {ranks} has another program than rank 0 ({hashes[different[0]][:12]}, not {hashes[0][:12]}): '
-                'give every rank the same job and the same version of simpar'
-            )
-
-    def _let_all_see(self, key: str) -> None:
-        """Keep rank 0, which may serve the store, until all ranks have read from it."""
-        self._store.set(f'{key}seen/{self.rank}', b'1')
-        with suppress(RuntimeError):
-            self._store.wait([f'{key}seen/{rank}' for rank in range(self.world)], datetime.timedelta(seconds=SLACK))
 
     def _open(self, program: Program) -> dict[tuple[str, str], Channel]:
         """A pair of process groups for each communicator; all ranks make all groups, in the same order."""

@@ -14,9 +14,9 @@ from executor.collectives import Channel, Pace
 from executor.dims import dims_of, exchange_of
 from executor.kernels import LOSSES, context, kernel
 from executor.kernels.bound import Bound, bind
+from executor.link import Link
 from executor.machine import Work
 from executor.memory import Memory
-from executor.net import Link
 from executor.packing import Packing
 from executor.tensors import inputs, joined, slices_of, torch_dtype
 from simpar.program import OpClass, Program, Tensor

@@ -20,7 +20,8 @@ from executor.collectives import Channel
 from executor.faults import Fault
 from executor.machine import Machine, Work
 from executor.scheduling import favour_communication, yield_to_communication
-from executor.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status
+from executor.status import RUNNING, THROUGH, WAITING, Beat, Status
+from executor.watchdog import Failure
 from simpar.program import Program
 from simpar.trace import Times
 
@@ -40,6 +41,7 @@ class _Stream:
         self.name = name
         self.slots = slots
         self.finished = 0
+        self.thread = 0
         self.changed = threading.Condition()
 
 
@@ -112,6 +114,7 @@ class Streams:
 
     def _run(self, stream: _Stream, begin: float) -> None:
         step, slot = 0, -1
+        stream.thread = threading.get_native_id()
         torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
             if self._favour and self._computes(stream):
@@ -120,7 +123,7 @@ class Streams:
             for step in range(self._steps):
                 for slot in stream.slots:
                     last = self._one(stream, step, slot, last)
-            self._status.set(self._rank, stream.index, Beat(stream.finished, THROUGH, step, slot, _nanoseconds()))
+            self._say(stream, THROUGH, step, slot)
         # Another stream has reported the failure; a second report would hide the cause.
         except Cancelled:
             pass
@@ -132,14 +135,14 @@ class Streams:
 
     def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""
-        self._status.set(self._rank, stream.index, Beat(stream.finished, WAITING, step, slot, _nanoseconds()))
+        self._say(stream, WAITING, step, slot)
         # An op waits for the op before it on its stream, and for its needs.
         ready = max(last, self._wait_for_needs(step, slot))
         work = self._work(stream, step, slot)
         arrived = self._machine.arrive(work, ready)
         if self._faults:
             work = self._break(work)
-        self._status.set(self._rank, stream.index, Beat(stream.finished, RUNNING, step, slot, _nanoseconds()))
+        self._say(stream, RUNNING, step, slot)
         run = self._machine.compute if work.channel is None else self._machine.communicate
         end = run(work, arrived)
         self.arrive_KS[step, slot], self.end_KS[step, slot] = arrived, end
@@ -147,6 +150,11 @@ class Streams:
             stream.finished += 1
             stream.changed.notify_all()
         return end
+
+    def _say(self, stream: _Stream, state: int, step: int, slot: int) -> None:
+        """Tell the watchdog what a stream does."""
+        beat = Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
+        self._status.set(self._rank, stream.index, beat)
 
     def _work(self, stream: _Stream, step: int, slot: int) -> Work:
         index = int(self._role.op_class[slot])
@@ -194,6 +202,10 @@ class Streams:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == 'stall':
             time.sleep(3600)
+        if kind == 'stop':
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while kind == 'spin':
+            pass
         if kind == 'resize':
             return _resized(work)
         return work
@@ -202,10 +214,6 @@ class Streams:
 def _resized(work: Work) -> Work:
     """The same op with a message twice as long."""
     return replace(work, op=replace(work.op, bytes=2 * work.op.bytes))
-
-
-def _nanoseconds() -> int:
-    return time.perf_counter_ns()
 
 
 def _in_short(error: Exception) -> str:

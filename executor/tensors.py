@@ -72,7 +72,7 @@ def stable_seed(seed: int, *key: object) -> int:
 @lru_cache(maxsize=16)
 def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
     """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
-    if initial == 'mnist':
+    if initial == data.INITIAL:
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
     return draw(initial, shape, dtype, seed, name, step)
 

@@ -16,7 +16,7 @@ import numpy as np
 from executor.dims import dims_of, exchange_of
 from executor.dry_run import stuck
 from executor.hazards import hazards
-from executor.watchdog import STREAMS
+from executor.status import STREAMS
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition, Program, Role
 from simpar.program.op import COLLECTIVES, OP_KINDS

@@ -1,35 +1,17 @@
-"""Watchdog: what every stream of every rank is doing, kept where it outlives the rank, and who is to blame when all
-stop."""
+"""Watchdog: who is to blame when all ranks stop, told from what every stream did last and what the kernel says."""
 
 from __future__ import annotations
 
-import mmap
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from executor.process_state import BUSY, BUSY_AMONG_OTHERS, cpu_use
+from executor.status import RUNNING, STREAMS, THROUGH, WAITING, Beat, Status
 from simpar.program import OpClass, Program
-
-STREAMS: Final = 128
-"""Streams of a rank that the status has room for."""
-FIELDS: Final = 5
-"""64-bit numbers for each stream: finished ops, state, step, slot, and since when, in ns."""
-THROUGH, WAITING, RUNNING = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """What one stream is doing: ``finished`` ops so far, and its head in ``state`` since ``since`` ns."""
-
-    finished: int
-    state: int
-    step: int
-    slot: int
-    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,53 +25,52 @@ class Failure:
     lost: bool = False
 
 
-class Status:
-    """Beats of all ranks in one block of memory: a file that parent and ranks map, or a rank's own memory."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of the processes of a run that broke.
 
-    def __init__(self, world: int, path: Path | None = None) -> None:
-        size = world * STREAMS * FIELDS * 8
-        # A rank that others have started has no parent to share a file with; it sends its rows through the store.
-        if path is None:
-            self._memory: bytearray | mmap.mmap = bytearray(size)
-        else:
-            if not path.exists():
-                path.write_bytes(bytes(size))
-            # A mapped file outlives a killed process, so its last beat can still be read.
-            with path.open('r+b') as file:
-                self._memory = mmap.mmap(file.fileno(), size)
-        self._numbers = memoryview(self._memory).cast('q')
-        self.world = world
+    Arguments:
+        dead: rank → how its process ended, in words.
+        stopped: ranks whose processes are stopped, by a signal or a debugger.
+        busy: (rank, index of a stream) → share of a core that its thread uses, where it does not wait.
+    """
 
-    def clear(self) -> None:
-        """Forget the run before."""
-        self._numbers[:] = memoryview(bytes(self._numbers.nbytes)).cast('q')
+    dead: dict[int, str] = field(default_factory=dict)
+    stopped: frozenset[int] = frozenset()
+    busy: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def set(self, rank: int, stream: int, beat: Beat) -> None:
-        """Say what a stream does; each stream has one writer, and a reader may see a beat half written."""
-        at = (rank * STREAMS + stream) * FIELDS
-        numbers = self._numbers
-        # No lock: a half-written beat only blurs a message, a lock would slow every op.
-        numbers[at], numbers[at + 1], numbers[at + 2] = beat.finished, beat.state, beat.step
-        numbers[at + 3], numbers[at + 4] = beat.slot, beat.since
 
-    def get(self, rank: int, stream: int) -> Beat:
-        """What a stream did when it last said so."""
-        at = (rank * STREAMS + stream) * FIELDS
-        return Beat(*self._numbers[at : at + FIELDS].tolist())
+class BusyThreads:
+    """Finds threads that use a core although their streams do not come forward: they spin, or compute for very long.
 
-    def finished(self) -> int:
-        """Ops that have finished on all ranks."""
-        return sum(self._numbers[::FIELDS].tolist())
+    Arguments: ``processes``, rank → process id, of ranks on this host.
+    """
 
-    def row(self, rank: int) -> bytes:
-        """A rank's beats, to send elsewhere."""
-        width = STREAMS * FIELDS
-        return self._numbers[rank * width : (rank + 1) * width].tobytes()
+    def __init__(self, status: Status, processes: Mapping[int, int]) -> None:
+        self._processes = processes
+        self._threads = {
+            (rank, stream): beat.thread
+            for rank in processes
+            for stream in range(STREAMS)
+            if (beat := status.get(rank, stream)).thread and beat.state != THROUGH
+        }
+        self._begin = time.perf_counter()
+        self._before = self._used()
 
-    def put_row(self, rank: int, row: bytes) -> None:
-        """Take over a rank's beats from elsewhere."""
-        width = STREAMS * FIELDS
-        self._numbers[rank * width : (rank + 1) * width] = memoryview(row).cast('q')
+    def found(self) -> dict[tuple[int, int], float]:
+        """Stream → share of a core that its thread has used since this object was made, where that is much."""
+        seconds = max(time.perf_counter() - self._begin, 1e-3)
+        shares = {}
+        for key, (now, running) in self._used().items():
+            before, ran = self._before.get(key, (now, False))
+            share = (now - before) / seconds
+            if share >= (BUSY_AMONG_OTHERS if running and ran else BUSY):
+                shares[key] = share
+        return shares
+
+    def _used(self) -> dict[tuple[int, int], tuple[float, bool]]:
+        used = {key: cpu_use(self._processes[key[0]], thread) for key, thread in self._threads.items()}
+        return {key: use for key, use in used.items() if use is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +81,7 @@ class Head:
         active: it runs, or could.
         action, last: what it is at and what it finished last, empty where there is none.
         peers: the ranks that it communicates with in ``partition``.
+        busy: share of a core that its thread uses, 0 where it waits.
     """
 
     rank: int
@@ -110,12 +92,13 @@ class Head:
     last: str
     peers: tuple[int, ...]
     partition: str
+    busy: float = 0.0
 
 
-def heads(program: Program, status: Status) -> list[Head]:
-    """The heads of all streams of all ranks."""
+def heads(program: Program, status: Status, busy: Mapping[tuple[int, int], float] | None = None) -> list[Head]:
+    """The heads of all streams of all ranks. Arguments: ``busy``, see ``Seen``."""
     return [
-        _head(program, status, rank, stream)
+        replace(_head(program, status, rank, stream), busy=(busy or {}).get((rank, stream), 0.0))
         for rank in range(program.world)
         for stream in range(len(program.role(rank).streams))
     ]
@@ -166,14 +149,16 @@ def _needs_finished(program: Program, status: Status, rank: int, beat: Beat) -> 
     return True
 
 
-def table(program: Program, status: Status, dead: dict[int, str]) -> str:
+def table(program: Program, status: Status, seen: Seen) -> str:
     """Rank, stream, what it finished last, what it does, and for whom it waits."""
     rows = [('rank', 'stream', 'last finished', 'now', 'waits for')]
     for head in heads(program, status):
         waits = f'{head.partition}: ranks {_list(head.peers)}' if head.peers and head.beat.state == RUNNING else ''
         now = {THROUGH: 'through', WAITING: f'before {head.action}', RUNNING: head.action}[head.beat.state]
-        if head.rank in dead:
-            now += f' ({dead[head.rank].partition(":")[0]})'
+        if head.rank in seen.dead:
+            now += f' ({seen.dead[head.rank].partition(":")[0]})'
+        elif head.rank in seen.stopped:
+            now += ' (stopped)'
         rows.append((str(head.rank), head.stream, head.last or 'nothing', now, waits))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return '\n'.join(
@@ -181,18 +166,19 @@ def table(program: Program, status: Status, dead: dict[int, str]) -> str:
     )
 
 
-def stalled(program: Program, status: Status) -> list[str]:
+def stalled(program: Program, status: Status, seen: Seen | None = None) -> list[str]:
     """Name who is to blame when nothing moves: heads that could go on and wait for no absent rank."""
-    active = [head for head in heads(program, status) if head.active]
+    active = [head for head in heads(program, status, seen.busy if seen else None) if head.active]
     at = {(head.rank, head.stream): head for head in active if head.beat.state == RUNNING}
     blamed = []
     for head in active:
-        # It could go on and does not, and waits for nobody: the blame is its own.
-        if head.beat.state == WAITING or not head.peers:
+        # It could go on and does not, and waits for nobody: the blame is its own. A thread that is busy waits for
+        # nobody either, whatever op it is in.
+        if head.beat.state == WAITING or not head.peers or head.busy:
             before = 'in' if head.beat.state == RUNNING else 'before'
-            blamed.append(
-                f'rank {head.rank} is stuck {before} {head.action} (stream {head.stream}){_waiters(head.rank, active)}'
-            )
+            how = f', where its thread spins or computes ({head.busy:.0%} of a core)' if head.busy else ''
+            waiters = _waiters(head.rank, active)
+            blamed.append(f'rank {head.rank} is stuck {before} {head.action} (stream {head.stream}){how}{waiters}')
         # Told once, by the lowest rank, not by every member.
         elif head.rank < min(head.peers) and all(_in_the_same(head, at.get((p, head.stream))) for p in head.peers):
             ranks = _list(sorted((head.rank, *head.peers)))
@@ -200,7 +186,8 @@ def stalled(program: Program, status: Status) -> list[str]:
                 f'ranks {ranks} are all in {head.action} (group {head.partition}), but the network between them '
                 'delivers nothing'
             )
-    return blamed or _missing(active, at)
+    # Who is busy is told first: others may only look as if they could go on.
+    return sorted(blamed, key=lambda line: 'where its thread' not in line) or _missing(active, at)
 
 
 def _in_the_same(head: Head, other: Head | None) -> bool:
@@ -235,27 +222,28 @@ def death(code: int, stderr: str) -> str:
     return f'exited with {code}'
 
 
-def explain(program: Program, status: Status, dead: dict[int, str], failures: list[Failure], timeout: float) -> str:
+def explain(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> str:
     """Explain why a run broke: the first line names rank, op and peer; a table of all ranks follows."""
-    return '\n'.join((*_causes(program, status, dead, failures, timeout), table(program, status, dead)))
+    return '\n'.join((*_causes(program, status, seen, failures, timeout), table(program, status, seen)))
 
 
-def _causes(
-    program: Program, status: Status, dead: dict[int, str], failures: list[Failure], timeout: float
-) -> list[str]:
+def _causes(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> list[str]:
     # A lost connection is the consequence of another rank's failure, so other failures are told first.
-    own = [failure for failure in failures if not failure.lost and failure.rank not in dead]
+    own = [failure for failure in failures if not failure.lost and failure.rank not in seen.dead]
     # A death explains everything else.
-    if dead:
-        return [_died(program, status, rank, how) for rank, how in sorted(dead.items())]
+    if seen.dead:
+        return [_died(program, status, rank, how) for rank, how in sorted(seen.dead.items())]
+    if not own and seen.stopped:
+        how = 'is stopped (by SIGSTOP, the terminal or a debugger; SIGCONT lets it go on)'
+        return [_died(program, status, rank, how) for rank in sorted(seen.stopped)]
     if own or failures:
         return [_failed(program, failure) for failure in own or failures]
-    blamed = stalled(program, status) or ['no rank is in an op']
+    blamed = stalled(program, status, seen) or ['no rank is in an op']
     return [f'nothing has finished for {timeout:g} s: {blamed[0]}', *blamed[1:]]
 
 
 def _died(program: Program, status: Status, rank: int, how: str) -> str:
-    """What a rank was doing when it died, and who waits for it."""
+    """What a rank was doing when it died or was stopped, and who waits for it."""
     active = [head for head in heads(program, status) if head.active]
     # Where gloo aborted, only streams that communicate can be the cause.
     mine = [head for head in active if head.rank == rank and (head.peers or 'gloo' not in how)]

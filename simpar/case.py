@@ -10,17 +10,19 @@ from typing import Final
 from simpar.ablation import unchanged_baseline, unused_links, without_effect
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
+from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
 from simpar.plan import Plan
 from simpar.predict import Prediction, predict
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
+from simpar.size import LIMIT, Limit, check_size
 from simpar.workload import Workload
 
 _LONGEST: Final = 40
@@ -109,6 +111,26 @@ class Case:
         return replace(prediction, without_effect=self.without_effect()) if tell else prediction
 
 
+def on_net(case: Case, net: Net) -> Case:
+    """The case on a shaped network: its links, of both plan and baseline, have the rate and latency of ``--net``.
+
+    A profile that `simpar calibrate` measured on this very network keeps its links: they were measured with it.
+    """
+    if not net.shaped or _measured_on(case.cluster, net):
+        return case
+    profile = shaped(case.cluster.profile, str(net), net.payload_rate, net.latency)
+    baseline = on_net(case.baseline, net) if case.baseline else None
+    return replace(case, cluster=replace(case.cluster, profile=profile, links={}), baseline=baseline)
+
+
+def _measured_on(hardware: Cluster, net: Net) -> bool:
+    try:
+        return parse_net(hardware.profile.net or 'none') == net
+    # A profile may say anything of a network that is none of ours.
+    except ValueError:
+        return False
+
+
 def check_memory(case: Case, prediction: Prediction) -> None:
     """Raise ``Infeasible``, with what would fit, where a rank holds more than its device."""
     plan = case.plan
@@ -117,26 +139,48 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Case:
+def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
     """Read a schedule file and lower it, and its baseline.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`. Raises ``ScheduleError`` with file:line of all that is wrong.
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``limit`` of the prediction's size, which is estimated first.
+    Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(path, overrides))
+    return case_of(load_schedule(path, overrides), limit=limit)
 
 
-def case_of(schedule: Schedule) -> Case:
-    """The case of a schedule that has been read."""
-    made = _one(schedule)
+def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
+    """The case of a schedule that has been read; arguments as of ``load_case``."""
     baseline = schedule.baseline()
+    # Before anything is built, for that may take hours, or all of the memory.
+    both = [schedule, *([baseline] if baseline else [])]
+    hardware = cluster_of(schedule)
+    check_size(both, hardware.world, limit, lambda small: _made(small)[0])
+    made = _one(schedule, hardware)
     return replace(made, baseline=_one(baseline)) if baseline else made
 
 
-def _one(schedule: Schedule) -> Case:
-    hardware = cluster_of(schedule)
+def _one(schedule: Schedule, hardware: Cluster | None = None) -> Case:
+    hardware = hardware or cluster_of(schedule)
     found, plan = choices(schedule, hardware)
-    program = lower(found.workload, plan, hardware.world)
+    program = _lowered(found.workload, plan, hardware.world)
     return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
+
+
+_KEPT: Final = 4
+"""How many programs are kept for schedules that differ in nothing that a program knows of."""
+_programs: list[tuple[Workload, Plan, int, Program]] = []
+
+
+def _lowered(workload: Workload, plan: Plan, world: int) -> Program:
+    """The program; that of an equal workload and plan is not lowered again, nor what follows from it worked out."""
+    for place, (*known, program) in enumerate(_programs):
+        if known == [workload, plan, world]:
+            _programs.append(_programs.pop(place))
+            return program
+    program = lower(workload, plan, world)
+    _programs.append((workload, plan, world, program))
+    del _programs[:-_KEPT]
+    return program
 
 
 def _made(schedule: Schedule) -> tuple[Program, Cluster]:

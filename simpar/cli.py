@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         '--ir', type=Path, metavar='DIR', help="write what every rank does, as MindSpore's IR dumps read"
     )
 
-    _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
+    resolve = _verb(verbs, 'resolve', 'the schedule with every choice made, as YAML', file=True)
 
     sweep = _verb(verbs, 'sweep', 'a table of predictions over dotted keys', file=True)
     sweep.add_argument(
@@ -83,7 +83,11 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument('--markdown', action='store_true', help='print the table as Markdown and nothing else')
     sweep.add_argument('--across', metavar='a.b', help="with --markdown: a column for each of this key's values")
     sweep.add_argument('--plot', type=Path, metavar='PNG', help='draw the rows as bars')
-    sweep.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
+    sweep.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
+    sweep.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
+    sweep.add_argument(
+        '--journal', type=Path, metavar='FILE', help='keep finished rows here and go on from them (default: PATH.rows)'
+    )
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
@@ -91,12 +95,23 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+    measure.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted and measured, the difference marked')
     measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
+    measure.add_argument(
+        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
+    )
+
+    for verb in (run, check, resolve, measure):
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
+            help='memory or time that a prediction may take, in place of 8 GB and 600 s; may be repeated',
+        )  # fmt: skip
 
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
     compare.add_argument('measurement', type=Path, metavar='MEASUREMENT')
+    compare.add_argument('--plot', type=Path, metavar='PNG', help='draw both, the difference marked')
     compare.add_argument(
         '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
     )
@@ -134,6 +149,17 @@ def _positive(text: str) -> int:
     return number
 
 
+def _limit(text: str) -> str:
+    # Imported where it is needed: it knows schedules and programs.
+    from simpar.size import parse_limit
+
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix('%')) / 100
@@ -158,11 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print('simpar: interrupted', file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print('; '.join(['simpar: interrupted', *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        print(f'simpar: {error.filename or "file"}: {error.strerror or error}', file=sys.stderr)
+        # Files are written whole, with their names; what has none is the standard output.
+        print(f'simpar: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         if os.environ.get('SIMPAR_DEBUG'):

@@ -1,10 +1,35 @@
-"""Atomic writes: a reader sees the old file or the new one, never a part."""
+"""Files: writes that a reader sees whole or not at all, and reads that neither block nor go on without end."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a regular file.
+
+    Arguments: ``most``, bytes that it may have.
+    Raises ``OSError`` that says why: also for a FIFO, a socket or a device, for links to them, and for a larger file.
+    """
+    # Without waiting: opening a FIFO that nobody writes to would block.
+    handle = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_CLOEXEC', 0))
+    with os.fdopen(handle, 'rb') as file:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, 'not a regular file but a FIFO, socket or device', str(path))
+        # One byte more than allowed is enough to know; what is read may grow meanwhile.
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f'more than {most} bytes', str(path))
+    return data
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -16,6 +41,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises ``OSError``.
     """
     data = content.encode() if isinstance(content, str) else content
+    with naming(path):
+        _write(path, data)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let every ``OSError`` of the block name a file, or a folder: that of a full disk names none, and the name of a
+    temporary file tells nobody anything."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
     # In the same folder: only within one file system is a rename atomic.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
     try:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import gzip
+import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from simpar import document
 from simpar.errors import Problem, ProfileError
+from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, TableFile, TimeFigure
 
 FILE: Final = 'profile.yaml'
@@ -30,6 +32,8 @@ _KNOWN: Final = {
     'phase': ('F', 'I', 'W', 'U'),
     'collective': ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all'),
 }
+MOST_BYTES: Final = 64 * 2**20
+"""Of a table of measurements, unpacked."""
 Row = tuple[Any, ...]
 
 
@@ -72,6 +76,17 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
     Raises ``ProfileError`` with every problem.
     """
     path = profile_path(name)
+    try:
+        status = path.stat()
+    # What cannot be read is told by what reads it.
+    except OSError:
+        return _load(path, 0, 0)
+    return _load(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: Path, stamp: int, size: int) -> Profile:
+    """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
     prepare = functools.partial(_with_paths, path.parent)
     return document.load(path, Profile, prepare=prepare, check=_problems, error=ProfileError)
 
@@ -226,9 +241,8 @@ def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
 @functools.lru_cache(maxsize=64)
 def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
     try:
-        with gzip.open(name, 'rt', encoding='utf-8') if name.endswith('.gz') else open(name, encoding='utf-8') as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
+        reader = csv.reader(io.StringIO(_text(name), newline=''))
+        lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as failure:
         raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
     problems: list[Problem] = []
@@ -237,6 +251,16 @@ def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
         # One screen of them.
         raise ProfileError(problems[:20] or Problem(f'{name}:1', 'no rows', f'columns: {",".join(COLUMNS[kind])}'))
     return rows
+
+
+def _text(name: str) -> str:
+    """A table's text; a compressed one is unpacked up to the same bound."""
+    data = read_regular(name, MOST_BYTES)
+    if name.endswith('.gz'):
+        data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise OSError(f'more than {MOST_BYTES} bytes')
+    return data.decode('utf-8')
 
 
 def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: list[Problem]) -> Iterator[Row]:

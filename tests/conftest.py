@@ -22,6 +22,8 @@ ALONE = frozenset(
         'test_executor_pool',
         'test_executor_watchdog',
         'test_executor_worked',
+        'test_files',
+        'test_measure',
         'test_lower_speed',
     }
 )

@@ -21,10 +21,10 @@ from executor.bench.overlap import kernel_stretches, message_stretches
 from executor.bench.progress import Lines
 from executor.bench.ranks import Timed
 from executor.bench.sizes import QUICK, TINY
-from executor.net import Net, parse_net
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.price import price
+from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan

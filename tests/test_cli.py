@@ -17,14 +17,18 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--json', '--plot', '--save', '--set', '--trace', 'file'],
-    'check': ['--ir', '--json', '--numerics', '--program', '--set', 'file'],
-    'resolve': ['--json', '--set', 'file'],
-    'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
-    'measure': [
-        '--compute', '--json', '--net', '--save', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', 'file'],
+    'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--set', 'file'],
+    'sweep': [
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
+        'file',
     ],
-    'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
+    'measure': [
+        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
+        '--timeout', '--trace', 'file',
+    ],
+    'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
@@ -139,6 +143,7 @@ WRONG = {
     'plot': (['run', TUTORIAL, '--plot', 'x.gif'], 2, '.png'),
     'tolerance': (['compare', 'a', 'b', '--tolerance', '7'], 2, '10%'),
     'steps': (['measure', TUTORIAL, '--steps', '0'], 2, 'whole number from 1'),
+    'net': (['measure', TUTORIAL, '--net', 'wifi'], 2, '--net: not a network'),
     'profile': (['profiles', 'h100'], 2, 'did you mean h100-sxm-8?'),
     'not a trace': (['compare', TUTORIAL, TUTORIAL], 2, 'multi_copy.yaml'),
 }

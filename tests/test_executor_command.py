@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from executor.net import Net
 from executor.options import parser, with_verb
 from simpar.case import load_case
-from simpar.errors import RunFailed
+from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
 from simpar.trace_files import load_trace
 
 JOB = """
@@ -186,12 +187,98 @@ def test_a_job_runs_unchanged_under_torchrun(job):
 
 
 @pytest.mark.torch
-def test_ranks_with_different_jobs_do_not_start(job):
+def test_ranks_that_were_asked_for_different_runs_do_not_start(job):
+    """Other seeds once trained silently wrong, and other numbers of steps hung."""
     pytest.importorskip('torch', reason='needs the extra torch')
-    for process in ranks(job, each=((), ('--set', 'plan.copies=1'))):
-        code, _, error = finished(process)
-        assert code == 5
-        assert 'rank 1 has another program than rank 0' in error
+    for process in ranks(job, each=((), ('--seed', '1', '--steps', '4'))):
+        code, out, error = finished(process)
+        assert (code, out) == (5, '')
+        assert error.splitlines()[-1] == (
+            'rank 1 was asked for another run than rank 0: seed (1, not 0), steps (4, not 3); '
+            'give every rank the same command'
+        )
+
+
+def shaken(job, *flags):
+    """What each of two threads, as ranks whose commands differ by some flags, is told; and after how many seconds."""
+    import torch.distributed as dist
+
+    from executor import handshake
+    from executor.commands.run import load_job, request_of
+
+    store, found, begin = dist.HashStore(), {}, time.perf_counter()
+
+    def meet(rank, more):
+        options = parser().parse_args(['run', str(job), *more])
+        try:
+            loaded = load_job(options)
+            wanted = handshake.asked(loaded.program, request_of(options, loaded), options.net)
+            found[rank] = handshake.shake_hands(store, rank, 2, 'localhost', wanted)
+        except RunFailed as error:
+            found[rank] = str(error)
+        except SimparError as error:
+            handshake.refuse(store, rank, 2, str(error))
+
+    threads = [threading.Thread(target=meet, args=arguments) for arguments in ((0, ()), (1, flags))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found, time.perf_counter() - begin
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ('flags', 'what'),
+    [
+        (('--seed', '1'), 'seed (1, not 0)'),
+        (('--steps', '4'), 'steps (4, not 3)'),
+        (('--dtype', 'fp64'), "dtype (fp64, not the job's own)"),
+        (('--net', 'paced:100mbit'), 'network (paced at 12.5 MB/s, not as it is)'),
+        (('--set', 'plan.copies=1'), 'program ('),
+        (('--compute', 'emulated'), 'compute (emulated, not real), costs ('),
+        (('--save-state', 'unwritten.pt'), 'saving of the state (on, not off)'),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else '',
+)
+def test_every_difference_is_named_at_once(job, flags, what):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    found, seconds = shaken(job, *flags)
+    assert found[0] == found[1]
+    assert found[0].startswith(f'rank 1 was asked for another run than rank 0: {what}')
+    assert seconds < 5
+
+
+@pytest.mark.torch
+def test_a_rank_that_will_not_run_is_not_waited_for(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    found, seconds = shaken(job, '--set', 'plan.copies=many')
+    assert found[0].startswith('rank 1 will not run: ')
+    assert 'plan.copies' in found[0]
+    assert seconds < 15
+
+
+@pytest.mark.torch
+def test_ranks_that_agree_go_on(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    found, _ = shaken(job, '--timeout', '5s')
+    assert [card.process.pid for card in found[0]] == [os.getpid()] * 2
+
+
+@pytest.mark.torch
+def test_data_of_another_content_are_a_difference(job, tmp_path, monkeypatch):
+    """Equal files at other paths are none."""
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor import data
+
+    for folder, first in (('one', 7), ('same', 7), ('other', 8)):
+        (tmp_path / folder).mkdir()
+        pixels = bytes([first, *range(1, 9)] * 2)
+        (tmp_path / folder / data.IMAGES).write_bytes(struct.pack('>4I', 0x803, 2, 3, 3) + pixels)
+        (tmp_path / folder / data.LABELS).write_bytes(struct.pack('>2I', 0x801, 2) + bytes([1, 2]))
+    found = {folder: data.identity(str(tmp_path / folder)) for folder in ('one', 'same', 'other', '.')}
+    assert found['one'] == found['same'] != found['other']
+    assert found['.'] == 'generated images'
 
 
 @pytest.mark.torch
@@ -200,9 +287,22 @@ def test_a_rank_that_is_killed_is_named_by_the_others(job):
     first, second = ranks(job, '--timeout', '2s', '--fault', 'kill:1:dense1.F.c0:1')
     code, _, error = finished(first)
     assert code == 5
-    assert 'rank 1 has said nothing for ' in error
+    assert 'rank 1 was killed, or has ended without a word' in error
     assert 'rank 0 waits for it in dense1.all_reduce.F.c0 of step 1 (group tensor)' in error
     assert finished(second)[0] == -signal.SIGKILL
+
+
+@pytest.mark.torch
+def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    first, second = ranks(job, '--timeout', '2s', '--fault', 'stop:0:dense1.F.c0:1')
+    begin = time.perf_counter()
+    code, _, error = finished(second)
+    first.kill()
+    assert code == 5
+    assert 'rank 0 is stopped (by SIGSTOP' in error
+    assert time.perf_counter() - begin < 30
+    finished(first)
 
 
 @pytest.mark.torch

@@ -21,7 +21,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor import netns
 from executor.backend import Pool
 from executor.faults import Fault, parse_fault
-from executor.net import Net
+from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
 
@@ -87,7 +87,14 @@ def test_a_stalled_rank_is_named_with_its_op_and_who_waits():
 
 def test_a_stopped_process_is_found_out():
     first, seconds = broken(steps=200, meanwhile=lambda pool: os.kill(pool.processes[1], signal.SIGSTOP))
-    assert first.startswith(f'nothing has finished for {TIMEOUT:g} s: rank 1 is stuck')
+    assert first.startswith('rank 1 is stopped (by SIGSTOP')
+    assert seconds < TIMEOUT + SOON
+
+
+def test_a_thread_that_spins_is_named_as_such():
+    first, seconds = broken([Fault('spin', 1, 'FB.c1', 0)])
+    assert f'nothing has finished for {TIMEOUT:g} s: rank 1 is stuck before FB.c1 of step 0' in first
+    assert 'its thread spins or computes' in first
     assert seconds < TIMEOUT + SOON
 
 
@@ -210,7 +217,7 @@ def test_namespaces_carry_a_program_and_leave_nothing(namespace_net):
         execution = pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', steps=2)
         assert interfaces() == host, 'nothing of it is in the namespace of this machine'
     (size,) = {op.bytes for op in program.op_classes if op.kind == 'collective'}
-    wire = size / namespace_net.rate * netns.FRAME / netns.PAYLOAD
+    wire = size / namespace_net.payload_rate
     spans = [span for span in execution.trace.spans(0) if span.op.kind == 'collective']
     assert min(span.end - span.start for span in spans) > 0.8 * wire
 
@@ -226,7 +233,7 @@ def test_a_cut_link_is_named(namespace_net):
 @pytest.mark.lab
 def test_namespaces_go_when_their_parent_is_killed(namespace_net, tmp_path):
     script = (
-        'from executor.backend import Pool; from executor.net import Net; import os, signal; '
+        'from executor.backend import Pool; from simpar.hardware.net import Net; import os, signal; '
         'pool = Pool(2, net=Net("netns", 125e6)); print(*pool.processes, flush=True); '
         'os.kill(os.getpid(), signal.SIGKILL)'
     )

@@ -9,6 +9,8 @@ TORCHRUN = {
     'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'MASTER_ADDR': 'node0', 'MASTER_PORT': '29400',
     'TORCHELASTIC_RUN_ID': 'none', 'TORCHELASTIC_USE_AGENT_STORE': 'True',
 }  # fmt: skip
+MPICH = {'PMI_RANK': '1', 'PMI_SIZE': '2', 'PMI_FD': '6', 'MPI_LOCALRANKID': '1', 'MPI_LOCALNRANKS': '2'}
+INTEL = {'I_MPI_INFO_NUMA_NODE_NUM': '2', 'I_MPI_HYDRA_BOOTSTRAP': 'ssh'}
 MSRUN = {
     'MS_WORKER_NUM': '8', 'MS_SCHED_HOST': '127.0.0.1', 'MS_SCHED_PORT': '8118', 'MS_NODE_ID': '5',
     'MS_ROLE': 'MS_WORKER',
@@ -29,9 +31,30 @@ SRUN = {
         (MSRUN, Launch('msrun', 5, 8, '127.0.0.1', 8118)),
         (MPIRUN, Launch('mpirun', 1, 2, 'localhost', 29500)),
         ({**MPIRUN, 'MASTER_ADDR': 'a', 'MASTER_PORT': '7'}, Launch('mpirun', 1, 2, 'a', 7)),
+        (MPICH, Launch('mpiexec', 1, 2, 'localhost', 29500)),
+        ({**MPICH, 'MPI_LOCALNRANKS': '1', 'MASTER_ADDR': 'a'}, Launch('mpiexec', 1, 2, 'a', 29500)),
+        ({**MPICH, **INTEL}, Launch('mpiexec', 1, 2, 'localhost', 29500)),
+        ({**SRUN, 'PMI_RANK': '2', 'PMI_SIZE': '4', 'PMI_FD': '7'}, Launch('mpiexec', 2, 4, 'gpu07', 29542)),
+        (
+            {'MV2_COMM_WORLD_RANK': '0', 'MV2_COMM_WORLD_SIZE': '2', 'MV2_COMM_WORLD_LOCAL_SIZE': '2'},
+            Launch('mpiexec', 0, 2, 'localhost', 29500),
+        ),
         (SRUN, Launch('srun', 2, 4, 'gpu07', 29542)),
     ],
-    ids=['by hand', 'torchrun', 'plain', 'msrun', 'mpirun', 'mpirun with address', 'srun'],
+    ids=[
+        'by hand',
+        'torchrun',
+        'plain',
+        'msrun',
+        'mpirun',
+        'mpirun with address',
+        'MPICH',
+        'MPICH with address',
+        'Intel MPI',
+        'srun with PMI-2',
+        'MVAPICH2',
+        'srun',
+    ],
 )
 def test_launchers_are_recognised(variables, launch):
     assert detect(variables) == launch
@@ -55,6 +78,12 @@ def test_a_batch_script_of_slurm_without_srun_starts_its_own_ranks():
         ({**MPIRUN, 'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}, 'set MASTER_ADDR'),
         ({**TORCHRUN, 'MASTER_PORT': 'free'}, "MASTER_PORT is 'free'"),
         ({**SRUN, 'SLURM_NTASKS': ''}, "SLURM_NTASKS is ''"),
+        ({**MPICH, 'MPI_LOCALNRANKS': '1'}, 'mpiexec on several hosts: set MASTER_ADDR'),
+        ({'PMI_RANK': '1', 'PMI_SIZE': '2'}, 'does not tell how many ranks are on a host: set MASTER_ADDR'),
+        ({**MPICH, 'PMI_RANK': '2'}, 'mpiexec says rank 2 of 2; ranks go from 0'),
+        ({'RANK': '-1', 'WORLD_SIZE': '2'}, 'says rank -1 of 2'),
+        ({'RANK': '0', 'WORLD_SIZE': '0'}, 'says rank 0 of 0'),
+        ({**TORCHRUN, 'MASTER_PORT': '65536'}, 'port 65536'),
     ],
 )
 def test_variables_that_do_not_say_enough_are_named(variables, what):
@@ -75,3 +104,19 @@ def test_variables_that_do_not_say_enough_are_named(variables, what):
 )
 def test_the_first_host_of_a_list_of_slurms(nodes, host):
     assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize(
+    'variables',
+    [
+        {'RANK': '0'}, {'WORLD_SIZE': '2'}, {'LOCAL_RANK': '0'}, {'PMI_RANK': '1'}, {'PMI_SIZE': '2'}, {'PMI_FD': '6'},
+        {'PMI_PORT': 'node0:4711'}, {'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '2'}, {'OMPI_COMM_WORLD_SIZE': '2'},
+        {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun'}, {'MS_NODE_ID': '1'}, {'TORCHELASTIC_RUN_ID': 'none'},
+    ],
+)  # fmt: skip
+def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
+    """Else each of its processes would run the whole job by itself, and end with 0."""
+    with pytest.raises(RunFailed) as error:
+        detect(variables)
+    assert next(iter(variables)) in str(error.value)
+    assert '--nproc' in str(error.value)

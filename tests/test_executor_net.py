@@ -7,10 +7,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jump_clock import JumpClock
+from paced_links import prove
 
 from executor.clock import Clock, offset_by_ping
 from executor.device import Busy, VirtualDevice, stretched_end
-from executor.net import Link, Net, fair_speeds, parse_net
+from executor.link import Link, fair_speeds
+from simpar.hardware.net import Net, parse_net
 
 # what --net says
 
@@ -57,6 +60,41 @@ def test_speeds_on_a_link_are_max_min_fair(flows):
     for speed, cap in zip(speeds, caps, strict=True):
         assert 0 < speed <= cap
         assert speed == cap or (used == pytest.approx(1) and speed == pytest.approx(max(speeds)))
+
+
+def test_transfers_end_at_the_engines_times_at_any_uptime():
+    """Through the production code, on a clock that jumps; 100,000 sets by `make prove-paced`."""
+    proof = prove(first=1_000_000, count=400)
+    assert (proof.sets, proof.wrong) == (400, [])
+    assert proof.transfers > 1000
+
+
+@pytest.mark.parametrize('uptime', [1.0, 8192.0, 1e6, 1e8])
+def test_equal_transfers_beside_a_longer_one_end(uptime):
+    """Their rests were once too short for a double to add to the clock, and the thread went round for ever."""
+    for third in (1e6, 333_333, 1e6 / 7):
+        clock = JumpClock(uptime)
+        link, ends = Link(clock, 3e6, 0.0), []
+        sizes = (third, third, 7 * third)
+        clock.run([lambda size=size, link=link, ends=ends: ends.append(link.carry(size, uptime)) for size in sizes])
+        assert sorted(end - uptime for end in ends) == pytest.approx(
+            [third / 1e6, third / 1e6, 3 * third / 1e6], rel=1e-6
+        )
+
+
+def test_a_link_that_never_rests_keeps_time_for_hours():
+    """The origin moves on under transfers; two streams in turn keep the link busy for 40,000 s."""
+    clock = JumpClock(5.0)
+    link, ends = Link(clock, 1.0, 0.0), {}
+
+    def stream(first):
+        due = 5.0 + first
+        for _ in range(100):
+            due = link.carry(200, due)
+        ends[first] = due
+
+    clock.run([lambda: stream(0.0), lambda: stream(50.0)])
+    assert max(ends.values()) == 5.0 + 2 * 100 * 200
 
 
 def carried(link, clock, *messages):

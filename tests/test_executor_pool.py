@@ -14,7 +14,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.backend import Pool
 from executor.inprocess import InProcess
-from executor.net import Net
+from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
 

@@ -1,11 +1,17 @@
 """Who is named when a run stands still or a rank dies, told from what streams said last."""
 
+import os
 import signal
+import subprocess
+import threading
+import time
 
 import pytest
 from worked import worked_program
 
-from executor.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status, death, explain
+from executor.process_state import Process, this_process
+from executor.status import RUNNING, THROUGH, WAITING, Beat, Status
+from executor.watchdog import BusyThreads, Failure, Seen, death, explain
 
 COMPUTE, TP = 0, 1
 # slots of the worked program, in issue order
@@ -25,8 +31,9 @@ def status_of(*beats):
     return status
 
 
-def explained(program, status, dead=None, failures=()):
-    first, *table = explain(program, status, dead or {}, list(failures), 5.0).splitlines()
+def explained(program, status, dead=None, failures=(), stopped=(), busy=None):
+    seen = Seen(dead or {}, frozenset(stopped), busy or {})
+    first, *table = explain(program, status, seen, list(failures), 5.0).splitlines()
     return first, '\n'.join(table)
 
 
@@ -74,6 +81,73 @@ def test_a_dead_rank_is_named_and_not_those_who_lost_it(program):
         'rank 1 was killed by SIGKILL, at FB.c0 of step 0; rank 0 waits for it in RB.c0 of step 0 (group tp)'
     )
     assert 'FB.c0 of step 0 (was killed by SIGKILL)' in table
+
+
+def test_a_stopped_rank_is_named_and_not_the_network(program):
+    status = status_of(
+        (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
+        (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
+    )  # fmt: skip
+    lost = Failure(0, 0, RA0, 'Timed out', lost=True)
+    first, table = explained(program, status, failures=[lost], stopped=[1])
+    assert first.startswith(
+        'rank 1 is stopped (by SIGSTOP, the terminal or a debugger; SIGCONT lets it go on), at RA.c0'
+    )
+    assert 'rank 0 waits for it in RA.c0 of step 0 (group tp)' in first
+    assert '1    | tp      | nothing         | RA.c0 of step 0 (stopped)' in table
+
+
+def test_a_thread_that_spins_in_a_collective_is_named_and_not_the_network(program):
+    status = status_of(
+        (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
+        (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
+    )  # fmt: skip
+    first, _ = explained(program, status, busy={(1, TP): 0.97})
+    assert first == (
+        'nothing has finished for 5 s: rank 1 is stuck in RA.c0 of step 0 (stream tp), where its thread spins or '
+        'computes (97% of a core); rank 0 waits for it in RA.c0 of step 0 (group tp)'
+    )
+
+
+def test_busy_threads_are_told_from_those_that_wait():
+    status = Status(2)
+    done, threads = threading.Event(), {}
+
+    def spin():
+        threads['spins'] = threading.get_native_id()
+        while not done.is_set():
+            pass
+
+    def wait():
+        threads['waits'] = threading.get_native_id()
+        done.wait()
+
+    for body in (spin, wait):
+        threading.Thread(target=body, daemon=True).start()
+    while len(threads) < 2:
+        time.sleep(0.01)
+    status.set(0, COMPUTE, Beat(0, RUNNING, 0, FA0, 0, threads['spins']))
+    status.set(1, TP, Beat(0, RUNNING, 0, RA0, 0, threads['waits']))
+    busy = BusyThreads(status, dict.fromkeys((0, 1), os.getpid()))
+    time.sleep(0.3)
+    found = busy.found()
+    done.set()
+    assert found.keys() == {(0, COMPUTE)}
+
+
+def test_the_state_of_a_process_is_told():
+    process = subprocess.Popen(['sleep', '60'])
+    child = Process(this_process().host, process.pid)
+    assert child.state == this_process().state == 'alive'
+    process.send_signal(signal.SIGSTOP)
+    until = time.perf_counter() + 5
+    while child.state != 'stopped' and time.perf_counter() < until:
+        time.sleep(0.01)
+    assert child.state == 'stopped'
+    process.kill()
+    process.wait()
+    assert child.state == 'gone'
+    assert Process('another host', process.pid).state == 'unknown'
 
 
 def test_an_abort_of_gloos_is_a_size_mismatch(program):

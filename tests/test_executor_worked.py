@@ -11,7 +11,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.backend import Pool
 from executor.collectives import SMALL
-from executor.net import Net
+from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['strategy_search', 'schedule', 'predict', 'report'],
-    ['resolve', 'ablation', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
+    ['strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.net import parse_net
 from executor.validation.calibration import Samples, kinds_of, sizes_around
 from executor.validation.cases import cases, losing_cases
 from executor.validation.validation import run_cases
+from simpar.hardware.net import parse_net
 
 pytestmark = pytest.mark.torch
 

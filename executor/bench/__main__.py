@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.net import USAGE, parse_net
 from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import USAGE, parse_net
 
 WRONG_USE = 2
 INTERNAL = 70

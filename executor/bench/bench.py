@@ -15,8 +15,8 @@ from executor.bench.ranks import TimedPool
 from executor.bench.record import environment, overlap_rows, table_rows
 from executor.bench.sample import Samples, sample
 from executor.bench.sizes import Sizes
-from executor.net import Net
 from simpar.errors import Problem, ScheduleError
+from simpar.hardware.net import Net
 from simpar.program import Program
 
 CONTENDED = 0.2

@@ -8,7 +8,7 @@ from executor.bench.compute import unique
 from executor.bench.item import Item, group_sizes, isolate, operand, partition_name, result
 from executor.bench.sizes import Sizes
 from executor.collectives import SMALL
-from executor.net import Net
+from simpar.hardware.net import Net
 from simpar.program import OpClass, Program, Tensor
 
 WIDTH = 4

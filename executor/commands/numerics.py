@@ -7,11 +7,12 @@ import json
 
 from executor.numerics import check
 from simpar.case import load_case
+from simpar.size import parse_limit
 
 
 def command(options: argparse.Namespace) -> int:
     """Train in process, compare with the unsharded model; raises ``NumericsWrong`` where they differ."""
-    case = load_case(options.job, options.set)
+    case = load_case(options.job, options.set, limit=parse_limit(options.limit))
     report = check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
     worst = report.worst
     if options.json:

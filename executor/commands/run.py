@@ -15,7 +15,7 @@ from executor.launch import Launch, detect
 from executor.rank import Request
 from executor.validate import validate
 from simpar.cost.costs import Costs
-from simpar.errors import RunFailed
+from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.program import Program
 from simpar.units import format_time
 
@@ -36,27 +36,51 @@ def command(options: argparse.Namespace) -> int:
     launch = None if options.nproc else detect(os.environ)
     if launch is not None and launch.idle:
         return 0
-    job = load_job(options)
-    # Before any process is started: gloo would abort or hang on what this finds.
-    validate(job.program)
+    try:
+        _check_state(options)
+        job = load_job(options)
+        # Before any process is started: gloo would abort or hang on what this finds.
+        validate(job.program)
+    except SimparError as error:
+        if launch is not None:
+            from executor.external import refuse_external
+
+            refuse_external(launch, str(error))
+        raise
     if options.nproc and options.nproc != job.program.world:
         raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
     # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
         _say(_found(options, launch, job.program))
-    request = Request(
+    request = request_of(options, job)
+    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
+    if execution is not None:
+        _show(options, execution)
+    return 0
+
+
+def _check_state(options: argparse.Namespace) -> None:
+    """Refuse beforehand what would fail at the end of a run."""
+    if options.save_state is None:
+        return
+    if options.compute == 'emulated':
+        what = 'emulated compute has neither losses nor parameters'
+        raise ScheduleError(Problem('--save-state', what, 'write --compute real'))
+    options.save_state.parent.mkdir(parents=True, exist_ok=True)
+
+
+def request_of(options: argparse.Namespace, job: Job) -> Request:
+    """What every rank is asked to run."""
+    return Request(
         compute=options.compute,
         costs=job.costs,
         steps=options.steps,
         seed=options.seed,
         dtype=options.dtype,
+        keep=options.save_state is not None,
         favour=options.favour_communication,
         faults=tuple(options.fault),
     )
-    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
-    if execution is not None:
-        _show(options, execution)
-    return 0
 
 
 def load_job(options: argparse.Namespace) -> Job:
@@ -67,10 +91,12 @@ def load_job(options: argparse.Namespace) -> Job:
     if ':' in options.job and not os.path.exists(options.job):
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
-    from simpar.case import load_case
+    from simpar.case import load_case, on_net
     from simpar.cost.price import price
+    from simpar.size import parse_limit
 
-    case = load_case(options.job, options.set)
+    # On the same network as the prediction: costs say how much of a link a collective can take.
+    case = on_net(load_case(options.job, options.set, limit=parse_limit(options.limit)), options.net)
     return Job(case.program, price(case.program, case.cluster) if emulated else None)
 
 
@@ -113,6 +139,10 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         from simpar.trace_files import save_trace
 
         save_trace(options.save, trace)
+    if options.save_state:
+        from executor.state import save_state
+
+        save_state(options.save_state, execution, program=trace.program.hash, seed=options.seed)
     notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]
     if options.json:
         answer = {

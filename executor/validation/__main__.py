@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.net import Net, parse_net
 from executor.validation.cases import ValidationCase, balance_cases, cases, losing_cases, pipeline_cases
 from executor.validation.optimizer_cases import optimizer_cases
 from executor.validation.tile_cases import tile_cases
 from executor.validation.validation import Row, Validation, emulated_cluster, run_cases
 from simpar.errors import OutsideTolerance, SimparError
 from simpar.files import write_atomically
+from simpar.hardware.net import Net, parse_net
 from simpar.units import format_time
 
 CASES = ('copies', 'pipelines', 'optimizer', 'tiles', 'all')

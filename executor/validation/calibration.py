@@ -146,7 +146,7 @@ class CalibratedCollectives:
         line = self.lines[kind_of(op, len(ranks))]
         transfer = op.bytes / line.rate
         why = f'calibrated in this run: {line.alpha * 1e3:.3g} ms + bytes / {line.rate / 1e6:.4g} MB/s'
-        # A transfer occupies its sender's link only; receiving is free, as in ``executor.net``.
+        # A transfer occupies its sender's link only; receiving is free, as in ``executor.link``.
         senders = ranks if op.kind == 'collective' else ranks[:1]
         links = tuple((f'wire/{rank}', 1.0) for rank in senders)
         return CollectiveCost(line.alpha, transfer, transfer, links, why, 'measured')

@@ -13,7 +13,6 @@ import numpy as np
 from executor.assemble import Execution
 from executor.backend import Pool
 from executor.measure import FIRST_STEADY, Statistics
-from executor.net import Net
 from executor.rank import Request
 from executor.validation.calibration import (
     CalibratedCollectives,
@@ -28,6 +27,7 @@ from executor.validation.cases import ValidationCase
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster, ShareFigure
+from simpar.hardware.net import Net
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 

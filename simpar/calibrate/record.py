@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import Field
 
 from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 'simpar bench 1'
 _MOST_PROBLEMS = 12
+_MOST_BYTES = 2**26
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -134,7 +136,7 @@ def load_record(path: Path) -> Record:
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_json(path.read_bytes(), strict=True)
+        return _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:

@@ -15,6 +15,7 @@ from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
+from simpar.size import parse_limit
 from simpar.units import format_size
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MOST_STREAMS: Final = 128
 
 def command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
-    case = load_case(options.file, options.set)
+    case = load_case(options.file, options.set, limit=parse_limit(options.limit))
     answer = to_dict(case)
     if options.program:
         from simpar.files import write_atomically
@@ -56,6 +57,7 @@ def command(options: argparse.Namespace) -> int:
         # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = ['--json'] if options.json else []
+        flags += [word for limit in options.limit for word in ('--limit', limit)]
         return start('numerics', options.file, options.set, flags)
     return 0
 

@@ -19,8 +19,12 @@ def start(verb: str, file: Path, overrides: Sequence[str], flags: Sequence[str] 
     """
     need_torch()
     settings = [word for override in overrides for word in ('--set', override)]
-    command = [sys.executable, '-m', 'executor', verb, str(file), *settings, *flags]
-    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL if silent else None).returncode
+    command = [sys.executable, '-m', 'executor', verb, str(file), *settings, *flags, '--lifeline']
+    output = subprocess.DEVNULL if silent else None
+    # The executor ends with its standard input: the kernel closes it if this process is killed. So does the end of the
+    # block, on Ctrl-C, and waits.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output) as process:
+        return process.wait()
 
 
 def need_torch() -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from simpar.case import Case
 from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
 from simpar.commands.listing import Listing, is_own
+from simpar.files import naming
 from simpar.lower.given import has_strategies
 from simpar.model.operators import OP_CLASSES
 from simpar.program import OpClass
@@ -46,7 +47,8 @@ def write_ir(folder: Path, case: Case) -> list[Path]:
     try:
         names = [f'rank_{rank}.ir' for rank in range(case.program.world)]
         for rank, name in enumerate(names):
-            (staging / name).write_text(rank_ir(case, rank), encoding='utf-8')
+            with naming(folder):
+                (staging / name).write_text(rank_ir(case, rank), encoding='utf-8')
         folder.mkdir(exist_ok=True)
         for name in names:
             os.replace(staging / name, folder / name)

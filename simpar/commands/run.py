@@ -9,13 +9,14 @@ import sys
 from simpar.case import Case, check_memory, load_case
 from simpar.errors import Problem, ScheduleError
 from simpar.predict import Prediction
+from simpar.size import parse_limit
 
 FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
-    case = load_case(options.file, options.set)
+    case = load_case(options.file, options.set, limit=parse_limit(options.limit))
     prediction = case.predict()
     written = _write(options, prediction, case)
     if options.json:
@@ -59,6 +60,6 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
-        save_trace(options.save, prediction.trace)
+        save_trace(options.save, prediction.trace, prediction.costs)
         written.append(str(options.save))
     return written

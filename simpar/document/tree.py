@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 from simpar.document.compose import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Fault, Node, Unreadable, compose
 from simpar.errors import Key, Problem, ScheduleError, dotted, shown_part
+from simpar.files import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,18 +121,16 @@ def _shown(path: str | os.PathLike[str]) -> str:
 
 def _text(path: str | os.PathLike[str]) -> str:
     try:
-        with open(path, 'rb') as file:
-            # One byte more than allowed is enough to know, and a device file never ends.
-            data = file.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         raise Unreadable(0, 'no such file', _neighbour(path)) from None
     except IsADirectoryError:
         raise Unreadable(0, 'a folder, not a file', 'name a YAML file in it') from None
     # A path with a NUL in it is a ValueError.
     except (OSError, ValueError) as failure:
+        if getattr(failure, 'errno', None) == errno.EFBIG:
+            raise Unreadable(0, f'more than {MAX_BYTES} bytes', 'keep tables in CSV files beside it') from None
         raise Unreadable(0, f'cannot be read: {getattr(failure, "strerror", None) or failure}') from None
-    if len(data) > MAX_BYTES:
-        raise Unreadable(0, f'more than {MAX_BYTES} bytes', 'keep tables in CSV files beside it')
     try:
         text = data.decode('utf-8-sig')
     except UnicodeDecodeError as failure:

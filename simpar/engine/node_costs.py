@@ -58,14 +58,16 @@ def node_costs(
     speed = np.array([costs.rank_speed[ranks[0]] for ranks in representatives.ranks])
     alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
-    kind = np.full(len(ops), NONE, dtype=np.int64)
+    kind = np.full(len(ops), NONE, dtype=np.int32)
     # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
     # Ops of one class on one representative cost the same, so each kind is worked out once.
-    kinds, kind_of = np.unique(ops.representative[nodes] * count + ops.op_class[nodes], return_inverse=True)
+    kinds, kind_of = np.unique(
+        ops.representative[nodes].astype(np.int64) * count + ops.op_class[nodes], return_inverse=True
+    )
     made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]

@@ -124,21 +124,31 @@ class RankMemory:
         """Bytes that are held at all times."""
         return int(self.lives.bytes[self.lives.always].sum())
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that it holds at the peak."""
+        return self._most[0]
+
     @cached_property
-    def peak(self) -> Peak:
-        """The moment at which the rank holds most."""
+    def _most(self) -> tuple[int, float]:
+        """How many bytes it holds at most, and when."""
         total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
         times = self._edges(slice(None))
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
-        time = float(times[int(np.argmax(rises))])
+        return int(total.max()), float(times[int(np.argmax(rises))])
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The moment at which the rank holds most."""
+        most, time = self._most
         there = self._count(time) > 0
         rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
         size, kinds = self.lives.bytes, self._kinds
         operators = {row: self._operator(row) for row in rows}
         micro_batch, copy = self.lives.micro_batch, self.lives.copy
         return Peak(
-            bytes=int(total.max()),
+            bytes=most,
             time=time,
             action=self.program.action(self.role, self._brings(time)),
             kinds=_sums((kinds[row], size.item(row)) for row in rows),

@@ -287,11 +287,11 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
     """Metrics of a representative rank, which stands for ``ranks`` ranks."""
     window = ops.window
-    computing = ops.between(ops.start, ops.end, ~ops.communicates)
-    communication = ops.communicating(ops.communicates)
+    # Unions, not sums: two streams that compute at once count once. They are made once: what is joined is short.
+    computing = union(ops.between(ops.start, ops.end, ~ops.communicates))
+    communication = union(ops.communicating(ops.communicates))
     transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
-    # Unions, not sums: two streams that compute at once count once.
     compute = length(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
@@ -304,7 +304,7 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
         idle=step - occupied,
         bubble=step - length(np.concatenate((computing, transferring))),
         phases=_phases(ops),
-        exposed_by=_exposed_by(ops, union(computing), compute),
+        exposed_by=_exposed_by(ops, computing, compute),
         streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
 
@@ -324,7 +324,7 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
     # Op class and stream in one number, so that names are made once for a kind, not once a slot.
-    kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
+    kind = np.where(ops.communicates, role.op_class.astype(np.int64) * count + role.stream, -1)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)
@@ -347,7 +347,7 @@ def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
     """Metrics of some streams as if they were one."""
     # Streams taken together may overlap, so their union counts.
     mask = np.isin(ops.role.stream, streams)
-    running = ops.between(ops.start, ops.end, mask)
+    running = union(ops.between(ops.start, ops.end, mask))
     occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))
     busy = length(running)
     return StreamMetrics(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_atomically
+from simpar.files import read_regular, write_atomically
 from simpar.pipeline.action import Action, parse_action
 from simpar.pipeline.checks import MOST_FAULTS, drawing, faults
 from simpar.pipeline.order import Order
@@ -50,11 +50,9 @@ def read_csv(path: Path) -> Order:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MOST_BYTES)
     except OSError as error:
         raise ScheduleError(Problem(str(path), error.strerror or 'cannot be read')) from error
-    if len(data) > MOST_BYTES:
-        raise ScheduleError(Problem(str(path), f'{len(data)} bytes', f'write at most {MOST_BYTES}'))
     try:
         # Spreadsheets put a byte order mark in front.
         return data.decode('utf-8-sig')

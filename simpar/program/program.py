@@ -50,6 +50,15 @@ class Program:
         return {tensor.name: tensor for tensor in self.tensors}
 
     @cached_property
+    def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
+        """For each op class the number of its cost key, and an op class of each key: these cost the same."""
+        numbers: dict[tuple[object, ...], int] = {}
+        kinds = [numbers.setdefault(op.cost_key, len(numbers)) for op in self.op_classes]
+        # Reversed, so that the first op class of a key stays.
+        first = dict(zip(reversed(kinds), reversed(self.op_classes), strict=True))
+        return np.array(kinds, dtype=np.int64), tuple(first[kind] for kind in range(len(numbers)))
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
         # Imported here, as the text form reads programs back and so imports this module.
@@ -105,6 +114,19 @@ class Program:
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape [tensors]: ``local_bytes`` of each."""
+        # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
+        known: dict[tuple[int, int, str, int | None], int] = {}
+        found = []
+        for one in self.tensors:
+            key = (id(one.shape), id(one.splits), one.dtype, one.batch_dim)
+            if one.name in self._padding or key not in known:
+                known[key] = self.local_bytes(one)
+            found.append(known[key] if one.name not in self._padding else self.local_bytes(one))
+        return np.array(found, dtype=np.int64)
 
     @cached_property
     def _padding(self) -> dict[str, int]:

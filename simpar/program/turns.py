@@ -15,7 +15,7 @@ from simpar.program.op import OpClass, OpKind
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 NONE: Final = -1
 
 
@@ -81,7 +81,7 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
     # Stable, so that turns of a kind count in issue order.
     order = np.argsort(mine, kind='stable')
     count = np.bincount(mine, minlength=1)
-    of_slot, turn = np.full(len(role), NONE, dtype=np.int64), np.zeros(len(role), dtype=np.int64)
+    of_slot, turn = np.full(len(role), NONE, dtype=np.int32), np.zeros(len(role), dtype=np.int32)
     of_slot[slots] = mine
     turn[slots[order]] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
     return Turns(tuple(numbers), of_slot, turn)

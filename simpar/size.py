@@ -1,0 +1,267 @@
+"""The size of a prediction, estimated before anything is built: slots, memory and seconds, and the bound on them.
+
+A schedule of many micro-batches, copies, tiles or stages is lowered with few of them, twice each; slots are a
+polynomial in their numbers, so that a line through two small ones tells a large one. A coarse bound from above comes
+first, and most schedules need nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.engine.fast import LOADS
+from simpar.errors import Infeasible, SimparError
+from simpar.program import Program
+from simpar.schedule import Schedule
+from simpar.units import format_size, format_time, parse
+from simpar.workload import Transformer
+
+Build = Callable[[Schedule], Program]
+Counts = NDArray[np.float64]
+"""Slots, entries and op classes; see ``Size``."""
+MOST_STAGES: Final = 8
+"""Pipeline ranks that a schedule is lowered with to learn its size."""
+MOST_OPS: Final = 120
+"""Ops of a transformer's layer in one micro-batch and copy, more than any plan makes of it."""
+MOST_OPS_OF_OPERATOR: Final = 40
+"""The same of an operator of a network."""
+BASE: Final = 57e6
+"""Bytes of a process before it lowers anything."""
+COMPILED: Final = 110e6
+"""Bytes of the compiled machines, which are loaded for programs of more slots than ``FEW``."""
+FEW: Final = LOADS / 3
+"""Slots of a program, of which three steps are simulated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Bounds of a prediction's size: bytes of memory, and seconds."""
+
+    memory: float = 8e9
+    seconds: float = 600.0
+
+    def __str__(self) -> str:
+        return f'{format_size(self.memory)} and {format_time(self.seconds)}'
+
+
+LIMIT: Final = Limit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a prediction is.
+
+    Arguments:
+        slots: of all roles.
+        entries: one for each group of ranks of each communication op class.
+        classes: op classes.
+        largest: slots of the largest program of all that were added.
+    """
+
+    slots: float
+    entries: float
+    classes: float
+    largest: float = 0.0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            largest=max(self.largest, other.largest),
+            slots=self.slots + other.slots,
+            entries=self.entries + other.entries,
+            classes=self.classes + other.classes,
+        )
+
+    @property
+    def memory(self) -> float:
+        """Bytes that lowering and simulating it take."""
+        # Close to where the compiled machines begin to repay, half of them: then neither answer is far off.
+        loaded = min(max(self.largest / FEW - 0.5, 0.0), 1.0) if importlib.util.find_spec('numba') else 0.0
+        return BASE + COMPILED * loaded + 620.0 * self.slots + 50.0 * self.entries
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that lowering and simulating it take on one core, by order of magnitude."""
+        # Without compiled machines, an event loop in Python walks the slots.
+        per_slot = 4e-6 if importlib.util.find_spec('numba') else 30e-6
+        return 0.3 + per_slot * self.slots + 1.4e-6 * self.entries + 1e-4 * self.classes
+
+    def within(self, limit: Limit) -> bool:
+        """Whether it is no larger than a limit."""
+        return self.memory <= limit.memory and self.seconds <= limit.seconds
+
+    def __str__(self) -> str:
+        return f'{_rounded(self.slots)} slots, {format_size(float(_two(self.memory)))} and {_about(self.seconds)}'
+
+
+def parse_limit(texts: Sequence[str]) -> Limit:
+    """Read ``--limit``: a size, a time, or one of each; raises ``ValueError`` saying what to write."""
+    limit = Limit()
+    for text in texts:
+        limit = replace(limit, **_bound(text))
+    return limit
+
+
+def _bound(text: str) -> dict[str, float]:
+    """The one bound that a text sets."""
+    for name, kind in (('seconds', 'time'), ('memory', 'size')):
+        with suppress(ValueError):
+            return {name: parse(text, kind)}
+    raise ValueError(f'not a limit: {text!r}; write memory or time, e.g. 32GB or 3600s')
+
+
+def check_size(schedules: Sequence[Schedule], ranks: int, limit: Limit, build: Build) -> None:
+    """Raise ``Infeasible`` where the prediction of a schedule, with its baseline, is larger than a limit.
+
+    Arguments:
+        schedules: the schedule, and its baseline if it has one.
+        ranks: of the cluster.
+        build: makes the program of a small schedule.
+    """
+    if _sum(at_most(schedule, ranks) for schedule in schedules).within(limit):
+        return
+    size = _sum(estimate(schedule, ranks, build) for schedule in schedules)
+    if not size.within(limit):
+        where = schedules[0].where('plan')
+        raise Infeasible(
+            f'{where}: plan: about {size} are needed, the limit is {limit}; '
+            'take fewer micro-batches, copies, tiles or stages, or raise it, e.g. --limit 64GB --limit 3600s'
+        )
+
+
+def at_most(schedule: Schedule, ranks: int) -> Size:
+    """A bound from above that needs no program."""
+    plan, model = schedule.plan, schedule.workload.model
+    ops = MOST_OPS * model.layers if isinstance(model, Transformer) else MOST_OPS_OF_OPERATOR * len(model.layers)
+    classes = float(ops * plan.tiles)
+    passing = 8 * plan.pipeline * max(plan.chunks, 2)
+    slots = (classes + passing) * plan.micro_batches * plan.copies
+    return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
+
+
+def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
+    """The size of a schedule's program, from small ones of its kind; the bound from above where none can be made."""
+    try:
+        slots, entries, classes = _extrapolated(schedule, build)
+    except SimparError:
+        return at_most(schedule, ranks)
+    return Size(slots=float(slots), entries=float(entries), classes=float(classes), largest=float(slots))
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """Numbers of micro-batches, copies, tiles and pipeline ranks."""
+
+    micro_batches: int
+    copies: int
+    tiles: int
+    pipeline: int
+
+
+def _extrapolated(schedule: Schedule, build: Build) -> Counts:
+    plan = schedule.plan
+    pipeline = _stages(schedule)
+    # An order from a file says how many micro-batches there are.
+    given = bool(plan.rows) or plan.order.endswith('.csv')
+    few = _Few(
+        micro_batches=plan.micro_batches if given else _fewer(plan.micro_batches, 2 * pipeline),
+        copies=_fewer(plan.copies, 2),
+        tiles=_fewer(plan.tiles, 2),
+        pipeline=pipeline,
+    )
+
+    def counted(few: _Few) -> Counts:
+        return _counts(build(_small(schedule, few)))
+
+    found = counted(few)
+    fixed = np.zeros(3)
+    if few.micro_batches < plan.micro_batches:
+        # What a step has once, such as updates: the line's value where there is no micro-batch.
+        fixed = 2 * found - counted(replace(few, micro_batches=2 * few.micro_batches))
+    varying = found - fixed
+    factors = [np.full(3, plan.micro_batches / few.micro_batches) if fixed.any() else np.ones(3)]
+    # Op classes and entries do not grow with micro-batches: then nothing of them varies.
+    for name in ('copies', 'tiles'):
+        small, large = getattr(few, name), getattr(plan, name)
+        if small < large:
+            slope = (counted(replace(few, **{name: 2 * small})) - found) / small
+            base = np.where(varying > 0, varying, found)
+            factors.append(1 + slope * (large - small) / base)
+    total = np.where(varying > 0, fixed + varying * np.prod(factors, axis=0), found * np.prod(factors[1:], axis=0))
+    # Equal stages have equally many slots; each op class knows the groups of all stages.
+    stages = plan.pipeline / pipeline
+    return np.asarray(total * np.array([stages, stages**2, stages]))
+
+
+def _fewer(number: int, few: int) -> int:
+    """Few, where that is less than half of a number: two points of a line must lie below it."""
+    return few if 2 * few < number else number
+
+
+def _stages(schedule: Schedule) -> int:
+    """Pipeline ranks to lower with: fewer where stages are alike and layers, devices and nodes divide."""
+    plan, model, cluster = schedule.plan, schedule.workload.model, schedule.cluster
+    given = plan.rows or plan.order.endswith('.csv') or (plan.stages and plan.stages != 'balanced')
+    if plan.pipeline <= MOST_STAGES or given or not isinstance(model, Transformer):
+        return plan.pipeline
+    for stages in range(MOST_STAGES, plan.pipeline):
+        whole = all(count * stages % plan.pipeline == 0 for count in (model.layers, cluster.nodes))
+        if plan.pipeline % stages == 0 and whole:
+            return stages
+    return plan.pipeline
+
+
+def _small(schedule: Schedule, few: _Few) -> Schedule:
+    """A schedule of the same kind with fewer micro-batches, copies, tiles and pipeline ranks."""
+    plan, workload, cluster = schedule.plan, schedule.workload, schedule.cluster
+    # As many samples for each micro-batch and copy.
+    batch = workload.batch * few.micro_batches * few.copies // (plan.micro_batches * plan.copies)
+    model = workload.model
+    if isinstance(model, Transformer):
+        model = replace(model, layers=model.layers * few.pipeline // plan.pipeline)
+    return replace(
+        schedule,
+        workload=replace(workload, batch=batch, model=model),
+        plan=replace(
+            plan,
+            micro_batches=few.micro_batches,
+            copies=few.copies,
+            tiles=few.tiles,
+            pipeline=few.pipeline,
+        ),
+        cluster=replace(cluster, nodes=cluster.nodes * few.pipeline // plan.pipeline),
+    )
+
+
+def _counts(program: Program) -> Counts:
+    groups = [len(program.partitions[op.partition].groups_GP) for op in program.op_classes if op.kind != 'compute']
+    return np.array([sum(map(len, program.roles)), sum(groups), len(program.op_classes)], dtype=float)
+
+
+def _sum(sizes: Iterator[Size]) -> Size:
+    total = Size(slots=0.0, entries=0.0, classes=0.0)
+    for size in sizes:
+        total += size
+    return total
+
+
+def _rounded(count: float) -> str:
+    for factor, name in ((1e9, ' billion'), (1e6, ' million')):
+        if count >= factor:
+            return f'{_two(count / factor)}{name}'
+    return _two(count)
+
+
+def _about(seconds: float) -> str:
+    return f'{_two(seconds / 3600)} h' if seconds >= 3600 else f'{_two(seconds)} s'
+
+
+def _two(number: float) -> str:
+    """A number with two digits that count: an estimate has no more."""
+    return f'{float(f"{number:.2g}"):g}'

@@ -1,0 +1,174 @@
+"""``simpar measure`` and ``simpar compare``: one network and one statistic for both sides, and results in files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simpar import cli
+from simpar.case import load_case, on_net
+from simpar.cost.price import price
+from simpar.hardware.net import FRAME, PAYLOAD, parse_net
+from simpar.units import format_time
+
+ROOT = Path(__file__).parent.parent
+JOB = """
+simpar: 1
+cluster: {profile: cpu-gloo, devices: 2}
+workload:
+  network:
+    - dense: {in: 256, out: 512}
+    - relu: {}
+    - dense: {in: 512, out: 256}
+  loss: mse
+  batch: 256
+plan: {data: 1, tensor: 2, copies: 2}
+against: {plan.copies: 1}
+"""
+BYTES = 128 * 256 * 4
+"""Of the only collective, in a copy."""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / 'job.yaml'
+    path.write_text(JOB)
+    return path
+
+
+def measured(*words):
+    """``simpar measure``: its exit code, output and errors."""
+    command = [sys.executable, '-m', 'simpar', 'measure', *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ('text', 'rate', 'latency'),
+    [('paced:100mbit,2ms', 12.5e6, 2e-3), ('paced:4 MB/s', 4e6, 0.0), ('netns:80mbit', 1e7 * PAYLOAD / FRAME, 0.0)],
+)
+def test_what_net_shapes_is_what_is_predicted(job, text, rate, latency):
+    """A ring of two ranks takes two steps, and each rank sends as many bytes as the tensor has."""
+    case = on_net(load_case(job), parse_net(text))
+    for one in (case, case.baseline):
+        costs = price(one.program, one.cluster)
+        (sizes,) = ({op.bytes for op in one.program.op_classes if op.kind == 'collective'},)
+        ((index, (cost,)),) = [(index, entries) for index, entries in costs.communication.items()]
+        assert sizes == {one.program.op_classes[index].bytes}
+        assert cost.alpha == pytest.approx(case.cluster.profile.library.start.value + 2 * latency, rel=1e-6)
+        assert cost.transfer == pytest.approx(one.program.op_classes[index].bytes / rate, rel=1e-6)
+        assert {demand for _, demand in cost.links} == {1.0}
+    assert case.predict().step >= 2 * (BYTES / rate)
+
+
+def test_a_network_that_is_not_shaped_changes_nothing(job):
+    case = load_case(job)
+    assert on_net(case, parse_net('none')) is case
+
+
+def test_a_factor_of_a_link_that_is_replaced_is_gone(job):
+    """It was a factor of the profile's link; the shaped one is as the command says."""
+    slow = load_case(job, ['cluster.links={loopback: 0.5}'])
+    paced = on_net(slow, parse_net('paced:10 MB/s'))
+    assert paced.cluster.links == {}
+    assert paced.predict().step == on_net(load_case(job), parse_net('paced:10 MB/s')).predict().step
+
+
+def test_a_profile_that_was_calibrated_on_the_network_keeps_its_links(job):
+    case = load_case(job)
+    profile = replace(case.cluster.profile, net='paced:12.5 MB/s,2000us')
+    case = replace(case, cluster=replace(case.cluster, profile=profile))
+    assert on_net(case, parse_net('paced:100mbit,2ms')) is case
+    assert on_net(case, parse_net('paced:100mbit,1ms')) is not case
+
+
+@pytest.mark.torch
+def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, capsys):
+    """The prediction was once that of the profile's links: −99.8 % on a slow network, without a word."""
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.inprocess import InProcess
+    from executor.state import load_state
+
+    trace, state = tmp_path / 'measured.json', tmp_path / 'deep' / 'state.pt'
+    words = ['--net', 'paced:40mbit,2ms', '--steps', 4, '--save', trace, '--save-state', state]
+    code, out, error = measured(job, *words)
+    assert code == 0, error
+    assert 'Network: paced at 5 MB/s with 2 ms a message, both measured and predicted.' in out
+    told = 'Compared: the last predicted step with the 10th percentile of 5 measured steps; ops by their medians.'
+    assert told in out
+    error = float(re.search(r'error ([-+][0-9.]+) %', out)[1])
+    assert abs(error) < 50
+    predicted = tmp_path / 'p.json'
+    assert cli.main(['run', str(job), '--save', str(predicted)]) == 0
+    capsys.readouterr()
+    assert cli.main(['compare', str(predicted), str(trace), '--json']) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts['statistic'] == {'percentile': 10.0, 'of_steps': 5, 'ops': 'median'}
+    # The very number that `measure` has shown.
+    assert f'measured {format_time(facts["step"]["measured"])}: error' in out
+    wanted = InProcess(load_case(job).program, 0, None).run(6)
+    found = load_state(state)
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
+    for mine, theirs in ((found.parameters, wanted.parameters), (found.gradients, wanted.gradients)):
+        assert mine.keys() == theirs.keys()
+        for name in theirs:
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_a_state_is_read_without_running_code(tmp_path):
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.state import load_state
+    from simpar.errors import ScheduleError
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'made'),)
+
+    torch.save({'format': Evil()}, tmp_path / 'evil.pt')
+    (tmp_path / 'text.pt').write_text('not a state')
+    torch.save({'format': 'another'}, tmp_path / 'other.pt')
+    for name in ('evil', 'text', 'other'):
+        with pytest.raises(ScheduleError, match='--save-state'):
+            load_state(tmp_path / f'{name}.pt')
+    assert not (tmp_path / 'made').exists()
+
+
+def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.__main__ import main
+
+    words = ['run', str(job), '--compute', 'emulated', '--save-state', str(tmp_path / 's.pt')]
+    assert main(words) == 2
+    assert not (tmp_path / 's.pt').exists()
+
+
+@pytest.mark.torch
+def test_training_is_one_call(job):
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.train import train
+
+    alone = train(job, ['plan.copies=1'], steps=2, seed=3, dtype='fp64', processes=False)
+    ranks = train(job, ['plan.copies=1'], steps=2, seed=3, dtype='fp64')
+    assert alone.losses == pytest.approx(ranks.losses, rel=1e-12)
+    assert {f'd:{name}' for name in alone.parameters} == set(ranks.gradients)
+    assert all(torch.allclose(alone.parameters[name], ranks.parameters[name]) for name in alone.parameters)
+
+
+def test_swapped_arguments_of_compare_are_refused(job, tmp_path, capsys):
+    predicted, other = tmp_path / 'predicted.json', tmp_path / 'measured.json'
+    assert cli.main(['run', str(job), '--save', str(predicted)]) == 0
+    content = json.loads(predicted.read_text())
+    other.write_text(json.dumps({**content, 'origin': 'measured'}))
+    capsys.readouterr()
+    assert cli.main(['compare', str(predicted), str(other)]) == 0
+    assert 'Compared: the last predicted step with the 10th percentile of 2 measured steps' in capsys.readouterr().out
+    assert cli.main(['compare', str(other), str(predicted)]) == 2
+    assert f'swap the two: simpar compare {predicted} {other}' in capsys.readouterr().err
+    assert cli.main(['compare', str(other), str(other)]) == 2
+    assert 'give the trace of `simpar run --save` first' in capsys.readouterr().err

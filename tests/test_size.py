@@ -1,0 +1,62 @@
+"""The size of a prediction: estimated from small programs, and refused over the limit before anything is built."""
+
+import time
+
+import pytest
+from size_cases import EXAMPLES, cases
+
+from simpar import cli
+from simpar.case import _made, cluster_of, load_case
+from simpar.errors import Infeasible
+from simpar.size import LIMIT, Limit, at_most, estimate, parse_limit
+
+PIPELINE = str(EXAMPLES / 'pipeline_h100.yaml')
+HUGE = ['plan.micro_batches=65536', 'workload.batch=131072']
+
+
+def slots_of(case):
+    return sum(map(len, case.program.roles))
+
+
+def test_slots_are_estimated_within_a_factor_of_2():
+    """50 larger cases, and memory, by `make prove-sizes`."""
+    for path, *words in cases(12, seed=7, most=1e5):
+        case = load_case(path, [*words, 'against={}'])
+        schedule = case.schedule
+        found = estimate(schedule, cluster_of(schedule).world, lambda small: _made(small)[0])
+        assert 0.5 < found.slots / slots_of(case) < 2, words
+        assert at_most(schedule, cluster_of(schedule).world).slots >= slots_of(case), words
+        assert 0.5 < found.classes / len(case.program.op_classes) < 2, words
+
+
+def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys):
+    begin = time.process_time()
+    words = [word for setting in HUGE for word in ('--set', setting)]
+    assert cli.main(['run', PIPELINE, *words]) == 3
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1
+    assert error.startswith('--set plan.micro_batches=65536: ') or 'pipeline_h100.yaml:10: plan: about ' in error
+    assert ' million slots, ' in error
+    assert 'the limit is 8 GB and 600 s' in error
+    assert '--limit' in error
+    assert time.process_time() - begin < 10
+
+
+def test_a_limit_is_raised_or_lowered_by_the_user():
+    assert parse_limit([]) == LIMIT
+    assert parse_limit(['64GB', '3600s']) == Limit(memory=64e9, seconds=3600.0)
+    assert parse_limit(['64 GB', '32 GB']).memory == 32e9
+    for wrong in ('much', '12', '-1GB', '1e999 s', ''):
+        with pytest.raises(ValueError, match='not a limit'):
+            parse_limit([wrong])
+    with pytest.raises(Infeasible, match=r'the limit is 8 GB and 1 us'):
+        load_case(PIPELINE, limit=parse_limit(['1us']))
+    assert slots_of(load_case(PIPELINE, limit=parse_limit(['64GB', '1s']))) > 10_000
+
+
+@pytest.mark.parametrize('flag', ['12', 'much'])
+def test_a_limit_without_a_unit_is_a_wrong_use(flag, capsys):
+    with pytest.raises(SystemExit) as code:
+        cli.main(['run', PIPELINE, '--limit', flag])
+    assert code.value.code == 2
+    assert '32GB or 3600s' in capsys.readouterr().err
