@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from simpar.resolve import find_strategies
 from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'llama3_8b_h100.yaml'
 SIZES = {'layers': 3, 'hidden': 16, 'heads': 4, 'kv_heads': 2, 'vocab': 24, 'sequence': 8, 'init_std': 0.3}
 LLAMA = Transformer(**SIZES, norm='rms_norm', activation='swiglu', bias=(), position='rotary', ffn=24)
 MODELS = {
@@ -204,7 +206,7 @@ def test_products_of_a_gate_have_both_halves():
 
 def test_llama_3_8b_on_64_h100():
     begin = time.process_time()
-    case = case_of(load_schedule('examples/llama3_8b_h100.yaml'))
+    case = case_of(load_schedule(EXAMPLE))
     assert case.predict().gain is not None
     assert time.process_time() - begin < 3
     assert case.parameters == 8_030_261_248

@@ -57,7 +57,7 @@ def test_what_stands_beside_it_goes_before_what_it_says(tmp_path):
     assert (model.layers, model.sequence, model.padded_vocab, model.attention) == (2, 32, 128, 'unfused')
 
 
-def test_settings_and_sweeps_reach_it(tmp_path):
+def test_settings_and_sweeps_reach_it(tmp_path, monkeypatch):
     path = write(tmp_path, LLAMA, more='sweep: {workload.sequence: [16, 32]}\nagainst: {workload.layers: 2}\n')
     assert load_schedule(path, ['workload.hidden=64']).workload.model.hidden == 64
     rows = load_rows(path)
@@ -65,7 +65,8 @@ def test_settings_and_sweeps_reach_it(tmp_path):
     assert load_schedule(path).baseline().workload.model.layers == 2
     other = tmp_path / 'other.json'
     other.write_text(json.dumps({**LLAMA, 'num_hidden_layers': 6}))
-    rows = load_rows(path, (), ['workload.model=[config.json, other.json]'] if os.chdir(tmp_path) is None else [])
+    monkeypatch.chdir(tmp_path)
+    rows = load_rows(path, (), ['workload.model=[config.json, other.json]'])
     assert [row.schedule.workload.model.layers for row in rows] == [4, 6]
 
 
