@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import pi
 from typing import Final, cast
 
 import torch
@@ -11,7 +12,6 @@ from torch.nn import functional
 
 from executor.dropout import kept
 from executor.reference_model import Declared, Input, OfModel, Parameters
-from executor.reference_network import EPSILON
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload
 
@@ -40,26 +40,38 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
     model = _model(workload)
     weight = f'normal:{model.init_std}'
     hidden, ffn, groups = model.hidden, model.ffn_width, model.key_value_heads
-    queries, head_dim = model.heads // groups, hidden // model.heads
-    yield 'embedding.weight', (model.vocab, hidden), weight
-    yield 'position.weight', (model.sequence, hidden), weight
+    queries, head_dim, rows = model.heads // groups, model.head_width, model.padded_vocab
+    yield 'embedding.weight', (rows, hidden), weight
+    if model.position == 'learned':
+        yield 'position.weight', (model.positions or model.sequence, hidden), weight
+    norms = ['norm1', *([] if model.parallel else ['norm2'])]
+    norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
     for layer in (f'layer{index}' for index in range(model.layers)):
-        for norm in ('norm1', 'norm2'):
-            yield f'{layer}.{norm}.gain', (hidden,), 'ones'
-            yield f'{layer}.{norm}.bias', (hidden,), 'zeros'
-        for name, outputs, inputs in (
+        for norm in norms:
+            yield from _norm_parameters(model, f'{layer}.{norm}')
+        for gain in ('q_gain', 'k_gain') if model.qk_norm else ():
+            yield f'{layer}.qk_norm.{gain}', (head_dim,), 'ones'
+        for name, part, outputs, inputs in (
             # By groups, as the kernels split it: each group's queries, then its key and value.
-            ('qkv', (groups, queries + 2, head_dim), (hidden,)),
-            ('proj', (hidden,), (groups, queries, head_dim)),
-            ('fc1', (ffn,), (hidden,)),
-            ('fc2', (hidden,), (ffn,)),
+            ('qkv', 'qkv', (groups, queries + 2, head_dim), (hidden,)),
+            ('proj', 'proj', (hidden,), (groups, queries, head_dim)),
+            ('fc1', 'ffn', (ffn, 2) if model.gated else (ffn,), (hidden,)),
+            ('fc2', 'ffn', (hidden,), (ffn,)),
         ):
             yield f'{layer}.{name}.weight', (*outputs, *inputs), weight
-            yield f'{layer}.{name}.bias', outputs, 'zeros'
-    yield 'norm.gain', (hidden,), 'ones'
-    yield 'norm.bias', (hidden,), 'zeros'
+            if part in model.bias:
+                yield f'{layer}.{name}.bias', outputs, 'zeros'
+    yield from _norm_parameters(model, 'norm')
     if not model.tied:
-        yield 'head.weight', (model.vocab, hidden), weight
+        yield 'head.weight', (rows, hidden), weight
+    if 'head' in model.bias:
+        yield 'head.bias', (rows,), 'zeros'
+
+
+def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
+    yield f'{name}.gain', (model.hidden,), 'ones'
+    if model.norm == 'layer_norm':
+        yield f'{name}.bias', (model.hidden,), 'zeros'
 
 
 def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -69,39 +81,117 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
         return x * kept(keys, site, x.shape[1:], model.dropout) / (1 - model.dropout)
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, x.shape[-1:], parameters[f'{name}.gain'], parameters[f'{name}.bias'], EPSILON)
+        gain, epsilon = parameters[f'{name}.gain'], model.norm_epsilon
+        if model.norm == 'rms_norm':
+            return functional.rms_norm(x, x.shape[-1:], gain, epsilon)
+        return functional.layer_norm(x, x.shape[-1:], gain, parameters[f'{name}.bias'], epsilon)
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = parameters[f'{name}.weight'], parameters[f'{name}.bias'].flatten()
-        return functional.linear(x, weight.reshape(bias.numel(), -1), bias)
+        weight, bias = parameters[f'{name}.weight'], parameters.get(f'{name}.bias')
+        outputs = x.shape[-1]
+        return functional.linear(x, weight.reshape(-1, outputs), None if bias is None else bias.flatten())
 
-    x = functional.embedding(tokens, parameters['embedding.weight']) + parameters['position.weight']
-    x = drop('position', x)
-    for layer in (f'layer{index}' for index in range(model.layers)):
-        y = _attention(model, linear(f'{layer}.qkv', norm(f'{layer}.norm1', x)), partial(drop, f'{layer}.attention'))
-        x = x + drop(f'{layer}.residual1', linear(f'{layer}.proj', y))
-        y = functional.gelu(linear(f'{layer}.fc1', norm(f'{layer}.norm2', x)))
-        x = x + drop(f'{layer}.residual2', linear(f'{layer}.fc2', y))
+    def branch(name: str, number: int, x: torch.Tensor) -> torch.Tensor:
+        y = linear(name, x)
+        layer = name.partition('.')[0]
+        y = norm(f'{layer}.post_norm{number}', y) if model.post_norms else y
+        return drop(f'{layer}.residual{number}', y)
+
+    x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
+    if model.position == 'learned':
+        x = x + parameters['position.weight'][: model.sequence]
+    x = drop('position' if model.position == 'learned' else 'embedding', x)
+    for index in range(model.layers):
+        layer = f'layer{index}'
+        y = norm(f'{layer}.norm1', x)
+        gains = [parameters.get(f'{layer}.qk_norm.{gain}') for gain in ('q_gain', 'k_gain')]
+        heads = _attention(model, index, linear(f'{layer}.qkv', y), gains, partial(drop, f'{layer}.attention'))
+        attended = x + branch(f'{layer}.proj', 1, heads)
+        y = y if model.parallel else norm(f'{layer}.norm2', attended)
+        x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
     head = parameters['embedding.weight' if model.tied else 'head.weight']
-    return functional.linear(norm('norm', x), head)
+    logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))
+    return _capped(logits, model.logit_softcap)
 
 
-def _attention(model: Transformer, qkv: torch.Tensor, drop: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:
+    plain: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        'gelu': functional.gelu,
+        'gelu_tanh': partial(functional.gelu, approximate='tanh'),
+        'relu': functional.relu,
+        'squared_relu': lambda y: functional.relu(y) ** 2,
+        'silu': functional.silu,
+    }
+    if not model.gated:
+        return plain[model.activation](x)
+    gates = {'swiglu': 'silu', 'geglu': 'gelu', 'geglu_tanh': 'gelu_tanh'}
+    return plain[gates[model.activation]](x[..., 0::2]) * x[..., 1::2]
+
+
+def _capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return torch.tanh(x / cap) * cap if cap else x
+
+
+def _attention(
+    model: Transformer,
+    layer: int,
+    qkv: torch.Tensor,
+    gains: list[torch.Tensor | None],
+    drop: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     groups = model.key_value_heads
-    queries = model.heads // groups
+    queries, head_dim = model.heads // groups, model.head_width
     qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
-    if not model.dropout:
+    if model.qk_norm:
+        q, k = (
+            functional.rms_norm(x, x.shape[-1:], gain, model.norm_epsilon)
+            for x, gain in zip((q, k), gains, strict=True)
+        )
+    if model.position == 'rotary':
+        q, k = (_rotated(model, x) for x in (q, k))
+    places = torch.arange(q.shape[2])
+    ahead = places[None, :] - places[:, None]
+    window = model.window_of(layer) or model.sequence
+    seen = (ahead <= 0) & (ahead > -window)
+    scale = model.attention_scale or head_dim**-0.5
+    if not model.dropout and not model.attention_softcap:
         # Not our kernel: an oracle must not share the code that it checks.
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=queries > 1)
         return y.transpose(1, 2).flatten(2)
     # torch's fused attention draws dropout masks of its own, so with dropout it is written out.
     k, v = (tensor.repeat_interleave(queries, dim=1) for tensor in (k, v))
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    y = drop(scores.masked_fill(future, float('-inf')).softmax(-1)) @ v
+    scores = _capped(q @ k.mT * scale, model.attention_softcap)
+    y = drop(scores.masked_fill(~seen, float('-inf')).softmax(-1)) @ v
     return y.transpose(1, 2).flatten(2)
+
+
+def _rotated(model: Transformer, x: torch.Tensor) -> torch.Tensor:
+    """Pairs of features as complex numbers, each turned by its own angle."""
+    count = int(model.head_width * model.rotary_share) // 2
+    exponents = -torch.arange(count, dtype=torch.float64) / count
+    rates = torch.tensor([_scaled(model, rate) for rate in (model.rope_theta**exponents).tolist()], dtype=torch.float64)
+    turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(x.shape[2])[:, None] * rates)
+    pairs = torch.complex(x[..., :count], x[..., count : 2 * count]) * turns.to(torch.complex(x, x).dtype)
+    return torch.cat([pairs.real, pairs.imag, x[..., 2 * count :]], -1)
+
+
+def _scaled(model: Transformer, rate: float) -> float:
+    """A rate of turning, by Llama 3.1's rule, or divided by a factor."""
+    if not model.rope_scaling:
+        return rate
+    factor, *band = model.rope_scaling
+    if not band:
+        return rate / factor
+    low, high, original = band
+    wave = 2 * pi / rate
+    if wave > original / low:
+        return rate / factor
+    if wave < original / high:
+        return rate
+    smooth = (original / wave - low) / (high - low)
+    return (1 - smooth) * rate / factor + smooth * rate
 
 
 REFERENCE_OF_GPT: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)

@@ -80,6 +80,11 @@ def _matrices(workload: Workload, parameters: Parameters) -> set[str]:
 
 
 def _rows(name: str, parameters: Parameters) -> int:
-    """As many as biases, which are by heads as well; without a bias, those of dim 0."""
+    """How many outputs: as many as biases, which are by heads as well."""
     bias = parameters.get(name.removesuffix('weight') + 'bias')
-    return int(parameters[name].shape[0] if bias is None else bias.numel())
+    weight = parameters[name]
+    if bias is not None:
+        return int(bias.numel())
+    # Queries, keys and values, or a gate and its other half, are one matrix of all their outputs.
+    by_parts = name.rpartition('.')[0].endswith(('.qkv', '.fc1'))
+    return weight.numel() // int(weight.shape[-1]) if by_parts else int(weight.shape[0])

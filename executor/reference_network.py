@@ -37,7 +37,6 @@ from simpar.model import (
 )
 from simpar.workload import Workload
 
-EPSILON: Final = 1e-5
 DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses whose target is a tensor like the result."""
 
@@ -107,8 +106,8 @@ def _reduced(layer: Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
 
 _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
     Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
-    LayerNorm: lambda _, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], EPSILON),
-    RmsNorm: lambda _, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], EPSILON),
+    LayerNorm: lambda layer, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], layer.epsilon),
+    RmsNorm: lambda layer, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], layer.epsilon),
     Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
     Conv2d: _convolved,
     MatMul: _matmul,

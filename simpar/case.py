@@ -57,6 +57,12 @@ class Case:
         return self.strategies.workload
 
     @property
+    def parameters(self) -> int:
+        """How many numbers the model trains."""
+        # Of any batch: it shapes no parameter.
+        return self.workload.model.graph(self.workload.batch).parameters
+
+    @property
     def names(self) -> tuple[str, str]:
         """What plan and baseline are called: what is different between them."""
         pairs = [(key, self.schedule.value(key), other) for key, other in self.schedule.differences.items()]
@@ -78,6 +84,7 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *([swept] if self.schedule.sweep is not None else []),
+            *self.schedule.notes,
         )
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:

@@ -124,6 +124,7 @@ class Workload:
         Network | Transformer,
         OneOf(
             hoist=True,
+            written_out=('model',),
             transformer=Transformer,
             network=Annotated[Network, Short('layers', 'layers, as a list, or a mapping of these')],
         ),

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from simpar.huggingface import table
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
 
 DOCS = Path(__file__).parent.parent / 'docs'
-SCHEDULE, STRATEGIES = DOCS / 'schedule.md', DOCS / 'strategies.md'
+SCHEDULE, STRATEGIES, MODELS = DOCS / 'schedule.md', DOCS / 'strategies.md', DOCS / 'models.md'
 
 KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
          'object': 'mapping', 'null': ''}  # fmt: skip
@@ -29,6 +30,8 @@ def rows(schema: dict[str, Any], root: dict[str, Any], at: str = '') -> list[str
     """A line of the table for each key, in the order of the schema."""
     made = []
     for name, one in schema.get('properties', {}).items():
+        if 'x-beside' in one:
+            continue  # told once, in its own place
         key = f'{at}{name}'
         full = {**root['$defs'][one['$ref'].split('/')[-1]], **one} if '$ref' in one else one
         forms = [
@@ -60,7 +63,13 @@ def held(path: Path, first: str, more: str = '') -> tuple[int, list[str]]:
     return start, lines[start:end]
 
 
-TABLES = ((SCHEDULE, '| `', '', schedule_table), (STRATEGIES, HEAD[0], '|', operator_table))
+TABLES = (
+    (SCHEDULE, '| `', '', schedule_table),
+    (STRATEGIES, HEAD[0], '|', operator_table),
+    (MODELS, table.READ, '|', table.read_table),
+    (MODELS, table.IGNORED, '|', table.ignored_table),
+    (MODELS, table.LATER, '|', table.later_table),
+)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,7 @@ FLOORS = [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
-    ['trace', 'pipeline', 'cost'],
+    ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],

@@ -330,16 +330,17 @@ def test_embedding_over_a_cut_vocabulary(degree):
     close(torch.cat([run('embedding', 'W', tokens, dy, where=where, rows=rows, **cut) for where in places]), dweight)
 
 
+@pytest.mark.parametrize('rows', [6, 9])
 @pytest.mark.parametrize('degree', [1, 3])
-def test_position_over_a_cut_sequence(degree):
-    x, weight = random(2, 6, 4), random(6, 4)
-    y, dy, (_, dweight) = differentiate(torch.add, x, weight)
+def test_position_over_a_cut_sequence(degree, rows):
+    x, weight = random(2, 6, 4), random(rows, 4)
+    y, dy, (_, dweight) = differentiate(lambda x, weight: x + weight[:6], x, weight)
     cut = {'partition': 'tensor'} if degree > 1 else {}
     pieces = [
         (at(i, degree), *both) for i, both in enumerate(zip(x.chunk(degree, 1), dy.chunk(degree, 1), strict=True))
     ]
     close(torch.cat([run('position', 'F', x_i, weight, where=where, **cut) for where, x_i, _ in pieces], 1), y)
-    close(sum(run('position', 'W', dy_i, where=where, **cut) for where, _, dy_i in pieces), dweight)
+    close(sum(run('position', 'W', dy_i, where=where, rows=rows, **cut) for where, _, dy_i in pieces), dweight)
 
 
 @pytest.mark.parametrize('lead', [(4,), (2, 3)])

@@ -76,7 +76,9 @@ def test_operators_share_the_keys_that_are_for_all():
         assert ('comm_fusion' in names) == issubclass(kind, Trained), kind
 
 
-@pytest.mark.parametrize(('path', 'first', 'more', 'made'), TABLES, ids=[path.stem for path, *_ in TABLES])
+@pytest.mark.parametrize(
+    ('path', 'first', 'more', 'made'), TABLES, ids=[f'{path.stem} {made.__name__}' for path, *_, made in TABLES]
+)
 def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
     """`python tests/docs_tables.py` writes them."""
     assert held(path, first, more)[1] == made()

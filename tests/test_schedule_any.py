@@ -286,6 +286,7 @@ def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         'minProperties': lambda least: len(value) >= least,
         'maxProperties': lambda most: len(value) <= most,
         'required': lambda names: set(names) <= set(value),
+        'dependentRequired': lambda needs: all(set(needs[name]) <= set(value) for name in set(needs) & set(value)),
         'properties': lambda known: all(valid(value[name], one, root) for name, one in known.items() if name in value),
         'additionalProperties': lambda more: all(
             more is True or (more is not False and valid(value[name], more, root))
@@ -305,6 +306,7 @@ def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         'propertyNames',
         'x-quantity',
         'x-former',
+        'x-beside',
     }
     assert set(schema) <= known, set(schema) - known
     return all(rule(schema[name]) for name, rule in rules.items() if name in schema)

@@ -87,15 +87,17 @@ def operators(sizes: Sizes, world: int) -> list[Item]:
 
 
 def _programs(probe: Probe, world: int) -> Iterator[Program]:
-    """A transformer and a network, unsharded and, where ranks allow it, sharded over two; and blocks of layers."""
+    """Transformers as GPT-2 and as Qwen 3, and a network, unsharded and over two ranks; and blocks of layers."""
     model = Transformer(
         layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
     )
     dense = Dense(inputs=probe.hidden, outputs=probe.hidden)
+    parts = replace(model, norm='rms_norm', activation='swiglu', position='rotary', qk_norm=True, bias=())
     # Sharding adds operators of its own: slices, pads, the cross entropy over a sharded vocabulary.
     for tensor in (1, 2) if world % 2 == 0 else (1,):
         plan = Plan(tensor=tensor)
         yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
+        yield lower(Workload(model=parts, batch=probe.batch), plan, tensor)
         rows = Network(layers=(dense, Relu(), dense))
         yield lower(Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
     for blocks in (block_network, llama_network):

@@ -36,7 +36,7 @@ def attention_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     dprobability = _dropped(op, where, dy_heads @ v.mT, keys)
     # The row sum of dP · P equals that of dy · y, so no probabilities need to be kept.
     dscores = probability * (dprobability - (dy_heads * y_heads).sum(-1, keepdim=True))
-    scale = 1 / sqrt(q.shape[-1])
+    dscores, scale = dscores * _uncapped(op, q, k), scale_of(op)
     dq = dscores @ k * scale
     dk = dscores.mT @ q * scale
     # The mask is drawn again from its keys: that costs less memory than to keep it.
@@ -80,13 +80,39 @@ def join(op: OpClass, y: torch.Tensor) -> torch.Tensor:
 
 def _scores(op: OpClass, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """[B, G, Q × S, S], what a query must not see at minus infinity."""
-    scores = wide(q @ k.mT) / sqrt(q.shape[-1])
+    scores, cap = wide(q @ k.mT) * scale_of(op), float(op.attributes.get('softcap', 0))
+    if cap:
+        scores = (scores / cap).tanh() * cap
     if not op.attributes['causal']:
         return scores
     sequence = k.shape[2]
-    future = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).triu(1)
     # Queries of a group lie below one another, so the mask repeats.
-    return scores.masked_fill(future.repeat(q.shape[2] // sequence, 1), float('-inf'))
+    return scores.masked_fill(hidden(op, scores).repeat(q.shape[2] // sequence, 1), float('-inf'))
+
+
+def _uncapped(op: OpClass, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | float:
+    """The derivative of the cap: 1 where there is none."""
+    cap = float(op.attributes.get('softcap', 0))
+    if not cap:
+        return 1.0
+    return (1 - (wide(q @ k.mT) * scale_of(op) / cap).tanh().square()).to(q.dtype)
+
+
+def scale_of(op: OpClass) -> float:
+    """What scores are multiplied by."""
+    return float(op.attributes.get('scale', 0)) or 1 / sqrt(float(op.attributes['head_dim']))
+
+
+def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
+    """[S, S], true where a token must not see another: one behind it, or before its window.
+
+    Arguments: ``scores`` [..., S], for their size and device.
+    """
+    sequence = scores.shape[-1]
+    ones = torch.ones(sequence, sequence, dtype=torch.bool, device=scores.device)
+    window = int(op.attributes.get('window', 0))
+    future = ones.triu(1)
+    return future | ones.tril(-window) if window else future
 
 
 def _attributes(op: OpClass) -> tuple[int, int, int]:

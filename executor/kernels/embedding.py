@@ -44,12 +44,12 @@ def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence."""
+    """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence, and behind its end."""
     drows = tensors[0].sum(0)
-    partition = str(op.attributes.get('partition', ''))
-    if not partition:
+    rows = int(op.attributes['rows'])
+    if rows == drows.shape[0]:
         return [drows]
-    dweight = drows.new_zeros(where.size[partition] * drows.shape[0], drows.shape[1])
+    dweight = drows.new_zeros(rows, drows.shape[1])
     dweight[position(op, where) * drows.shape[0] :][: drows.shape[0]] = drows
     return [dweight]
 

@@ -20,6 +20,28 @@ def gelu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [torch.ops.aten.gelu_backward(*tensors)]
 
 
+def gelu_tanh_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y, the form with tanh."""
+    return [functional.gelu(tensors[0], approximate='tanh')]
+
+
+def gelu_tanh_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    return [torch.ops.aten.gelu_backward(*tensors, approximate='tanh')]
+
+
+def softcap_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → cap · tanh(x / cap)."""
+    cap = float(op.attributes['cap'])
+    return [(tensors[0] / cap).tanh() * cap]
+
+
+def softcap_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, y → dx."""
+    dy, y = tensors
+    return [dy * (1 - (y / float(op.attributes['cap'])).square())]
+
+
 def silu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → y."""
     return [functional.silu(tensors[0])]
@@ -120,6 +142,10 @@ def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
 KERNELS = {
     ('gelu', 'F'): gelu_forward,
     ('gelu', 'I'): gelu_dx,
+    ('gelu_tanh', 'F'): gelu_tanh_forward,
+    ('gelu_tanh', 'I'): gelu_tanh_dx,
+    ('softcap', 'F'): softcap_forward,
+    ('softcap', 'I'): softcap_dx,
     ('silu', 'F'): silu_forward,
     ('silu', 'I'): silu_dx,
     ('relu', 'F'): relu_forward,

@@ -5,11 +5,9 @@ B batch, S sequence, G groups (key/value heads on this rank), Q queries of a gro
 
 from __future__ import annotations
 
-from math import sqrt
-
 import torch
 
-from executor.kernels.attention import heads, join, merge, split
+from executor.kernels.attention import heads, hidden, join, merge, scale_of, split
 from executor.kernels.context import Context
 from executor.kernels.precision import wide
 from simpar.program import OpClass
@@ -18,7 +16,7 @@ from simpar.program import OpClass
 def scores_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """qkv → scores, those of the future too."""
     q, k, _ = split(op, tensors[0])
-    return [_apart(op, q @ k.mT / sqrt(q.shape[-1]))]
+    return [_apart(op, q @ k.mT * scale_of(op))]
 
 
 def scores_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -26,17 +24,16 @@ def scores_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[
     dscores, qkv, dv = tensors
     q, k, _ = split(op, qkv)
     # Scores are kept by head; products want a group's queries below one another.
-    dscores, scale = _together(op, dscores), 1 / sqrt(q.shape[-1])
+    dscores, scale = _together(op, dscores), scale_of(op)
     dv = dv.unflatten(-1, (k.shape[1], -1)).transpose(1, 2)
     return [merge(op, dscores @ k * scale, dscores.mT @ q * scale, dv)]
 
 
 def softmax_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """scores → probability, zero for the future where ``causal``."""
+    """scores → probability, zero for the future, and before a window, where ``causal``."""
     scores = wide(tensors[0])
     if op.attributes['causal']:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, float('-inf'))
+        scores = scores.masked_fill(hidden(op, scores), float('-inf'))
     # The softmax runs in at least fp32, its result is kept in the program's dtype.
     return [scores.softmax(-1).to(tensors[0].dtype)]
 

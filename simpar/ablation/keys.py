@@ -66,7 +66,9 @@ def written_keys(schedule: Schedule) -> Iterator[Key]:
     """Every key with a default that the file has, or whose value is another; strategies and names are not asked for."""
     wanted = {tuple(str(part) for part in key) for key in schedule.origins}
     for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
-        if key.is_set or tuple(key.name.split('.')) in wanted:
+        place = tuple(key.name.split('.'))
+        # What a config.json says was not written for this schedule.
+        if (key.is_set or place in wanted) and place not in schedule.of_config:
             yield key
 
 

@@ -137,6 +137,8 @@ _STAND_IN_THE_PROGRAM: Final = (
     *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
+    *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),
+    *('attention_softcap', 'logit_softcap', 'embedding_scale'),
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
 )

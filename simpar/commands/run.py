@@ -24,6 +24,7 @@ def command(options: argparse.Namespace) -> int:
 
         answer = to_dict(prediction)
         answer['notes'] += case.notes
+        answer['parameters'] = case.parameters
         print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
     else:
         from simpar.report import render

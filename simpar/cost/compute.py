@@ -123,7 +123,11 @@ class DeviceCompute:
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
         grid, fastest = self._attention_lookup
-        seconds = factor * grid(*_attention_point(op))
+        seen = _seen(op)
+        seconds = factor * seen * grid(*_attention_point(op))
+        if seen != 1:
+            # Tables have no windows: what is scaled is an estimate.
+            times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
         why = f'{times}by the attention table: {op.flops / seconds / 1e12:.4g} TFLOP/s'
         return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
 
@@ -207,9 +211,15 @@ def _alike(dtype: str, measured: str | None) -> bool:
 
 
 def _forward_flops(op: OpClass) -> float:
-    """Causal attention: two products over s² / 2 pairs of positions for each head."""
+    """Causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
-    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * dims['head_dim']
+    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * dims['head_dim'] * _seen(op)
+
+
+def _seen(op: OpClass) -> float:
+    """Pairs of tokens within a window, as a share of those of causal attention without one."""
+    share = op.dims.get('window', op.dims['sequence']) / op.dims['sequence']
+    return share * (2 - share)
 
 
 def _attention_point(op: OpClass) -> tuple[float, float, float, float]:

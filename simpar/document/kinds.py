@@ -67,17 +67,19 @@ class OneOf:
     """A mapping with exactly one of these keys; its value is the dataclass that stands under the key.
 
     ``OneOf(sgd=Sgd, adam=Adam)`` reads ``{sgd: {learning_rate: 0.1}}``. With ``hoist`` the keys stand in the mapping
-    around it, not in one of their own: the JSON Schema says so, and the reader's `prepare` moves them.
+    around it, not in one of their own: the JSON Schema says so, and the reader's `prepare` moves them. ``written_out``,
+    keys that stand for one of the others, written out before it is read; messages name them, too.
     """
 
-    def __init__(self, *, hoist: bool = False, **kinds: Any) -> None:
+    def __init__(self, *, hoist: bool = False, written_out: tuple[str, ...] = (), **kinds: Any) -> None:
         self.hoist = hoist
+        self.written_out = written_out
         self.kinds = kinds
 
     def pick(self, found: Mapping[str, Any]) -> Any:
         """The only value; raises `ValueError` unless there is exactly one."""
         if len(found) != 1:
-            names = ', '.join(self.kinds)
+            names = ', '.join((*self.written_out, *self.kinds))
             what = f'all of {", ".join(found)} at once' if found else f'none of {names}'
             raise ValueError(f'has {what}; write exactly one of {names}')
         return next(iter(found.values()))

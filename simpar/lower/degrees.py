@@ -18,7 +18,7 @@ from simpar.layout.operator import Operator
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
-from simpar.model.library.gpt import VOCABULARY
+from simpar.model.library.decoder import VOCABULARY
 from simpar.model.operators.linear import Product
 from simpar.model.operators.stream import Dropout, Position, Residual
 

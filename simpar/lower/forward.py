@@ -21,7 +21,7 @@ from simpar.lower.loss import add_loss
 from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
-from simpar.lower.repeat import Repeats, place_kinds, recorded_for_real
+from simpar.lower.repeat import Repeats, operator_kind, place_kinds, recorded_for_real
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Flatten, Operator, Reshape, Weighted
@@ -43,7 +43,7 @@ class Forward:
         degrees: how operators without a strategy are placed; None: they are split by batch, or lie as they read.
         shapes: of all values.
         deviation: of initial weights.
-        drawn_labels: how labels are drawn, by their count.
+        drawn_labels: how labels are drawn, as of ``Graph``.
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.
@@ -120,8 +120,13 @@ class Forward:
         layers = [layer for layer, stages in stage_of.items() if layer not in named and len(stages) == 1]
         if not self.repeats or layers != list(range(len(layers))):
             return {}
-        kinds = place_kinds([min(stage_of[layer]) for layer in layers])
-        real = recorded_for_real(kinds)
+        places = place_kinds([min(stage_of[layer]) for layer in layers])
+        # Layers that differ, as those with and without a window, are of different kinds in the same place.
+        alike: dict[int, list[object]] = {layer: [] for layer in layers}
+        for node in self.nodes:
+            if node.layer in alike:
+                alike[node.layer].append(operator_kind(node.operator, node.layer))
+        real = recorded_for_real([(*place, *alike[layer]) for layer, place in enumerate(places)])
         return {layer: layer in real for layer in layers}
 
     def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:

@@ -56,7 +56,7 @@ def add_loss(
     its strategy does not fit.
     """
     by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
-    classes = drawn or f'{drawn_labels}:{y.shape[-1]}'
+    classes = drawn or (drawn_labels if ':' in drawn_labels else f'{drawn_labels}:{y.shape[-1]}')
     if workload.loss_operators != 'one':
         y = _as_rows(tape, mover, placer, y)
         labels = register('labels', y.shape[:-1], classes, 'int64')

@@ -45,7 +45,7 @@ def place_kinds(stages: Sequence[int]) -> list[tuple[bool, ...]]:
     ]
 
 
-def recorded_for_real(kinds: Sequence[tuple[bool, ...]]) -> frozenset[int]:
+def recorded_for_real(kinds: Sequence[tuple[object, ...]]) -> frozenset[int]:
     """Layers that are recorded: the forward meets the first of a kind first, the backward the last."""
     # Of equal keys a dict keeps the last: reversed, that is the first layer of a kind.
     first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
@@ -124,7 +124,7 @@ class Repeats:
             run: records the layer and returns its values.
             real: whether it must be recorded, whatever is known.
         """
-        key = (tuple(_alike(one, number) for one in operators), tuple(_known(value, number) for value in read))
+        key = (tuple(operator_kind(one, number) for one in operators), tuple(_known(value, number) for value in read))
         # Equal keys make equal ops up to numbers: a key holds all that recording a layer looks at.
         if key in self.forward and not real:
             made = self._put(self.forward[key][1], number)
@@ -293,7 +293,7 @@ def _known(value: Value, number: int) -> tuple[object, ...]:
     return _marked(value.name, number), value.shape, value.layout, value.needs_gradient, again
 
 
-def _alike(operator: Any, number: int) -> tuple[object, ...]:
+def operator_kind(operator: Any, number: int) -> tuple[object, ...]:
     """An operator but for numbers of layers in its names."""
     told = (getattr(operator, one.name) for one in fields(operator))
     return type(operator), *(_marked(value, number) if isinstance(value, str) else value for value in told)

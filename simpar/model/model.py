@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simpar.document import Key
 from simpar.errors import Problem
 from simpar.model.node import Node
 from simpar.model.operators.base import Operator, Trained
+from simpar.model.ops import NAMED
 from simpar.model.primitive import Shape
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Graph:
         nodes: operators in order.
         shapes: of all values by name.
         deviation: of normal initial weights.
-        drawn_labels: how labels are drawn, by their count.
+        drawn_labels: how labels are drawn; without a count of classes, all that the result has.
         layers: how many there are.
         hands_on: what a layer hands on is kept whatever is recomputed.
     """
@@ -54,6 +56,16 @@ class Graph:
     drawn_labels: str
     layers: int
     hands_on: bool
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained; a tied weight counts once."""
+        counts = {}
+        for node in self.nodes:
+            for one in node.operator.parameters(self.shapes[node.name]):
+                # After ``=`` a parameter has a name of its own, which another operator may have, too.
+                counts[one.role if one.role.startswith(NAMED) else f'{NAMED}{node.name}.{one.role}'] = prod(one.shape)
+        return sum(counts.values())
 
     def in_layer(self, node: Node) -> bool:
         """Whether a node is in one of the layers, not before or behind them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,9 @@ from simpar.document import (
     read,
 )
 from simpar.errors import Problem, ScheduleError
+from simpar.huggingface import Expanded, expanded, in_its_words
+from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
+from simpar.huggingface.schema import with_model
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
@@ -39,11 +42,13 @@ class Schedule(Contents):
     """Workload × plan × cluster, and what is different in the baseline.
 
     Arguments: ``origins``, the file:line that each key comes from, and ``folder``, where paths in the file start; both
-    empty where the schedule comes from no file.
+    empty where the schedule comes from no file. ``of_config``, keys that a config.json says, and ``notes`` of it.
     """
 
     origins: Mapping[Key, str] = field(default_factory=dict, compare=False, repr=False)
     folder: Path = field(default=Path(), compare=False, repr=False)
+    of_config: frozenset[Key] = field(default=frozenset(), compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def where(self, key: str = '') -> str:
         """The file:line (or `--set`) of a dotted key, or of the nearest key above it."""
@@ -73,7 +78,7 @@ class Schedule(Contents):
             return None
         same = Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
-        contents = None if problems else _attempt(tree, problems)
+        contents = None if problems else _attempt(Expanded(tree), problems)
         if contents is None:
             raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
         # The plan's profile has its folder already; only one that ``against`` names starts there still.
@@ -89,12 +94,12 @@ def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Arguments: ``overrides``, ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
     Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
     """
-    tree = override(replace(read(path), shorts=_SHORTS), overrides)
+    found = expanded(override(replace(read(path), shorts=_SHORTS), overrides), Path(path).parent)
     problems: list[Problem] = []
-    contents = _attempt(tree, problems)
+    contents = _attempt(found, problems)
     if contents is None:
-        raise ScheduleError(one_screen([*problems, *_problems_of_against(tree, problems)]))
-    schedule = _schedule(tree, contents, Path(path).parent)
+        raise ScheduleError(one_screen([*problems, *_problems_of_against(found, problems)]))
+    schedule = _schedule(found, contents, Path(path).parent)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
@@ -124,10 +129,7 @@ def load_rows(
     """
     tree = swept_tree(path, overrides, sweeps, _SHORTS)
     known: list[Problem] = []
-    try:
-        build(tree, Contents, prepare=_in_full, terms=_TERMS)
-    except ScheduleError as wrong:
-        known += wrong.problems
+    _built(expanded(tree, Path(path).parent), known)
     if not isinstance(tree.root, dict):
         raise ScheduleError(known)
     try:
@@ -151,28 +153,34 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
 
     problems: list[Problem] = []
     try:
-        tree = row_tree(tree, settings)
-        build(tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
+        found = expanded(row_tree(tree, settings), folder)
     except ScheduleError as wrong:
-        problems += wrong.problems
+        return wrong.problems
+    _built(found, problems, fits)
     # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
-    if not formed or tree.problems:
+    if not formed or found.tree.problems:
         return problems
     values = {setting.key: setting.value for setting in settings}
-    return Row(settings=values, schedule=_schedule(tree, formed[0], folder), problems=tuple(problems))
+    return Row(settings=values, schedule=_schedule(found, formed[0], folder), problems=tuple(problems))
 
 
-def _schedule(tree: Tree, contents: Contents, folder: Path) -> Schedule:
+def _schedule(found: Expanded, contents: Contents, folder: Path) -> Schedule:
     """The schedule of a tree; a path to a profile starts from the file's folder, or from here if it was typed here."""
     # A path that was typed starts where the user is, as paths in a shell do.
-    typed = tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
+    typed = found.tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
     cluster = contents.cluster if typed else _from_folder(contents.cluster, folder)
-    return Schedule(**{**_values(contents), 'cluster': cluster}, origins=tree.origins, folder=folder)
+    return Schedule(
+        **{**_values(contents), 'cluster': cluster},
+        origins=found.tree.origins,
+        folder=folder,
+        of_config=found.told,
+        notes=found.notes,
+    )
 
 
 def schedule_schema() -> dict[str, Any]:
     """JSON Schema of schedule files, for completion in editors."""
-    return {**json_schema(Contents), 'title': 'simpar schedule'}
+    return {**with_model(json_schema(Contents)), 'title': 'simpar schedule'}
 
 
 def written(schedule: Contents) -> dict[str, Any]:
@@ -212,12 +220,19 @@ def _in_full(root: Any) -> Any:
     return root
 
 
-def _attempt(tree: Tree, problems: list[Problem]) -> Contents | None:
+def _attempt(found: Expanded, problems: list[Problem]) -> Contents | None:
     """The contents of a tree, or None and its problems added to the list."""
+    return _built(found, problems, check)
+
+
+def _built(
+    found: Expanded, problems: list[Problem], fits: Callable[[Contents], Iterator[Problem]] | None = None
+) -> Contents | None:
+    """The same with another check, or none."""
     try:
-        return build(tree, Contents, prepare=_in_full, check=check, terms=_TERMS)
+        return build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
-        problems += wrong.problems
+        problems += [in_its_words(problem, found.words) for problem in wrong.problems]
         return None
 
 
@@ -227,27 +242,35 @@ def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]
     for key, value in values.items():
         where = origins.get(('against', key)) or tree.where(('against',))
         try:
-            tree = _put_other(tree, key, value, where)
+            tree = _put_other(tree, _in_the_model(key, origins), value, where)
         except ScheduleError as wrong:
             problems += wrong.problems
     return tree, problems
 
 
 def _put_other(tree: Tree, key: str, value: Any, where: str) -> Tree:
-    if key.split('.', maxsplit=1)[0].strip() in _FIXED:
+    if key.split('.', maxsplit=1)[0].strip() in _FIXED or key.strip() == '.'.join(map(str, MODEL_KEY)):
         raise ScheduleError(
             Problem(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
         )
     return put(tree, key, value, where)
 
 
-def _problems_of_against(tree: Tree, known: list[Problem]) -> list[Problem]:
+def _in_the_model(key: str, origins: Mapping[Key, str]) -> str:
+    """A key that stands beside ``model`` where that has been written out."""
+    parts = tuple(key.split('.'))
+    beside = MODEL_KEY in origins and parts[:1] == MODEL_KEY[:1] and parts[1:2] and parts[1] in KEYS
+    return '.'.join((*map(str, TRANSFORMER), *parts[1:])) if beside else key
+
+
+def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]:
     """What is wrong with ``against`` in a file that is wrong without it, as far as it can be told."""
+    tree = found.tree
     against = tree.get(('against',))
     if not isinstance(against, dict) or len(against) > MOST_DIFFERENCES:
         return []
     other, problems = _differing(tree, against, tree.origins)
-    _attempt(other, problems)
+    _attempt(replace(found, tree=other), problems)
     # The baseline has all faults of the file once more: each is told once.
     old = {(problem.where, problem.what) for problem in known}
     new = [problem for problem in problems if (problem.where, problem.what) not in old]

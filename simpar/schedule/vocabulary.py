@@ -79,6 +79,29 @@ KEYS: Final[Mapping[str, str]] = {
     'attn_implementation attention_backend attention_implementation',
     f'{TRANSFORMER}dropout': 'hidden_dropout attention_dropout dropout_rate dropout_prob resid_pdrop attn_pdrop '
     'embd_pdrop',
+    f'{TRANSFORMER}position: rotary': 'rotary rope use_rope rotary_position_embeddings position_embedding_type '
+    'use_rotary_position_embeddings',
+    f'{TRANSFORMER}rope_theta': 'rotary_base rope_base',
+    f'{TRANSFORMER}rotary_share': 'rotary_percent rotary_pct rotary_dim partial_rotary_factor',
+    f'{TRANSFORMER}rope_scaling: [8]': 'rotary_seq_len_interpolation_factor rope_scaling_factor',
+    f'{TRANSFORMER}window': 'sliding_window sliding_window_size window_size window_attn attention_window '
+    'local_attention sliding_window_attention',
+    f'{TRANSFORMER}activation: swiglu': 'swiglu gated_linear_unit gated_mlp',
+    f'{TRANSFORMER}activation: geglu': 'geglu',
+    f'{TRANSFORMER}activation': 'hidden_act hidden_activation activation_function mlp_activations',
+    f'{TRANSFORMER}norm: rms_norm': 'rmsnorm use_rmsnorm',
+    f'{TRANSFORMER}norm': 'normalization norm_type',
+    f'{TRANSFORMER}norm_epsilon': 'layernorm_epsilon rms_norm_eps layer_norm_eps layer_norm_epsilon',
+    f'{TRANSFORMER}qk_norm': 'qk_layernorm use_qk_norm',
+    f'{TRANSFORMER}post_norms': 'post_norm',
+    f'{TRANSFORMER}bias: []': 'disable_bias_linear',
+    f'{TRANSFORMER}bias: [qkv]': 'add_qkv_bias',
+    f'{TRANSFORMER}bias': 'add_bias_linear use_bias attention_bias',
+    f'{TRANSFORMER}head_dim': 'kv_channels head_size',
+    f'{TRANSFORMER}pad_vocab': 'make_vocab_size_divisible_by pad_vocab_size_to_multiple_of',
+    f'{TRANSFORMER}parallel': 'parallel_attn parallel_residual use_parallel_residual parallel_block',
+    f'{TRANSFORMER}attention_softcap': 'attn_logit_softcapping',
+    f'{TRANSFORMER}logit_softcap': 'final_logit_softcapping',
     f'{TRANSFORMER}init_std': 'init_method_std initializer_range initial_deviation',
     'workload.optimizer.adam.learning_rate': 'lr step_size',
     'workload.optimizer.adam.beta1': 'adam_beta1 betas b1',
@@ -112,19 +135,10 @@ ABSENT: Final[Mapping[str, str]] = {
     'num_shared_experts n_shared_experts '
     'moe_ffn_hidden_size moe_intermediate_size capacity_factor moe_capacity_factor moe_expert_capacity_factor '
     'moe_grouped_gemm moe_token_dispatcher_type moe_layer_freq moe_aux_loss_coeff experts router',
-    'rotary position embedding': 'rotary rope rope_theta rope_scaling rotary_base rotary_percent use_rope '
-    'rotary_position_embeddings use_rotary_position_embeddings position_embedding_type rotary_dim',
     'a position bias (ALiBi)': 'alibi use_alibi relative_position_bias',
-    'attention over a sliding window': 'sliding_window sliding_window_size window_size window_attn attention_window '
-    'local_attention sliding_window_attention',
     'sparse or linear attention': 'sparse_attention linear_attention block_sparse mamba ssm state_space',
     'latent attention (MLA)': 'mla multi_latent_attention q_lora_rank kv_lora_rank qk_rope_head_dim',
     'multi-token prediction': 'mtp mtp_num_layers multi_token_prediction num_nextn_predict_layers',
-    'a gated feed-forward of a transformer': 'swiglu gated_linear_unit gated_mlp geglu activation hidden_act '
-    'activation_function mlp_activations',
-    'another norm of a transformer': 'normalization rmsnorm norm_type use_rmsnorm norm_epsilon layernorm_epsilon '
-    'qk_layernorm qk_norm post_norm',
-    'a transformer without biases': 'add_bias_linear disable_bias_linear add_qkv_bias use_bias attention_bias',
     '8-bit and smaller numbers': 'fp8 fp8_format fp8_hybrid fp8_recipe float8 mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
     'quantization quant load_in_8bit load_in_4bit e4m3 e5m2 hif8',
     'TF32 as a precision': 'tf32 allow_tf32',
@@ -219,8 +233,6 @@ ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe
 FAMILIES: Final[Mapping[str, str]] = {
     r'context_parallel|ring_att|ulysses': 'context parallelism',
     r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
-    r'rotary|(^|_)rope(_|$)': 'rotary position embedding',
-    r'sliding_window': 'attention over a sliding window',
     r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',

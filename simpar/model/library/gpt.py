@@ -1,7 +1,4 @@
-"""A GPT-kind ``transformer:`` as a graph of operators (Shoeybi et al. 2019; Korthikanti et al. 2022).
-
-Operators that Megatron-LM fuses are one: bias, dropout and residual; all of a group's queries, keys and values.
-"""
+"""A ``transformer:``, a dense decoder from GPT-2 to Llama, Qwen, Gemma and Phi: its keys, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,32 +7,34 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from math import gcd
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from simpar.errors import Problem
-from simpar.model import Embedding, Gelu, LayerNorm, Operator
 from simpar.model.advice import divisors, multiple
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
+from simpar.model.library.decoder import TOKENS, decoder_nodes
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
-from simpar.model.operators.linear import Product
-from simpar.model.operators.stream import Dropout, Position, Residual
+from simpar.model.operators.attention import Heads
+from simpar.model.operators.rotary import Rotation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TOKENS = 'tokens'
 FILE = ('workload', 'transformer')
-VOCABULARY = 'the vocabulary (embedding and head)'
+Activation = Literal['gelu', 'gelu_tanh', 'relu', 'squared_relu', 'silu', 'swiglu', 'geglu', 'geglu_tanh']
+Biased = Literal['qkv', 'proj', 'ffn', 'head']
+Number = Annotated[float, Field(ge=0, le=1e12)]
+Window = Annotated[int, Field(ge=0, le=2**20)]
+GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer(Model):
-    """A GPT: token and position embedding, pre-norm blocks of causal attention and GELU feed-forward, norm, head.
+    """A decoder: embedding, pre-norm blocks of causal attention and feed-forward, norm, head; a GPT-2 unless told.
 
     Arguments:
         ffn: width of the feed-forward; 4 × hidden unless given.
@@ -44,10 +43,12 @@ class Transformer(Model):
         attention: ``flash`` keeps no probabilities, ``unfused`` keeps them.
         dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
             a layer, before they are added (Megatron-LM).
+        window: of attention, by layer; a list repeats over the layers.
+        parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
     """
 
     layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
-    hidden: Annotated[Size, Field(description='width of the residual stream; a multiple of heads')]
+    hidden: Annotated[Size, Field(description='width of the residual stream; without head_dim a multiple of heads')]
     heads: Annotated[Size, Field(description='attention heads')]
     vocab: Annotated[Size, Field(description='tokens in the vocabulary')]
     sequence: Annotated[Size, Field(description='tokens in a sample')]
@@ -61,6 +62,49 @@ class Transformer(Model):
         float, Field(ge=0, lt=1, description='probability of zeros, of attention and behind embedding and half-layers')
     ] = 0.0
     init_std: Deviation = 0.02
+    head_dim: Annotated[int, Field(ge=0, le=2**16, description='features of a head; 0: hidden / heads')] = 0
+    norm: Annotated[Literal['layer_norm', 'rms_norm'], Field(description='of the residual stream')] = 'layer_norm'
+    norm_epsilon: Annotated[float, Field(gt=0, le=1, description='added to the mean of squares in norms')] = 1e-5
+    post_norms: Annotated[
+        bool, Field(description='each half of a layer has a norm behind it too, before it is added (Gemma 2)')
+    ] = False
+    qk_norm: Annotated[bool, Field(description='every head of queries and keys is divided by its RMS (Qwen 3)')] = False
+    activation: Annotated[
+        Activation, Field(description='of the feed-forward; those with glu have a gate, a third product')
+    ] = 'gelu'
+    bias: Annotated[
+        tuple[Biased, ...], Field(max_length=4, description='products that add a bias: some of qkv, proj, ffn, head')
+    ] = GPT_BIASES
+    position: Annotated[
+        Literal['learned', 'rotary', 'none'],
+        Field(description='a weight for each place of a sequence, a rotation of queries and keys, or nothing'),
+    ] = 'learned'
+    positions: Annotated[
+        int, Field(ge=0, le=2**20, description='rows of the weight of learned positions; 0: as many as the sequence')
+    ] = 0
+    rope_theta: Annotated[float, Field(gt=0, le=1e12, description='base of the frequencies of rotary')] = 10000.0
+    rotary_share: Annotated[float, Field(gt=0, le=1, description="of a head's features, those that rotary turns")] = 1.0
+    rope_scaling: Annotated[
+        tuple[Number, ...],
+        Field(
+            max_length=4,
+            description='[factor] divides positions, [factor, low, high, original] is that of Llama 3.1; empty: none',
+        ),
+    ] = ()
+    window: Annotated[
+        Window | tuple[Window, ...],
+        Field(description='tokens that attention sees, itself and those before it; a list repeats over layers; 0: all'),
+    ] = 0
+    parallel: Annotated[
+        bool, Field(description='attention and feed-forward read one norm, both are added to what it read (Phi)')
+    ] = False
+    attention_scale: Annotated[Number, Field(description='scores are multiplied by it; 0: 1 / √head_dim')] = 0.0
+    attention_softcap: Annotated[Number, Field(description='most that a score can be, by tanh (Gemma 2); 0: any')] = 0.0
+    logit_softcap: Annotated[Number, Field(description='the same of logits; 0: any')] = 0.0
+    embedding_scale: Annotated[
+        float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
+    ] = 1.0
+    pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -74,6 +118,46 @@ class Transformer(Model):
     def key_value_heads(self) -> int:
         """Heads of keys and values."""
         return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Features of a head."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has a gate."""
+        return 'glu' in self.activation
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of embedding and head."""
+        return -(-self.vocab // self.pad_vocab) * self.pad_vocab
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """How queries and keys are turned, if they are."""
+        if self.position != 'rotary':
+            return None
+        features = int(self.head_width * self.rotary_share)
+        return Rotation(features=features, theta=self.rope_theta, scaling=self.rope_scaling)
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that attention of a layer sees; 0: all."""
+        windows = self.window if isinstance(self.window, tuple) else (self.window,)
+        found = windows[layer % len(windows)] if windows else 0
+        return found if found < self.sequence else 0
+
+    def heads_of(self, layer: int) -> Heads:
+        """The heads of a layer."""
+        return Heads(
+            groups=self.key_value_heads,
+            queries=self.heads // self.key_value_heads,
+            head_dim=self.head_width,
+            window=self.window_of(layer),
+            scale=self.attention_scale,
+            softcap=self.attention_softcap,
+        )
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -93,7 +177,8 @@ class Transformer(Model):
             sources=tuple(sources),
             shapes=shapes,
             deviation=self.init_std,
-            drawn_labels='tokens',
+            # Rows that only pad the vocabulary are no one's label.
+            drawn_labels=f'tokens:{self.vocab}',
             layers=self.layers,
             hands_on=True,
         )
@@ -110,26 +195,50 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads)
+        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _asked(asked), _degrees(self, asked))
+        return chain(_sizes(self), _parts(self), _asked(asked), _degrees(self, asked))
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
 @lru_cache(maxsize=8)
 def _nodes(model: Transformer) -> tuple[Node, ...]:
-    return tuple(gpt_nodes(model))
+    return tuple(decoder_nodes(model))
 
 
 def _sizes(model: Transformer) -> Iterator[Problem]:
-    if model.hidden % model.heads:
+    if not model.head_dim and model.hidden % model.heads:
         what = f'{model.hidden} does not divide by heads {model.heads}'
         yield Problem((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
     if model.heads % model.key_value_heads:
         what = f'{model.key_value_heads} does not divide heads {model.heads}'
         yield Problem((*FILE, 'kv_heads'), what, f'write one of {divisors(model.heads)}')
+
+
+def _parts(model: Transformer) -> Iterator[Problem]:
+    """What of the keys of its parts does not fit together."""
+    if model.parallel and model.post_norms:
+        yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
+    if model.position == 'learned' and 0 < model.positions < model.sequence:
+        what = f'{model.sequence} tokens, but only {model.positions} positions'
+        yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
+    if len(model.rope_scaling) not in (0, 1, 4) or 0 in model.rope_scaling:
+        what = f'{len(model.rope_scaling)} numbers, or a zero among them'
+        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor], or [factor, low, high, original positions]')
+    elif model.rope_scaling[1:] and model.rope_scaling[1] >= model.rope_scaling[2]:
+        what = f'low {model.rope_scaling[1]:g} is not below high {model.rope_scaling[2]:g}'
+        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, low, high, original positions]')
+    if not model.head_dim and model.hidden % model.heads:
+        # Told already; features of a head are not known.
+        return
+    if model.rotation and model.rotation.features % 2:
+        what = f'{model.rotation.features} features of a head cannot be turned in pairs'
+        yield Problem((*FILE, 'rotary_share'), what, 'write a share that leaves an even count, e.g. 1')
+    if model.rotation and not model.rotation.features:
+        what = f'{model.rotary_share:g} of {model.head_width} features is none'
+        yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
 
 
 def _asked(asked: Asked) -> Iterator[Problem]:
@@ -153,95 +262,3 @@ def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
             what = f'{name} {heads} of the transformer do not divide by tensor {tensor}'
             yield Problem(('plan', 'tensor'), what, f'write one of {divisors(common)}')
             return
-
-
-def gpt_nodes(model: Transformer) -> Iterator[Node]:
-    """All operators in order; embedding and position stand before the layers, norm and head behind them."""
-    yield Node('embedding', Embedding(vocab=model.vocab, width=model.hidden), (TOKENS,), -1)
-    before = 'position'
-    yield Node('position', Position(), ('embedding',), -1, 'position.added')
-    if model.dropout:
-        before = 'position.dropout'
-        drop = Dropout(probability=model.dropout, site='position')
-        yield Node(before, drop, ('position', KEYS), -1, 'position.dropped')
-    for layer in range(model.layers):
-        block = _Block(model, layer)
-        yield from block.attention(before)
-        yield from block.feed_forward(f'layer{layer}.residual1')
-        before = f'layer{layer}.residual2'
-    yield Node('norm', LayerNorm(), (before,), model.layers)
-    head = Product(
-        outputs=(model.vocab,),
-        inputs=(model.hidden,),
-        bias=False,
-        weight='embedding.weight' if model.tied else '',
-        gathers=True,
-        what=VOCABULARY,
-    )
-    yield Node('head', head, ('norm',), model.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One layer."""
-
-    model: Transformer
-    layer: int
-
-    def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
-        """A node whose name and reads stand in this layer, if they are not those of others."""
-        own = f'layer{self.layer}.'
-        # A dot in front stands for this layer.
-        told = tuple(read.replace('.', own, 1) if read.startswith('.') else read for read in reads)
-        return Node(f'{own}{name}', operator, told, self.layer, f'{own}{result}' if result else '')
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The input that dropout draws from, if there is any."""
-        return (KEYS,) if self.model.dropout else ()
-
-    def attention(self, x: str) -> Iterator[Node]:
-        """x + what attention makes of it."""
-        model, groups = self.model, self.model.key_value_heads
-        heads = Heads(groups=groups, queries=model.heads // groups, head_dim=model.hidden // model.heads)
-        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
-        outputs = (groups, heads.queries + 2, heads.head_dim)
-        yield self.node('norm1', LayerNorm(), x)
-        qkv = Product(outputs=outputs, inputs=(model.hidden,), gathers=True, what='attention (its groups of heads)')
-        yield self.node('qkv', qkv, '.norm1')
-        if model.attention == 'unfused':
-            yield from self.unfused(heads)
-        else:
-            yield self.node('attention', Attention(heads=heads, dropout=model.dropout), '.qkv', *self.keys)
-        proj = Product(
-            outputs=(model.hidden,), inputs=(groups, heads.queries, heads.head_dim), bias=False, split='inputs'
-        )
-        yield self.node('proj', proj, '.attention')
-        yield self.residual('residual1', x, 'proj')
-
-    def unfused(self, heads: Heads) -> Iterator[Node]:
-        """Scores, softmax, dropout and the product with the values, each through memory."""
-        name = f'layer{self.layer}.attention'
-        yield self.node('attention.scores', AttentionScores(heads=heads, values=name), '.qkv')
-        yield self.node('attention.softmax', CausalSoftmax(), '.attention.scores')
-        kept = '.attention.softmax'
-        if self.model.dropout:
-            kept = '.attention.dropout'
-            drop = Dropout(probability=self.model.dropout, site=name)
-            yield self.node('attention.dropout', drop, '.attention.softmax', KEYS, result='attention.dropped')
-        yield self.node('attention', AttentionValues(heads=heads), kept, '.qkv')
-
-    def feed_forward(self, x: str) -> Iterator[Node]:
-        """x + what the feed-forward makes of it."""
-        hidden, width = self.model.hidden, self.model.ffn_width
-        yield self.node('norm2', LayerNorm(), x)
-        fc1 = Product(outputs=(width,), inputs=(hidden,), what='the feed-forward (its width)')
-        yield self.node('fc1', fc1, '.norm2')
-        yield self.node('gelu', Gelu(), '.fc1')
-        yield self.node('fc2', Product(outputs=(hidden,), inputs=(width,), bias=False, split='inputs'), '.gelu')
-        yield self.residual('residual2', x, 'fc2')
-
-    def residual(self, name: str, x: str, product: str) -> Node:
-        """x + z and the bias of the product that made z."""
-        operator = Residual(bias_of=f'layer{self.layer}.{product}', dropout=self.model.dropout)
-        return self.node(name, operator, x, f'.{product}', *self.keys)

@@ -8,12 +8,15 @@ from simpar.model.operators import (
     attention,
     conv,
     embedding,
+    gated,
     linear,
     loss,
     norm,
     pointwise,
     product,
+    qk_norm,
     reduce,
+    rotary,
     shape,
     stream,
 )
@@ -54,6 +57,13 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     stream.Dropout,
     stream.Residual,
     stream.Bias,
+    rotary.Rotary,
+    qk_norm.QkNorm,
+    gated.SwiGlu,
+    gated.GeGlu,
+    gated.GeGluTanh,
+    pointwise.GeluTanh,
+    pointwise.Softcap,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}

@@ -30,12 +30,18 @@ class Heads:
         queries: heads of a group.
         head_dim: features of a head.
         causal: no token sees those behind it.
+        window: how many tokens one sees, itself and those before it; 0: all.
+        scale: what scores are multiplied by; 0: 1 / √head_dim.
+        softcap: scores become softcap · tanh(score / softcap); 0: they stay.
     """
 
     groups: int
     queries: int
     head_dim: int
     causal: bool = True
+    window: int = 0
+    scale: float = 0.0
+    softcap: float = 0.0
 
     @property
     def count(self) -> int:
@@ -48,12 +54,30 @@ class Heads:
 
     def told(self, local: Local) -> Attributes:
         """What a kernel must know."""
+        more = {'window': self.window, 'scale': self.scale, 'softcap': self.softcap}
         return {
-            'groups': self.groups_held(local.layout('qkv')),
-            'queries': self.queries,
-            'head_dim': self.head_dim,
+            **self.held(local.layout('qkv')),
             'causal': self.causal,
+            **{key: value for key, value in more.items() if value},
         }
+
+    def held(self, layout: TensorLayout) -> Attributes:
+        """Which heads a rank has, from the layout of ``qkv``."""
+        return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim}
+
+    def seen(self, sequence: int) -> float:
+        """Pairs of tokens of which one sees the other, as a share of those without a window.
+
+        Arguments: ``sequence``, tokens of a sample.
+        """
+        share = min(self.window or sequence, sequence) / sequence
+        # Without a window half of a square; with one a band of its width, less the triangle before the first token.
+        return share * (2 - share)
+
+    def rows(self, name: str, qkv: Shape) -> Axes:
+        """Of what changes ``qkv`` head by head: batch b, sequence s and groups g."""
+        names = ('b', 's', 'g')
+        return Axes(name, (names,), names, (qkv,), qkv, names, {}, {'g': self.groups})
 
     def axes(self, name: str, *shapes: Shape, result: Shape, inner: int) -> Axes:
         """Batch b, sequence s and groups g: of the result's dims, ``inner`` is the one of heads."""
@@ -81,6 +105,18 @@ class AttentionCore(Primitive):
     def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
         """The same of its result."""
         return _by_heads(strategy[0], len(use.output))
+
+
+class Qkv(AttentionCore):
+    """What changes queries and keys head by head; tokens may be split, too."""
+
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
+        """As its input lies."""
+        return (shards,)
+
+    def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
+        """As its input."""
+        return strategy[0]
 
 
 def _by_heads(shards: ShardCounts, rank: int) -> ShardCounts:
@@ -131,9 +167,10 @@ class Attention(Sharded):
             'heads': held * heads.queries,
             'kv_heads': held,
             'head_dim': heads.head_dim,
+            **({'window': heads.window} if heads.window and heads.window < sequence else {}),
         }
         # Two products of 2 operations each, half of them masked: 2.0 × this. ``causal: false`` is counted alike.
-        product = dims['batch'] * dims['heads'] * sequence * sequence * heads.head_dim
+        product = dims['batch'] * dims['heads'] * sequence * sequence * heads.head_dim * heads.seen(sequence)
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
@@ -231,12 +268,17 @@ class AttentionValues(Operator):
 
 @operator
 class CausalSoftmax(SameShape):
-    """Softmax over the last dim of the scores of attention, zero for tokens of the future."""
+    """Softmax over the last dim of the scores of attention, zero for tokens of the future.
+
+    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all.
+    """
 
     key = 'causal_softmax'
     written = False
     primitives: ClassVar = {'softmax': SOFTMAX}
     unsharded = 'last two dims'
+
+    window: int = 0
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split along batch and heads."""
@@ -247,8 +289,9 @@ class CausalSoftmax(SameShape):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
+        told: Attributes = {'causal': True, **({'window': self.window} if self.window else {})}
         return Ops(
-            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes={'causal': True}),
+            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=told),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -17,7 +17,8 @@ from simpar.model.primitive import Strategy as ShardStrategy
 
 NORMALISED = 'is normalised over and must stay unsharded'
 EPSILON: Final = 1e-5
-"""Added to the mean of squares."""
+"""Added to the mean of squares, unless told otherwise."""
+Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the mean of squares')]
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ class Norm(SameShape, Trained, Unary):
     flops: ClassVar[tuple[int, int, int]]
     """Operations an element of F, I and W."""
 
+    if TYPE_CHECKING:  # a key of each norm
+        epsilon: float
+
     def ops(self, local: Local) -> Ops:
         """A sum of squares and a scale forward; the backward reads x and what is kept of each row."""
-        told: Attributes = {'epsilon': EPSILON}
+        told: Attributes = {'epsilon': self.epsilon}
         kind, kept, parameters = self.operator, self.kept, self.parameters(local.shape('y'))
         # One number a row lies as the rows do: the last dim is normalised over, so no rank has a part of it.
         column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
@@ -120,6 +124,7 @@ class LayerNorm(Norm):
         Strategy,
         Field(max_length=3, description='slices of x, gain and bias, e.g. [[4, 1], [1], [1]]; empty: as x lies'),
     ] = ()
+    epsilon: Epsilon = EPSILON
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """Gain and bias."""
@@ -139,6 +144,7 @@ class RmsNorm(Norm):
     strategy: Annotated[
         Strategy, Field(max_length=2, description='slices of x and gain, e.g. [[4, 1], [1]]; empty: as x lies')
     ] = ()
+    epsilon: Epsilon = EPSILON
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """Gain."""

@@ -61,7 +61,7 @@ def broadcast(shards: ShardCounts, shapes: tuple[Shape, ...]) -> ShardStrategy:
 
 
 RELU, GELU, SILU = Elementwise('ReLU'), Elementwise('GeLU'), Elementwise('SiLU')
-SQUARED_RELU = Elementwise('SquaredReLU')
+SQUARED_RELU, GELU_TANH, SOFTCAP = map(Elementwise, ('SquaredReLU', 'GeLUTanh', 'Softcap'))
 ADD, MUL = Arithmetic('Add'), Arithmetic('Mul', same_backward=True)
 
 
@@ -99,6 +99,35 @@ class Gelu(Pointwise, Sharded, Unary):
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
         return unary(local, 'gelu', saves=('x',), flops=(10, 10))
+
+
+@operator
+class GeluTanh(Pointwise, Sharded, Unary):
+    """y = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), the form of GPT-2 and Gemma."""
+
+    key = 'gelu_tanh'
+    written = False
+    primitives: ClassVar = {'gelu_tanh': GELU_TANH}
+
+    def ops(self, local: Local) -> Ops:
+        """About ten operations an element in both directions."""
+        return unary(local, 'gelu_tanh', saves=('x',), flops=(10, 10))
+
+
+@operator
+class Softcap(Pointwise, Sharded, Unary):
+    """y = cap · tanh(x / cap): no number is larger than the cap (Gemma 2)."""
+
+    key = 'softcap'
+    written = False
+    primitives: ClassVar = {'softcap': SOFTCAP}
+
+    cap: float
+
+    def ops(self, local: Local) -> Ops:
+        """The backward reads y: dx = (1 − (y / cap)²) · dy."""
+        told = {'cap': self.cap}
+        return unary(local, 'softcap', saves=('y',), flops=(6, 4), forward=told, backward=told)
 
 
 @operator

@@ -39,7 +39,10 @@ POSITION, DROPOUT = AlongRows('Position'), AlongRows('Dropout')
 
 @operator
 class Position(SameShape, Trained):
-    """x [batch, sequence, hidden] + weight [sequence, hidden]: the rows of this rank's part of the sequence."""
+    """x [batch, sequence, hidden] + weight [rows, hidden]: the rows of this rank's part of the sequence.
+
+    Arguments: ``rows`` of the weight; 0: as many as tokens.
+    """
 
     key = 'position'
     written = False
@@ -47,16 +50,19 @@ class Position(SameShape, Trained):
     inputs_told = 'x, weight [sequence, hidden]'
     unsharded = 'last dim, and the weight'
 
+    rows: int = 0
+
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by sequence; the weight stays full."""
         (x,) = reads
         # Each rank takes its rows of the full weight by offset; features have no offset.
         fixed = {'d2': 'is a dim of the full weight'}
-        return Axes(name, (dim_names(x), (ONE, ONE)), dim_names(x), (x, x[1:]), x, dim_names(x), fixed)
+        (weight,) = self.parameters(x)
+        return Axes(name, (dim_names(x), (ONE, ONE)), dim_names(x), (x, weight.shape), x, dim_names(x), fixed)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """A row for each place."""
-        return (Parameter('weight', result[1:]),)
+        return (Parameter('weight', (self.rows or result[1], result[2])),)
 
     def ops(self, local: Local) -> Ops:
         """One addition an element."""

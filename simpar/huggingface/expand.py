@@ -1,0 +1,221 @@
+"""``workload: {model: config.json, ...}`` written out: its keys as those of a ``transformer:``, with their own lines.
+
+What stands beside ``model`` goes before what the config says. The tree that comes of it is read as any other, and what
+is wrong is told at the line that says it, of the config or of the schedule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.document import Key, Tree, read
+from simpar.errors import Problem, ScheduleError
+from simpar.huggingface.families import FAMILIES
+from simpar.huggingface.family import IGNORED, NOT_YET, ONLY, Config, Family, Refused, Rule, Says
+from simpar.workload import Transformer, Workload
+
+MODEL_KEY: Final[Key] = ('workload', 'model')
+TRANSFORMER: Final[Key] = ('workload', 'transformer')
+KEYS: Final = frozenset(one.name for one in fields(Transformer))
+"""What may stand beside ``model``."""
+OWN: Final = frozenset(one.name for one in fields(Workload))
+OTHERS: Final = ('transformer', 'network')
+HEADS: Final = ('ForCausalLM', 'LMHeadModel')
+"""What architectures that are decoders with a head of words end with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A tree without ``model``.
+
+    Arguments: ``notes``, keys of the config that were not read; ``words``, for keys of the ``transformer`` those that
+    say them, of the config or beside ``model``; ``told``, those of the config.
+    """
+
+    tree: Tree
+    notes: tuple[str, ...] = ()
+    words: Mapping[Key, str] = field(default_factory=dict)
+    told: frozenset[Key] = frozenset()
+
+
+def expanded(tree: Tree, folder: Path) -> Expanded:
+    """The tree with what its ``workload.model`` names in the place of that key; the same tree where it names none.
+
+    Arguments: ``folder``, where the path starts, unless it was typed: then it starts where the user is.
+    """
+    workload = tree.get(('workload',))
+    if not isinstance(workload, dict) or 'model' not in workload:
+        return Expanded(tree)
+    where = tree.where(MODEL_KEY)
+    typed = where.startswith(('--set ', '--sweep '))
+    try:
+        path = _path(workload, Path() if typed else folder)
+        config = _config(path)
+        family, wrong = _family(config)
+    except ScheduleError as error:
+        problems = [problem if problem.where else problem.at(where, MODEL_KEY) for problem in error.problems]
+        return Expanded(_refused(tree, problems))
+    says = list(_says(config, family, workload.keys() & KEYS, wrong))
+    return _put(tree, config, says, wrong, _notes(config, family))
+
+
+def in_its_words(problem: Problem, words: Mapping[Key, str]) -> Problem:
+    """A problem of a key that a config says, told by the config's own key."""
+    for key, word in words.items():
+        name = '.'.join(map(str, key))
+        if problem.what.startswith((f'{name}: ', f'{name}.')):
+            return replace(problem, what=word + problem.what[len(name) :])
+    return problem
+
+
+# reading
+
+
+def _path(workload: dict[str, Any], folder: Path) -> Path:
+    model = workload['model']
+    both = [name for name in OTHERS if name in workload]
+    if both:
+        what = f'stands beside {both[0]}'
+        raise ScheduleError(Problem('', what, 'write one of them; what the config does not say goes beside model'))
+    if not isinstance(model, str) or not model or '\0' in model:
+        raise ScheduleError(Problem('', 'not a path', 'write the path of a config.json, e.g. llama3_8b.json'))
+    return folder / model
+
+
+def _config(path: Path) -> Tree:
+    """The tree of a config; raises ``ScheduleError``."""
+    try:
+        kind = os.stat(path).st_mode
+    except OSError:
+        # ``read`` tells what is wrong with it.
+        kind = stat.S_IFREG
+    # A pipe or a device would be waited for, or never end.
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise ScheduleError(Problem(str(path), 'not a regular file', 'name a config.json'))
+    tree = read(path)
+    if tree.problems:
+        raise ScheduleError(list(tree.problems))
+    if not isinstance(tree.root, dict):
+        raise ScheduleError(Problem(tree.where(()), 'not a mapping', 'name a config.json of Hugging Face'))
+    return tree
+
+
+def _family(config: Tree) -> tuple[Family, list[Problem]]:
+    """The family of a config, and what is wrong with its architecture; raises ``ScheduleError``."""
+    name = config.get(('model_type',))
+    known = ', '.join(FAMILIES)
+    if name not in FAMILIES:
+        place = config.where(('model_type',))
+        later = next((what for what, names in NOT_YET.items() if name in names.split()), '') if name else ''
+        if not isinstance(name, str):
+            raise ScheduleError(Problem(place, 'model_type: missing', f'write one of {known}'))
+        what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
+        raise ScheduleError(Problem(place, what, f'one of {known}, or write a transformer by hand'))
+    return FAMILIES[name], list(_architecture(config))
+
+
+def _architecture(config: Tree) -> Iterator[Problem]:
+    names = config.get(('architectures',))
+    if isinstance(names, list) and names and not any(str(name).endswith(HEADS) for name in names):
+        what = f'architectures: not a decoder with a head of words (got {str(names[0])[:40]})'
+        yield Problem(config.where(('architectures',)), what, 'name the config of a ...ForCausalLM')
+
+
+def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+    """What a config says, in keys of a ``transformer``; what is not modelled is added to the problems.
+
+    Arguments: ``beside``, keys that stand beside ``model``: what the config says of them is not looked at.
+    """
+    read_as = Config(config.root, family.defaults)
+    missing = [key for key in family.needed if read_as[key] is None and family.copied[key] not in beside]
+    wrong += [Problem(config.where((key,)), f'{key}: missing', f'add {key}') for key in missing]
+    for name, value in family.always.items():
+        yield Says(name, value)
+    for key, name in family.copied.items():
+        if read_as[key] is not None:
+            yield Says(name, read_as[key], key)
+    for key, values in {**ONLY, **family.only}.items():
+        value = read_as[key]
+        if key in config.root and not any(value is one or (value == one and value is not False) for one in values):
+            shown = ' or '.join('null' if one is None else str(one).lower() for one in values)
+            what = f'{key}: not modelled (got {str(value)[:40]})'
+            wrong.append(Problem(config.where((key,)), what, f'only {shown} is'))
+    for rule in family.rules:
+        yield from _ruled(rule, read_as, config, beside, wrong)
+
+
+def _ruled(rule: Rule, read_as: Config, config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+    try:
+        yield from rule(read_as)
+    except Refused as refused:
+        if refused.of not in beside:
+            what = f'{refused.key}: {refused.what}'
+            wrong.append(Problem(config.where((refused.key,)), what, refused.instead))
+
+
+def _notes(config: Tree, family: Family) -> tuple[str, ...]:
+    """The keys that nobody read; null and false switch nothing on."""
+    unread = [
+        f'{config.where((key,))}: {key[:40]}'
+        for key, value in config.root.items()
+        if key not in family.known | IGNORED | ONLY.keys() and value is not None and value is not False
+    ]
+    return (f'keys of the config that were not read: {", ".join(unread)}',) if unread else ()
+
+
+# writing
+
+
+def _put(tree: Tree, config: Tree, says: list[Says], wrong: list[Problem], notes: tuple[str, ...]) -> Expanded:
+    where = tree.where(MODEL_KEY)
+    workload = dict(tree.root['workload'])
+    del workload['model']
+    beside = {key: workload.pop(key) for key in list(workload) if key in KEYS}
+    wrong = [*wrong, *_misspelt(tree, workload)]
+    values = {one.key: one.value for one in says}
+    origins = dict(tree.origins)
+    words = {}
+    for one in says:
+        at = (*TRANSFORMER, one.key)
+        origins[at] = config.where((one.by,)) if one.by else config.where(('model_type',))
+        words[at] = one.by or one.key
+    for key, value in beside.items():
+        values[key] = value
+        below = {place: line for place, line in origins.items() if place[:2] == ('workload', key)}
+        origins.update({(*TRANSFORMER, *place[1:]): line for place, line in below.items()})
+        words[(*TRANSFORMER, key)] = f'workload.{key}'
+    if 'sequence' not in values:
+        most = config.get(('max_position_embeddings',)) or config.get(('n_positions',))
+        more = f' (the config says at most {most})' if isinstance(most, int) else ''
+        what = f'{".".join(map(str, MODEL_KEY))}: how many tokens a sample has is not told'
+        wrong = [*wrong, Problem(where, what, f'write e.g. sequence: 2048 beside model{more}')]
+    origins[TRANSFORMER] = where
+    root = {**tree.root, 'workload': {'transformer': values, **workload}}
+    refused = tree.refused | ({TRANSFORMER} if wrong else set())
+    made = replace(tree, root=root, origins=origins, problems=(*tree.problems, *wrong), refused=frozenset(refused))
+    told = frozenset((*TRANSFORMER, one.key) for one in says if one.key not in beside)
+    return Expanded(made, notes, words, told)
+
+
+def _misspelt(tree: Tree, workload: dict[str, Any]) -> Iterator[Problem]:
+    """Keys beside ``model`` that are nearly one of a ``transformer``; they are taken out of the workload."""
+    for key in [key for key in workload if key not in OWN]:
+        near = difflib.get_close_matches(key[:60], sorted(KEYS), 1, 0.75)
+        if near:
+            del workload[key]
+            at = ('workload', key)
+            yield Problem(at, 'unknown key', f'did you mean {near[0]}?').at(tree.where(at))
+
+
+def _refused(tree: Tree, problems: list[Problem]) -> Tree:
+    """A tree whose model cannot be read: nothing more is told of it."""
+    workload = {key: value for key, value in tree.root['workload'].items() if key != 'model' and key not in KEYS}
+    root = {**tree.root, 'workload': {'transformer': None, **workload}}
+    refused = tree.refused | {TRANSFORMER}
+    return replace(tree, root=root, problems=(*tree.problems, *problems), refused=frozenset(refused))

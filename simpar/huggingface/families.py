@@ -1,0 +1,286 @@
+"""The families of models whose configs are read; defaults are those of transformers 5 (a test compares them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from typing import Any, Final
+
+from simpar.huggingface.family import Config, Family, Refused, Says
+
+GATES: Final = {
+    'silu': 'swiglu',
+    'swish': 'swiglu',
+    'gelu': 'geglu',
+    **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new'), 'geglu_tanh'),
+}
+PLAIN: Final = {
+    'silu': 'silu',
+    'swish': 'silu',
+    'gelu': 'gelu',
+    'relu': 'relu',
+    'relu2': 'squared_relu',
+    **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new'), 'gelu_tanh'),
+}
+SLIDING, FULL = 'sliding_attention', 'full_attention'
+ROPE: Final = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
+
+
+def _activation(names: Mapping[str, str], *keys: str) -> Any:
+    """The rule of the activation; the first of some keys that is not null tells it."""
+
+    def rule(config: Config) -> Iterator[Says]:
+        key = next((key for key in keys if config[key] is not None), keys[-1])
+        if config[key] not in names:
+            raise Refused(
+                key, f'no such activation (got {config[key]!r})', f'write one of {", ".join(names)}', 'activation'
+            )
+        yield Says('activation', names[config[key]], key)
+
+    return rule
+
+
+def _rope(config: Config) -> Iterator[Says]:
+    """Base, share and scaling: as keys of their own, or together in ``rope_parameters`` (transformers 5)."""
+    together = 'rope_parameters' if isinstance(config['rope_parameters'], dict) else ''
+    told = config['rope_parameters'] if together else {}
+    scaling = told if together else config['rope_scaling'] or {}
+    by = together or 'rope_scaling'
+    if not isinstance(scaling, dict):
+        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
+    theta = told.get('rope_theta', config['rope_theta'])
+    yield Says('rope_theta', theta, together if 'rope_theta' in told else 'rope_theta')
+    share = told.get('partial_rotary_factor', config['partial_rotary_factor'])
+    if share is not None:
+        yield Says('rotary_share', share, together if 'partial_rotary_factor' in told else 'partial_rotary_factor')
+    kind = str(scaling.get('rope_type', scaling.get('type', 'default')))
+    keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3}.get(kind)
+    if keys is None:
+        what = f'not yet: rotary scaled as {kind[:20]}'
+        raise Refused(by, what, 'write rope_type: default, linear or llama3', 'rope_scaling')
+    missing = [key for key in keys if not isinstance(scaling.get(key), int | float)]
+    if missing:
+        raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
+    if keys:
+        yield Says('rope_scaling', [float(scaling[key]) for key in keys], by)
+
+
+LLAMA3: Final = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
+
+
+def _biases(**parts: str) -> Any:
+    """The rule of biases: for each part of a layer the key that says whether it has one, or ``yes``."""
+
+    def rule(config: Config) -> Iterator[Says]:
+        has = [part for part, key in parts.items() if key == 'yes' or config[key]]
+        wrong = [key for key in parts.values() if key != 'yes' and not isinstance(config[key], bool)]
+        if wrong:
+            raise Refused(wrong[0], 'not true or false', 'write true or false', 'bias')
+        by = [key for key in parts.values() if key != 'yes']
+        yield Says('bias', has, by[0] if by else '')
+
+    return rule
+
+
+def _window(config: Config) -> Iterator[Says]:
+    """A window for all layers, null: none."""
+    yield Says('window', config['sliding_window'] or 0, 'sliding_window')
+
+
+def _windows(config: Config) -> Iterator[Says]:
+    """A window for those layers that ``layer_types`` lists, or that ``max_window_layers`` leaves to it."""
+    layers, window = config['num_hidden_layers'], config['sliding_window']
+    if 'use_sliding_window' in config.defaults and not config['use_sliding_window']:
+        window = 0
+    kinds = config['layer_types']
+    if not window or not isinstance(layers, int):
+        return
+    if kinds is None:
+        kinds = _kinds(config, layers)
+    if not isinstance(kinds, list) or not kinds or set(kinds) - {SLIDING, FULL}:
+        raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer', 'window')
+    if len(kinds) != layers:
+        raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer', 'window')
+    windows = [window if kind == SLIDING else 0 for kind in kinds]
+    yield Says('window', _shortest(windows), 'sliding_window')
+
+
+def _kinds(config: Config, layers: int) -> list[str]:
+    full = config['max_window_layers']
+    if full is None:
+        # Gemma 2: every other layer, the first one too.
+        return [FULL if layer % 2 else SLIDING for layer in range(layers)]
+    return [SLIDING if layer >= full else FULL for layer in range(layers)]
+
+
+def _shortest(windows: list[Any]) -> Any:
+    """The shortest list that repeats to the same."""
+    for count in range(1, len(windows)):
+        if all(one == windows[place % count] for place, one in enumerate(windows)):
+            return windows[0] if count == 1 else windows[:count]
+    return windows
+
+
+def _gemma(config: Config) -> Iterator[Says]:
+    """The embedding times √hidden."""
+    hidden = config['hidden_size']
+    if isinstance(hidden, int) and hidden > 0:
+        yield Says('embedding_scale', sqrt(hidden), 'hidden_size')
+
+
+def _gemma2(config: Config) -> Iterator[Says]:
+    """Scores by a number of its own."""
+    scalar = config['query_pre_attn_scalar']
+    if not isinstance(scalar, int | float) or isinstance(scalar, bool) or scalar <= 0:
+        raise Refused('query_pre_attn_scalar', 'not a positive number', 'write e.g. 256', 'attention_scale')
+    yield Says('attention_scale', 1 / sqrt(scalar), 'query_pre_attn_scalar')
+
+
+def _dropouts(*keys: str) -> Any:
+    """The rule of dropout: one probability for the three places that a transformer drops at."""
+
+    def rule(config: Config) -> Iterator[Says]:
+        found = {config[key] for key in keys}
+        if len(found) != 1:
+            shown = ', '.join(f'{key} {config[key]}' for key in keys)
+            raise Refused(
+                keys[0], f'not modelled: unlike probabilities ({shown})', 'write dropout beside model', 'dropout'
+            )
+        yield Says('dropout', found.pop(), keys[0])
+
+    return rule
+
+
+_NO_DROPOUT: Final = {'attention_dropout': (0, None)}
+_SIZES: Final = {
+    'vocab_size': 'vocab',
+    'hidden_size': 'hidden',
+    'intermediate_size': 'ffn',
+    'num_hidden_layers': 'layers',
+    'num_attention_heads': 'heads',
+    'num_key_value_heads': 'kv_heads',
+    'initializer_range': 'init_std',
+    'tie_word_embeddings': 'tied',
+}
+_LLAMA: Final = {**_SIZES, 'head_dim': 'head_dim', 'rms_norm_eps': 'norm_epsilon'}
+_NEEDED: Final = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
+_ALWAYS: Final = {'norm': 'rms_norm', 'position': 'rotary'}
+_DEFAULTS: Final = {
+    'initializer_range': 0.02,
+    'tie_word_embeddings': False,
+    'rms_norm_eps': 1e-6,
+    'rope_theta': 10000.0,
+    'hidden_act': 'silu',
+    'attention_bias': False,
+    'mlp_bias': False,
+}
+_WITHOUT_ACT: Final = {key: value for key, value in _DEFAULTS.items() if key != 'hidden_act'}
+_QWEN: Final = {
+    **_DEFAULTS,
+    'num_key_value_heads': 32,
+    'use_sliding_window': False,
+    'sliding_window': 4096,
+    'max_window_layers': 28,
+}
+_WINDOWS: Final = ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')
+_BIDIRECTIONAL: Final = {'use_bidirectional_attention': (None, False)}
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    'llama': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always=_ALWAYS,
+        defaults=_DEFAULTS,
+        only=_NO_DROPOUT,
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias',
+               ffn='mlp_bias')),
+        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias'),
+    ),
+    'mistral': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': []},
+        defaults={**_DEFAULTS, 'num_key_value_heads': 8, 'sliding_window': 4096},
+        only=_NO_DROPOUT,
+        rules=(_activation(GATES, 'hidden_act'), _rope, _window),
+        reads=('hidden_act', *ROPE, 'sliding_window'),
+    ),
+    'qwen2': Family(
+        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': ['qkv']},
+        defaults=_QWEN,
+        only=_NO_DROPOUT,
+        rules=(_activation(GATES, 'hidden_act'), _rope, _windows),
+        reads=('hidden_act', *ROPE, *_WINDOWS),
+    ),
+    'qwen3': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'qk_norm': True},
+        defaults={**_QWEN, 'head_dim': 128},
+        only=_NO_DROPOUT,
+        rules=(_activation(GATES, 'hidden_act'), _rope, _windows, _biases(qkv='attention_bias',
+               proj='attention_bias')),
+        reads=('hidden_act', *ROPE, *_WINDOWS, 'attention_bias'),
+    ),
+    'gemma': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always=_ALWAYS,
+        defaults={**_DEFAULTS, 'num_key_value_heads': 16, 'head_dim': 256, 'tie_word_embeddings': True,
+                  'hidden_act': 'gelu_pytorch_tanh'},
+        only={**_NO_DROPOUT, **_BIDIRECTIONAL},
+        # The first files say gelu and mean its form with tanh.
+        rules=(_activation({**GATES, 'gelu': 'geglu_tanh'}, 'hidden_activation', 'hidden_act'), _rope, _gemma,
+               _biases(qkv='attention_bias', proj='attention_bias')),
+        reads=('hidden_activation', 'hidden_act', *ROPE, 'attention_bias'),
+    ),
+    'gemma2': Family(
+        copied={**_LLAMA, 'attn_logit_softcapping': 'attention_softcap', 'final_logit_softcapping': 'logit_softcap'},
+        needed=_NEEDED,
+        always={**_ALWAYS, 'post_norms': True},
+        defaults={**_WITHOUT_ACT, 'num_key_value_heads': 4, 'head_dim': 256, 'tie_word_embeddings': True,
+                  'hidden_activation': 'gelu_pytorch_tanh', 'query_pre_attn_scalar': 256, 'sliding_window': 4096,
+                  'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
+        only={**_NO_DROPOUT, **_BIDIRECTIONAL},
+        rules=(_activation(GATES, 'hidden_activation'), _rope, _gemma, _gemma2, _windows,
+               _biases(qkv='attention_bias', proj='attention_bias')),
+        # Gemma 2 looks at hidden_activation alone; files have the other key, too.
+        reads=('hidden_activation', 'hidden_act', *ROPE, 'attention_bias', 'query_pre_attn_scalar', 'sliding_window',
+               'layer_types', 'sliding_window_size'),
+    ),
+    'phi': Family(
+        copied={**_SIZES, 'layer_norm_eps': 'norm_epsilon'},
+        needed=_NEEDED,
+        always={'position': 'rotary', 'parallel': True, 'bias': ['qkv', 'proj', 'ffn', 'head']},
+        defaults={**_DEFAULTS, 'layer_norm_eps': 1e-5, 'hidden_act': 'gelu_new', 'partial_rotary_factor': 0.5,
+                  'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
+        only={'qk_layernorm': (False, None)},
+        rules=(_activation(PLAIN, 'hidden_act'), _rope, _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
+        reads=('hidden_act', *ROPE, 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
+    ),
+    'phi3': Family(
+        copied={**_SIZES, 'rms_norm_eps': 'norm_epsilon'},
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': []},
+        defaults={**_DEFAULTS, 'rms_norm_eps': 1e-5, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
+        only={'attention_bias': (False, None)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _window,
+               _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
+        reads=('hidden_act', *ROPE, 'sliding_window', 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
+    ),
+    'gpt2': Family(
+        copied={'vocab_size': 'vocab', 'n_embd': 'hidden', 'n_inner': 'ffn', 'n_layer': 'layers', 'n_head': 'heads',
+                'n_positions': 'positions', 'initializer_range': 'init_std', 'layer_norm_epsilon': 'norm_epsilon',
+                'tie_word_embeddings': 'tied'},
+        needed=('vocab_size', 'n_embd', 'n_layer', 'n_head'),
+        defaults={'n_positions': 1024, 'initializer_range': 0.02, 'layer_norm_epsilon': 1e-5,
+                  'tie_word_embeddings': True, 'activation_function': 'gelu_new', 'resid_pdrop': 0.1,
+                  'embd_pdrop': 0.1, 'attn_pdrop': 0.1},
+        only={'scale_attn_weights': (True,), 'scale_attn_by_inverse_layer_idx': (False,)},
+        rules=(_activation(PLAIN, 'activation_function'), _dropouts('resid_pdrop', 'embd_pdrop', 'attn_pdrop')),
+        reads=('activation_function', 'resid_pdrop', 'embd_pdrop', 'attn_pdrop'),
+    ),
+}  # fmt: skip
+"""By ``model_type``."""

@@ -1,0 +1,77 @@
+"""Rotary position embedding of queries and keys (Su et al. 2021), each feature with that half a rotation away.
+
+Feature i of r is turned with feature i + r / 2, by position × theta^(−2i / r): the order of GPT-NeoX and Llama.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from simpar.layout.operator import Operator as Axes
+from simpar.model.operators.attention import Heads, Qkv
+from simpar.model.operators.base import Sharded, Unary, operator
+from simpar.model.operators.norm import SameShape
+from simpar.model.ops import Attributes, Local, Ops, Work
+from simpar.model.primitive import Shape
+
+ROTARY = Qkv('RotaryPositionEmbedding')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Which features are turned, and how fast.
+
+    Arguments:
+        features: of a head, an even count; those behind them stay.
+        theta: base of the frequencies.
+        scaling: empty: none; (factor,): positions are divided by it (Chen et al. 2023); (factor, low, high, original):
+            frequencies whose waves are longer than original / low positions are divided by the factor, those shorter
+            than original / high stay, and those between are mixed (Llama 3.1).
+    """
+
+    features: int
+    theta: float = 10000.0
+    scaling: tuple[float, ...] = ()
+
+
+@operator
+class Rotary(SameShape, Sharded, Unary):
+    """Turns queries and keys by their positions; values stay where they are.
+
+    Arguments: ``heads`` of attention; ``rotation``.
+    """
+
+    key = 'rotary'
+    written = False
+    primitives: ClassVar = {'rotary': ROTARY}
+    inputs_told = 'qkv'
+
+    heads: Heads
+    rotation: Rotation
+
+    def axes(self, name: str, *reads: Shape) -> Axes:
+        """Split by batch, by sequence and by groups."""
+        return self.heads.rows(name, *reads)
+
+    def ops(self, local: Local) -> Ops:
+        """Three operations for each feature of a query or key that is turned, forward and backward."""
+        heads, rotation = self.heads, self.rotation
+        layout = local.layout('x')
+        partition = local.partition(layout, 1)
+        # Only where the sequence is split must a rank know where its positions begin.
+        told: Attributes = {
+            **heads.held(layout),
+            'rotated': rotation.features,
+            'theta': rotation.theta,
+            **({'scaling': ' '.join(map(repr, rotation.scaling))} if rotation.scaling else {}),
+            **({'partition': partition} if partition else {}),
+        }
+        turned = (heads.queries + 1) / (heads.queries + 2)
+        # A device turns queries and keys in their place in memory; values are neither read nor written.
+        moved = 2 * turned * local.size('x')
+        flops = 3 * turned * local.elements('x') * rotation.features / heads.head_dim
+        return Ops(
+            F=Work(operator='rotary', reads=('x',), writes=('y',), flops=flops, moved=moved, attributes=told),
+            I={'x': Work(operator='rotary', reads=('dy',), flops=flops, moved=moved, attributes=told)},
+        )

@@ -1,0 +1,158 @@
+"""Tiny models of transformers, their configs read by ours, and their parameters under our names."""
+
+import json
+import re
+from contextlib import nullcontext
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from simpar.plan import Plan
+from simpar.schedule import load_schedule
+
+SEQUENCE, BATCH = 8, 8
+BASE = {'vocab_size': 24, 'hidden_size': 16, 'intermediate_size': 20, 'num_hidden_layers': 2,
+        'num_attention_heads': 4, 'num_key_value_heads': 2, 'initializer_range': 0.3, 'attention_dropout': 0.0,
+        'pad_token_id': None, 'bos_token_id': None, 'eos_token_id': None}  # fmt: skip
+TINY = {
+    'gpt2': {'model_type': 'gpt2', 'vocab_size': 24, 'n_embd': 16, 'n_layer': 2, 'n_head': 4, 'n_positions': 12,
+             'initializer_range': 0.3, 'attn_pdrop': 0.0, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'bos_token_id': None,
+             'eos_token_id': None},
+    'llama': {**BASE, 'model_type': 'llama', 'rope_theta': 100.0, 'rms_norm_eps': 1e-5, 'rope_scaling':
+              {'rope_type': 'llama3', 'factor': 4.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+               'original_max_position_embeddings': 16}},
+    'mistral': {**BASE, 'model_type': 'mistral', 'sliding_window': 3, 'head_dim': 8},
+    'qwen3': {**BASE, 'model_type': 'qwen3', 'head_dim': 8, 'tie_word_embeddings': True},
+    'qwen2': {**BASE, 'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 4, 'max_window_layers': 1},
+    'gemma2': {**BASE, 'model_type': 'gemma2', 'head_dim': 8, 'query_pre_attn_scalar': 12, 'sliding_window': 3,
+               'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
+    'phi': {**BASE, 'model_type': 'phi', 'num_key_value_heads': 4, 'partial_rotary_factor': 0.5},
+}  # fmt: skip
+PLANS = {
+    'one': (Plan(), 1),
+    'data-tensor-sequence-zero': (Plan(data=2, tensor=2, sequence_parallel=True, zero=1), 4),
+    'tensor-pipeline-copies': (Plan(tensor=2, pipeline=2, micro_batches=2, copies=2, recompute='full'), 4),
+    'data-copies-zero': (Plan(data=2, copies=2, zero=3), 2),
+    'all': (Plan(data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2,
+                 recompute='selective'), 8),
+    'data-pipeline': (Plan(data=2, pipeline=2, micro_batches=4), 4),
+    'data-recompute': (Plan(data=2, zero=1, recompute='full'), 2),
+    'tensor-sequence-copies': (Plan(tensor=2, sequence_parallel=True, copies=2, recompute='full'), 2),
+}  # fmt: skip
+"""Plan and ranks."""
+
+
+class Unnarrowed(TorchFunctionMode):
+    """The one patch of transformers: what it asks for in fp32 is made in a wider dtype where the model has one.
+
+    It lifts the casts of RMSNorm, of the angles of rotary and of softmax, so that a model in fp64 is one.
+    """
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.wide = torch.promote_types(dtype, torch.float32)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        def widened(value):
+            return self.wide if value is torch.float32 else value
+
+        if func is torch.Tensor.float:
+            return args[0].to(self.wide)
+        found = {name: widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(widened, args), **found)
+
+
+def transformers_model(config, dtype, *, patched=True):
+    """A model of transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kept = {key: value for key, value in config.items() if key != 'model_type'}
+    made = AutoConfig.for_model(config['model_type'], **kept, attn_implementation='eager')
+    with Unnarrowed(dtype) if patched else nullcontext():
+        # Buffers that are made in fp32 are wide, too.
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype if patched else torch.float32)
+        try:
+            return AutoModelForCausalLM.from_config(made).to(dtype)
+        finally:
+            torch.set_default_dtype(before)
+
+
+def schedule_of(config, folder, more=''):
+    """The schedule of a config."""
+    (folder / 'config.json').write_text(json.dumps(config, indent=2))
+    path = folder / 'schedule.yaml'
+    path.write_text(
+        'simpar: 1\ncluster: h100-sxm-8\n'
+        f'workload: {{model: config.json, sequence: {SEQUENCE}, batch: {BATCH}, precision: fp32{more}}}\n'
+        'plan: {data: 8}\n'
+    )
+    return load_schedule(path)
+
+
+# Names.
+
+LAYER = re.compile(r'layer(\d+)\.(.*)')
+LLAMA = {'norm1': 'input_layernorm', 'norm2': 'post_attention_layernorm', 'proj': 'self_attn.o_proj',
+         'fc2': 'mlp.down_proj', 'qk_norm.q_gain': 'self_attn.q_norm.weight', 'qk_norm.k_gain':
+         'self_attn.k_norm.weight'}  # fmt: skip
+OUTSIDE = {'embedding.weight': 'model.embed_tokens.weight', 'norm': 'model.norm', 'head': 'lm_head'}
+PARTS = {
+    'gpt2': {'norm1': 'ln_1', 'norm2': 'ln_2', 'proj': 'attn.c_proj', 'fc1': 'mlp.c_fc', 'fc2': 'mlp.c_proj',
+             'qkv': 'attn.c_attn'},
+    'phi': {**LLAMA, 'proj': 'self_attn.dense', 'fc1': 'mlp.fc1', 'fc2': 'mlp.fc2'},
+    'gemma2': {**LLAMA, 'norm2': 'pre_feedforward_layernorm', 'post_norm1': 'post_attention_layernorm',
+               'post_norm2': 'post_feedforward_layernorm'},
+}  # fmt: skip
+OUTSIDE_OF = {
+    'gpt2': {'embedding.weight': 'transformer.wte.weight', 'position.weight': 'transformer.wpe.weight',
+             'norm': 'transformer.ln_f'},
+    'phi': {**OUTSIDE, 'norm': 'model.final_layernorm'},
+}  # fmt: skip
+
+
+def their_names(kind, model, ours, *, gains=1.0):
+    """Tensors under our names as tensors under those of transformers.
+
+    Arguments: ``gains``, what a gain of theirs counts from: Gemma's begin at zero, gradients have none.
+    """
+    parts, outside = PARTS.get(kind, LLAMA), OUTSIDE_OF.get(kind, OUTSIDE)
+    found = {}
+    for name, tensor in ours.items():
+        inside = LAYER.fullmatch(name)
+        if not inside:
+            owner, _, which = name.rpartition('.')
+            full = outside.get(name) or f'{outside[owner]}.{_gain(which)}'
+            found[full] = tensor
+            continue
+        layer = f'{"transformer.h" if kind == "gpt2" else "model.layers"}.{inside[1]}'
+        found.update((f'{layer}.{part}', value) for part, value in _inside(kind, model, parts, inside[2], tensor))
+    norms = [name for name in found if 'norm' in name] if kind.startswith('gemma') else []
+    return {name: value - gains if name in norms else value for name, value in found.items()}
+
+
+def _gain(which):
+    return 'weight' if which == 'gain' else which
+
+
+def _inside(kind, model, parts, name, tensor):
+    """Their parts of one tensor of a layer."""
+    owner, _, which = name.rpartition('.')
+    if owner == 'qkv':
+        queries = model.heads // model.key_value_heads
+        q, k, v = tensor[:, :queries], tensor[:, queries], tensor[:, queries + 1]
+        flat = [part.flatten(0, -2 if which == 'weight' else -1) for part in (q, k, v)]
+        if kind == 'gpt2':
+            yield f'{parts["qkv"]}.{which}', torch.cat(flat).mT if which == 'weight' else torch.cat(flat)
+        else:
+            yield from ((f'self_attn.{x}_proj.{which}', part) for x, part in zip('qkv', flat, strict=True))
+    elif owner == 'fc1' and model.gated:
+        yield f'mlp.gate_proj.{which}', tensor[:, 0]
+        yield f'mlp.up_proj.{which}', tensor[:, 1]
+    elif name in parts:
+        yield parts[name], tensor
+    else:
+        matrix = tensor.flatten(1) if which == 'weight' and owner in ('proj', 'fc1', 'fc2') else tensor
+        # Its products are [inputs, outputs].
+        turned = kind == 'gpt2' and matrix.ndim == 2
+        yield f'{parts[owner]}.{_gain(which)}', matrix.mT if turned else matrix

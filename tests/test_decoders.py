@@ -1,0 +1,218 @@
+"""Decoders of today as graphs: every part trained under plans, wrong parts found, windows and gates priced."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simpar.case import case_of
+from simpar.cost.compute import DeviceCompute
+from simpar.errors import NumericsWrong
+from simpar.lower import lower
+from simpar.lower import record as recording
+from simpar.model.model import Asked
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import find_strategies
+from simpar.schedule import load_schedule
+from simpar.workload import AdamW, Muon, Transformer, Workload
+
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'llama3_8b_h100.yaml'
+SIZES = {'layers': 3, 'hidden': 16, 'heads': 4, 'kv_heads': 2, 'vocab': 24, 'sequence': 8, 'init_std': 0.3}
+LLAMA = Transformer(**SIZES, norm='rms_norm', activation='swiglu', bias=(), position='rotary', ffn=24)
+MODELS = {
+    'qwen': replace(LLAMA, qk_norm=True, head_dim=8, tied=True, bias=('qkv',)),
+    'scaled': replace(LLAMA, window=3, rope_scaling=(4.0, 1.0, 4.0, 16.0), rope_theta=50.0, norm='layer_norm'),
+    'gemma': replace(
+        LLAMA, window=(3, 0), activation='geglu_tanh', attention_softcap=2.0, logit_softcap=3.0, embedding_scale=4.0,
+        post_norms=True, attention_scale=0.3, tied=True, dropout=0.1, bias=('proj', 'ffn'),
+    ),
+    'unfused': replace(
+        LLAMA, window=(3, 0), activation='geglu', attention_softcap=2.0, attention='unfused', attention_scale=0.3,
+        pad_vocab=16,
+    ),
+    'phi': Transformer(
+        **{**SIZES, 'kv_heads': 0}, parallel=True, position='rotary', rotary_share=0.5, activation='gelu_tanh',
+        bias=('qkv', 'proj', 'ffn', 'head'), pad_vocab=64, norm_epsilon=1e-2, positions=0,
+    ),
+    'gpt': Transformer(**SIZES, positions=12, activation='squared_relu', bias=('qkv',), rope_scaling=(2.0,)),
+    'bare': Transformer(**SIZES, position='none', activation='silu', bias=()),
+}  # fmt: skip
+PLANS = {
+    'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2), 6),
+    'late': (Plan(data=2, tensor=2, reduce='late', zero=3, recompute='selective'), 4),
+    'tiles': (Plan(tensor=2, sequence_parallel=True, tiles=2, recompute=('layer*.rotary', 'layer*.*glu')), 2),
+}
+
+CASES = [*((model, plan) for model in MODELS for plan in ('split', 'late')), ('qwen', 'tiles'), ('unfused', 'tiles')]
+"""A pattern of recompute that names no operator is refused: those of the last plan name rotary and a gate."""
+
+
+def workload(model, **more):
+    return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(('model', 'plan'), CASES)
+def test_a_decoder_trains_as_the_unsharded_model(model, plan):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+    from executor.validate import validate
+
+    chosen, ranks = PLANS[plan]
+    # Muon sees queries, keys and values as one matrix, with a bias and without.
+    case = workload(MODELS[model], **({'optimizer': Muon()} if plan == 'late' else {}))
+    program = lower(case, chosen, ranks)
+    validate(program)
+    check(program, case, chosen)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    'strategies',
+    [
+        {'layer*.rotary': ((1, 4, 1),), 'layer*.qk_norm': ((1, 2, 2),)},
+        {'layer*.rotary': ((1, 2, 2),), 'layer*.swiglu': ((1, 1, 4),), 'layer1.attention': ((2, 1, 2),)},
+    ],
+)
+def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+
+    chosen, plan = workload(MODELS['qwen']), Plan(strategies=strategies)
+    program = lower(chosen, plan, 4)
+    assert any(op.operator == 'rotary' and 'partition' in op.attributes for op in program.op_classes)
+    check(program, chosen, plan)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
+@pytest.mark.parametrize('model', ['qwen', 'gemma', 'phi'])
+def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+
+    chosen = workload(replace(MODELS[model], layers=1))
+    given = {'layer0.fc1': ((2, 1, 1), (1, 2))} if search == 'sharding-propagation' else {}
+    hardware = cluster(load_profile('h100-sxm-8'), devices=4)
+    found = find_strategies(chosen, Plan(search=search, strategies=given), hardware)
+    assert {'layer0.rotary', 'layer0.fc1', 'norm'} <= found.origins.keys()
+    check(lower(found.workload, found.plan, 4), found.workload, found.plan)
+
+
+WRONG = {
+    'another base': ('qwen', 'layer1.rotary.F', {'attributes': {'theta': 5000.0}}),
+    'another base backward': ('qwen', 'layer1.rotary.I', {'attributes': {'theta': 5000.0}}),
+    'another scaling': ('scaled', 'layer1.rotary.F', {'attributes': {'scaling': '4.0 1.0 2.0 16.0'}}),
+    'another window': ('scaled', 'layer1.attention.F', {'attributes': {'window': 4}}),
+    'another window backward': ('scaled', 'layer1.attention.I', {'attributes': {'window': 4}}),
+    'another cap': ('gemma', 'layer1.attention.I', {'attributes': {'softcap': 2.5}}),
+    'another scale': ('gemma', 'layer1.attention.I', {'attributes': {'scale': 0.31}}),
+    'another cap of logits': ('gemma', 'logits.I', {'attributes': {'cap': 3.1}}),
+    'another epsilon of heads': ('qwen', 'layer1.qk_norm.F', {'attributes': {'epsilon': 1e-3}}),
+    'another gate': ('gemma', 'layer1.geglu_tanh.I', {'operator': 'geglu'}),
+    'a window in softmax': ('unfused', 'layer1.attention.softmax.F', {'attributes': {'window': 2}}),
+    'features left as they are': ('phi', 'layer1.rotary.F', {'attributes': {'rotated': 4}}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('case', WRONG)
+def test_a_part_that_does_something_else_is_found(case):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from sabotage import change_ops
+
+    from executor.numerics import check
+
+    model, named, changes = WRONG[case]
+    plan = Plan(tensor=2, data=2)
+    chosen = workload(MODELS[model])
+    program = lower(chosen, plan, 4)
+    with pytest.raises(NumericsWrong):
+        check(change_ops(program, named, **changes), chosen, plan)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'told'),
+    [
+        ({'parallel': True, 'post_norms': True}, 'a parallel layer has none'),
+        ({'rotary_share': 0.75, 'head_dim': 4}, '3 features of a head cannot be turned in pairs'),
+        ({'rotary_share': 0.1}, '0.1 of 4 features is none'),
+        ({'rope_scaling': (2.0, 1.0)}, '2 numbers, or a zero among them'),
+        ({'rope_scaling': (2.0, 4.0, 1.0, 8.0)}, 'low 4 is not below high 1'),
+        ({'position': 'learned', 'positions': 4}, '8 tokens, but only 4 positions'),
+    ],
+)
+def test_parts_that_do_not_fit_are_told(changes, told):
+    asked = Asked(loss='cross-entropy', data='random', batch=8, slices=1, tensor=1, sequence_parallel=False)
+    problems = list(replace(LLAMA, **changes).problems(asked))
+    assert [problem.what for problem in problems] == [told]
+
+
+def test_layers_that_differ_are_recorded_once_each(monkeypatch):
+    """Alternating windows repeat as layers of one kind do: nothing is recorded twice for want of a template."""
+    runs = []
+    run = recording.Forward.run
+    monkeypatch.setattr(recording.Forward, 'run', lambda self: (runs.append(self.repeats), run(self)))
+    model = replace(LLAMA, layers=12, window=(3, 0))
+    plan = Plan(pipeline=2, micro_batches=2)
+    found = lower(workload(model), plan, 2)
+    assert runs == [True]
+    monkeypatch.setattr(recording, 'Forward', _Plain)
+    assert lower(workload(model), plan, 2).hash == found.hash
+
+
+class _Plain:
+    """A recording of every layer for real."""
+
+    def __init__(self, **told):
+        from simpar.lower.forward import Forward
+
+        self.forward = Forward(**{**told, 'repeats': False})
+
+    def run(self):
+        self.forward.run()
+
+
+def attention(window, sequence=4096, **more):
+    """The forward of attention, and its price on an H100."""
+    model = Transformer(layers=1, hidden=4096, heads=32, kv_heads=8, vocab=64, sequence=sequence, window=window, **more)
+    program = lower(Workload(model=model, batch=1, precision='bf16'), Plan(), 1)
+    (op,) = (op for op in program.op_classes if op.name == 'layer0.attention.F')
+    return op, DeviceCompute(load_profile('h100-sxm-8')).seconds(op)
+
+
+def test_a_window_costs_the_pairs_that_it_sees():
+    whole, full = attention(0)
+    for window in (64, 1024, 4095):
+        op, cost = attention(window)
+        # Counted one by one: token t sees min(t + 1, w) tokens; a continuous triangle stands for the steps.
+        pairs = sum(min(token + 1, window) for token in range(4096)) / sum(range(1, 4097))
+        assert op.flops / whole.flops == pytest.approx(pairs, rel=0.01)
+        assert cost.seconds < full.seconds
+    assert attention(4096)[0] == whole
+    assert attention(9999)[0] == whole
+    assert attention(1024)[1].grade == 'estimate'
+
+
+def test_products_of_a_gate_have_both_halves():
+    program = lower(workload(LLAMA), Plan(), 1)
+    flops = {op.name: op.flops for op in program.op_classes}
+    rows, hidden, width = 8 * 8, 16, 24
+    assert flops['layer0.fc1.F'] == 2 * rows * hidden * 2 * width
+    assert flops['layer0.fc2.F'] == 2 * rows * hidden * width
+
+
+def test_llama_3_8b_on_64_h100():
+    begin = time.process_time()
+    case = case_of(load_schedule(EXAMPLE))
+    assert case.predict().gain is not None
+    assert time.process_time() - begin < 3
+    assert case.parameters == 8_030_261_248
+    # Of a step, for each token and weight of a product 6 operations; embedding and norms are no products.
+    tokens, weights = 128 * 8192, 8_030_261_248 - 128256 * 4096 - (2 * 32 + 1) * 4096
+    program = case.program
+    role = program.role(0)
+    ops = (program.op(role, slot) for slot in range(len(role)))
+    assert sum(op.flops for op in ops if op.operator == 'matmul') == 6 * tokens * weights / 64

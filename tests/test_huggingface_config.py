@@ -1,0 +1,229 @@
+"""``workload: {model: config.json, ...}``: what is read, what goes before it, and what is refused, each at its line."""
+
+import json
+import os
+
+import pytest
+
+from simpar.cli import main
+from simpar.errors import ScheduleError
+from simpar.huggingface.families import FAMILIES
+from simpar.huggingface.family import IGNORED, NOT_YET, ONLY
+from simpar.schedule import load_rows, load_schedule, schedule_schema, written
+from simpar.workload import Transformer
+
+LLAMA = {
+    'model_type': 'llama',
+    'vocab_size': 64,
+    'hidden_size': 32,
+    'intermediate_size': 48,
+    'num_hidden_layers': 4,
+    'num_attention_heads': 4,
+    'num_key_value_heads': 2,
+    'max_position_embeddings': 128,
+}
+HEAD = 'simpar: 1\ncluster: h100-sxm-8\n'
+
+
+def write(folder, config, workload='sequence: 16, batch: 8', more='', **changes):
+    """A config, changed, and a schedule that reads it; the path of the schedule."""
+    kept = {key: value for key, value in {**config, **changes}.items() if value is not ...}
+    (folder / 'config.json').write_text(json.dumps(kept, indent=2))
+    path = folder / 'schedule.yaml'
+    path.write_text(f'{HEAD}workload: {{model: config.json, {workload}}}\n{more}')
+    return path
+
+
+def model_of(folder, config=LLAMA, workload='sequence: 16, batch: 8', **changes):
+    return load_schedule(write(folder, config, workload, **changes)).workload.model
+
+
+def refused(folder, *args, **changes):
+    """What is told of a file, a line each, without its folder."""
+    with pytest.raises(ScheduleError) as caught:
+        load_schedule(write(folder, *args, **changes))
+    return [str(problem).replace(f'{folder}/', '') for problem in caught.value.problems]
+
+
+def test_a_config_is_a_transformer(tmp_path):
+    assert model_of(tmp_path, rms_norm_eps=1e-5, rope_theta=5e5) == Transformer(
+        layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=64, sequence=16, norm='rms_norm', norm_epsilon=1e-5,
+        activation='swiglu', position='rotary', rope_theta=5e5, bias=(),
+    )  # fmt: skip
+
+
+def test_what_stands_beside_it_goes_before_what_it_says(tmp_path):
+    model = model_of(tmp_path, workload='batch: 8, layers: 2, sequence: 32, pad_vocab: 128, attention: unfused')
+    assert (model.layers, model.sequence, model.padded_vocab, model.attention) == (2, 32, 128, 'unfused')
+
+
+def test_settings_and_sweeps_reach_it(tmp_path, monkeypatch):
+    path = write(tmp_path, LLAMA, more='sweep: {workload.sequence: [16, 32]}\nagainst: {workload.layers: 2}\n')
+    assert load_schedule(path, ['workload.hidden=64']).workload.model.hidden == 64
+    rows = load_rows(path)
+    assert [row.schedule.workload.model.sequence for row in rows] == [16, 32]
+    assert load_schedule(path).baseline().workload.model.layers == 2
+    other = tmp_path / 'other.json'
+    other.write_text(json.dumps({**LLAMA, 'num_hidden_layers': 6}))
+    monkeypatch.chdir(tmp_path)
+    rows = load_rows(path, (), ['workload.model=[config.json, other.json]'])
+    assert [row.schedule.workload.model.layers for row in rows] == [4, 6]
+
+
+def test_what_is_written_again_needs_no_config(tmp_path):
+    schedule = load_schedule(write(tmp_path, LLAMA))
+    again = tmp_path / 'again.yaml'
+    again.write_text(json.dumps(written(schedule)))
+    (tmp_path / 'config.json').unlink()
+    assert load_schedule(again).workload == schedule.workload
+
+
+@pytest.mark.parametrize(
+    ('changes', 'model'),
+    [
+        ({'num_key_value_heads': ...}, {'key_value_heads': 4}),
+        ({'head_dim': 16}, {'head_width': 16}),
+        ({'attention_bias': True, 'mlp_bias': True}, {'bias': ('qkv', 'proj', 'ffn')}),
+        ({'hidden_act': 'gelu_pytorch_tanh'}, {'activation': 'geglu_tanh'}),
+        ({'rope_scaling': {'type': 'linear', 'factor': 8}}, {'rope_scaling': (8.0,)}),
+        ({'rope_scaling': {'rope_type': 'default'}}, {'rope_scaling': ()}),
+        ({'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 7.0, 'partial_rotary_factor': 0.5}},
+         {'rope_scaling': (2.0,), 'rope_theta': 7.0, 'rotary_share': 0.5}),
+        ({'model_type': 'mistral', 'sliding_window': None}, {'window': 0}),
+        ({'model_type': 'mistral', 'sliding_window': 8}, {'window': 8}),
+        ({'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 8, 'max_window_layers': 3},
+         {'window': (0, 0, 0, 8)}),
+        ({'model_type': 'qwen2', 'sliding_window': 8}, {'window': 0, 'bias': ('qkv',)}),
+        ({'model_type': 'qwen3', 'head_dim': 8}, {'qk_norm': True}),
+        ({'model_type': 'gemma2', 'sliding_window': 8}, {'window': (8, 0), 'post_norms': True, 'tied': True}),
+        ({'model_type': 'phi', 'partial_rotary_factor': 0.5}, {'parallel': True, 'rotary_share': 0.5}),
+    ],
+)  # fmt: skip
+def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path):
+    found = model_of(tmp_path, **changes)
+    assert {name: getattr(found, name) for name in model} == model
+
+
+@pytest.mark.parametrize(
+    ('changes', 'told'),
+    [
+        ({'hidden_size': '32'}, ['config.json:4: hidden_size: not an integer (got "32"); write an integer from 1 to ']),
+        ({'hidden_size': ...}, ['config.json:1: hidden_size: missing; add hidden_size']),
+        ({'hidden_size': 30}, ['config.json:4: hidden_size: 30 does not divide by heads 4; write a multiple of 4']),
+        ({'num_key_value_heads': 3}, ['config.json:8: num_key_value_heads: 3 does not divide heads 4; write one of ']),
+        ({'hidden_act': 'tanh'}, ["config.json:10: hidden_act: no such activation (got 'tanh'); write one of silu, "]),
+        ({'rope_scaling': {'type': 'yarn', 'factor': 4}}, ['config.json:10: rope_scaling: not yet: rotary scaled ']),
+        ({'rope_scaling': {'type': 'linear'}}, ['config.json:10: rope_scaling: linear without a number for factor; ']),
+        ({'attention_dropout': 0.1}, ['config.json:10: attention_dropout: not modelled (got 0.1); only 0 or null is']),
+        ({'attention_bias': 'yes'}, ['config.json:10: attention_bias: not true or false; write true or false']),
+        ({'quantization_config': {'bits': 4}}, ["config.json:10: quantization_config: not modelled (got {'bits': 4})"]),
+        ({'architectures': ['LlamaForSequenceClassification']}, ['config.json:10: architectures: not a decoder with ']),
+        ({'model_type': 'mixtral'}, ['config.json:2: model_type: not yet: mixtral (a mixture of experts); one of ']),
+        ({'model_type': 'bert'}, ["config.json:2: model_type: not known (got 'bert'); one of llama, mistral, qwen2, "]),
+        ({'model_type': ...}, ['config.json:1: model_type: missing; write one of llama, mistral, qwen2, qwen3, gemma']),
+        ({'model_type': 'qwen2', 'use_sliding_window': True, 'layer_types': ['full_attention']},
+         ['config.json:11: layer_types: 1 kinds for 4 layers; write one for each layer']),
+        ({'hidden_size': None, 'hidden_act': 'x'},
+         ['config.json:10: hidden_act: no such activation', 'config.json:4: hidden_size: missing; add hidden_size']),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_at_the_configs_line(changes, told, tmp_path):
+    found = refused(tmp_path, LLAMA, **changes)
+    assert len(found) == len(told)
+    for one, expected in zip(sorted(found), told, strict=True):
+        assert one.startswith(expected), found
+
+
+@pytest.mark.parametrize(
+    ('workload', 'told'),
+    [
+        (
+            'batch: 8',
+            'schedule.yaml:3: workload.model: how many tokens a sample has is not told; write e.g. sequence: 20',
+        ),
+        (
+            'batch: 8, sequence: 16, seqence: 8',
+            'schedule.yaml:3: workload.seqence: unknown key; did you mean sequence?',
+        ),
+        ('batch: 8, sequence: 0', 'schedule.yaml:3: workload.sequence: too small (got 0); write an integer from 1 to '),
+        ('batch: 8, sequence: 16, heads: 6', 'config.json:4: hidden_size: 32 does not divide by heads 6; write a mult'),
+        ('batch: 8, transformer: {}', 'schedule.yaml:3: workload.model: stands beside transformer; write one of them'),
+    ],
+)
+def test_what_is_wrong_beside_it_is_told_at_its_own_line(workload, told, tmp_path):
+    found = refused(tmp_path, LLAMA, workload)
+    assert len(found) == 1
+    assert found[0].startswith(told), found
+
+
+def test_a_file_that_is_no_config_is_refused(tmp_path):
+    path = write(tmp_path, LLAMA)
+    config = tmp_path / 'config.json'
+    for text, told in (
+        ('[1]', 'config.json:1: not a mapping'),
+        ('{"a": ', 'config.json:1: not YAML'),
+        ('', 'config.json:1: the file is empty'),
+        ('{"model_type": "llama", "model_type": "llama"}', "config.json:1: 'model_type' is given twice"),
+        ('"' + 'x' * 2**20 + '"', 'config.json: more than 1048576 bytes'),
+    ):
+        config.write_text(text)
+        with pytest.raises(ScheduleError, match=told):
+            load_schedule(path)
+    config.unlink()
+    with pytest.raises(ScheduleError, match=r'config\.json: no such file'):
+        load_schedule(path)
+    os.mkfifo(config)
+    with pytest.raises(ScheduleError, match=r'config\.json: not a regular file'):
+        load_schedule(path)
+
+
+def test_a_wrong_config_is_one_screen_and_no_traceback(tmp_path, capsys):
+    assert main(['run', str(write(tmp_path, LLAMA, hidden_size=-1, num_hidden_layers=0))]) == 2
+    said = capsys.readouterr().err
+    assert said.count('config.json:') == 2
+    assert 'Traceback' not in said
+
+
+def test_keys_that_nobody_knows_are_listed(tmp_path, capsys):
+    schedule = load_schedule(write(tmp_path, LLAMA, residual_multiplier=0.2, bos_token_id=1, some_new_switch=False))
+    (note,) = schedule.notes
+    assert note == f'keys of the config that were not read: {tmp_path}/config.json:10: residual_multiplier'
+    assert main(['run', str(tmp_path / 'schedule.yaml'), '--json']) == 0
+    assert note in json.loads(capsys.readouterr().out)['notes']
+
+
+def test_a_path_starts_from_the_schedules_folder_or_where_it_was_typed(tmp_path, monkeypatch):
+    path = write(tmp_path, LLAMA)
+    (tmp_path / 'sub').mkdir()
+    (tmp_path / 'sub' / 'typed.json').write_text(json.dumps({**LLAMA, 'num_hidden_layers': 7}))
+    monkeypatch.chdir(tmp_path / 'sub')
+    assert load_schedule(path).workload.model.layers == 4
+    assert load_schedule(path, ['workload.model=typed.json']).workload.model.layers == 7
+
+
+def test_the_tables_of_keys_do_not_contradict_one_another():
+    known = {key for family in FAMILIES.values() for key in family.known}
+    assert known & IGNORED <= {'hidden_act'}
+    assert not ONLY.keys() & (known | IGNORED)
+    later = ' '.join(NOT_YET.values()).split()
+    assert len(later) == len(set(later))
+    assert not set(later) & FAMILIES.keys()
+
+
+@pytest.mark.torch
+def test_what_a_file_leaves_out_is_what_transformers_takes():
+    transformers = pytest.importorskip('transformers', reason='needs the extra test')
+    for kind, family in FAMILIES.items():
+        config = transformers.AutoConfig.for_model(kind, use_sliding_window=True)
+        told = config.to_dict()
+        theirs = {**told, **told.get('rope_parameters', {})}
+        compared = (family.defaults.keys() & family.known) - family.only.keys()
+        for key in compared - {'use_sliding_window'}:
+            assert theirs[key] == family.defaults[key], (kind, key)
+
+
+def test_editors_know_the_keys_beside_it():
+    workload = schedule_schema()['$defs']['Workload']
+    assert workload['oneOf'][0] == {'required': ['model']}
+    assert workload['properties']['sequence']['x-beside'] == 'model'
+    assert workload['dependentRequired']['sequence'] == ['model']

@@ -1,0 +1,116 @@
+"""Models that we did not write: losses and gradients of transformers' tiny models, under plans that cover the axes."""
+
+from contextlib import nullcontext
+from functools import cache
+from itertools import combinations
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+pytest.importorskip('transformers', reason='needs the extra test')
+
+from huggingface_cases import PLANS, SEQUENCE, TINY, Unnarrowed, schedule_of, their_names, transformers_model
+
+from executor.inprocess import InProcess
+from executor.reference import Reference
+from executor.tensors import batch_of
+from simpar.lower import lower
+from simpar.plan import Plan
+
+pytestmark = pytest.mark.torch
+TOLERANCE = 1e-10
+ORACLES = ('gpt2', 'llama', 'mistral', 'qwen3')
+ALSO = ('qwen2', 'gemma2', 'phi')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('configs')
+
+
+@cache
+def case(kind, folder):
+    """The workload of a config, and what transformers computes: loss and gradients, by its own names."""
+    workload = schedule_of(TINY[kind], folder).workload
+    model = loaded(kind, workload)
+    loss = their_loss(model, workload, Unnarrowed(torch.float64))
+    loss.backward()
+    return workload, float(loss.detach()), {name: one.grad for name, one in model.named_parameters()}
+
+
+def loaded(kind, workload, **how):
+    """A model of transformers with the weights that programs begin with."""
+    model = transformers_model(TINY[kind], torch.float64, **how)
+    own = {name: value.detach() for name, value in Reference(workload, Plan(), seed=7).parameters.items()}
+    left = model.load_state_dict(their_names(kind, workload.model, own), strict=False)
+    assert not left.unexpected_keys
+    assert set(left.missing_keys) <= {'lm_head.weight'}, 'tied'
+    return model
+
+
+def their_loss(model, workload, patch):
+    shape, drawn = (workload.batch, SEQUENCE), f'tokens:{workload.model.vocab}'
+    tokens, labels = (batch_of(name, drawn, shape, torch.int64, 7, 0) for name in ('tokens', 'labels'))
+    with patch:
+        logits = model(tokens).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def compared(kind, folder, plan, ranks):
+    """The largest deviation of a loss or gradient, in norm."""
+    workload, loss, gradients = case(kind, folder)
+    found = InProcess(lower(workload, plan, ranks), 7).run(1)
+    own = {name.removeprefix('d:'): value for name, value in found.gradients.items()}
+    named = their_names(kind, workload.model, own, gains=0.0)
+    assert named.keys() == gradients.keys()
+    errors = [abs(found.losses[0] - loss) / abs(loss)]
+    # A bias of keys moves no softmax: its gradient is zero but for rounding, which is no size to divide by.
+    floor = 1e-6 * max(float(one.norm()) for one in gradients.values())
+    errors += [float((named[name] - one).norm()) / max(float(one.norm()), floor) for name, one in gradients.items()]
+    return max(errors)
+
+
+@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize('kind', ORACLES)
+def test_losses_and_gradients_are_those_of_transformers(kind, plan, folder):
+    assert compared(kind, folder, *PLANS[plan]) <= TOLERANCE
+
+
+@pytest.mark.parametrize('kind', ALSO)
+def test_other_families_compute_what_transformers_computes(kind, folder):
+    assert compared(kind, folder, *PLANS['data-tensor-sequence-zero']) <= TOLERANCE
+
+
+def test_the_plans_cover_every_pair_of_axes():
+    axes = {
+        'data': lambda plan: plan.data > 1,
+        'tensor': lambda plan: plan.tensor > 1,
+        'sequence': lambda plan: plan.sequence_parallel,
+        'pipeline': lambda plan: plan.pipeline > 1,
+        'copies': lambda plan: plan.copies > 1,
+        'zero': lambda plan: plan.zero > 0,
+        'recompute': lambda plan: plan.recompute != 'none',
+    }
+    for one, other in combinations(axes, 2):
+        met = {(axes[one](plan), axes[other](plan)) for plan, _ in PLANS.values()}
+        # Without tensor ranks there is no sequence to shard, without data ranks nothing that zero shards.
+        barred = {(False, True)} if (one, other) in (('tensor', 'sequence'), ('data', 'zero')) else set()
+        assert met | barred == {(False, False), (False, True), (True, False), (True, True)}, (one, other)
+
+
+@pytest.mark.parametrize('kind', TINY)
+def test_the_patch_of_transformers_changes_nothing_in_fp32(kind):
+    model = transformers_model(TINY[kind], torch.float32)
+    tokens = torch.arange(SEQUENCE).remainder(24).unsqueeze(0)
+    plain = model(tokens).logits
+    with Unnarrowed(torch.float32):
+        patched = model(tokens).logits
+    assert torch.equal(plain, patched)
+    assert plain.dtype == torch.float32
+
+
+@pytest.mark.parametrize('kind', ORACLES)
+def test_without_the_patch_losses_agree_to_single_precision(kind, folder):
+    workload, loss, _ = case(kind, folder)
+    model = loaded(kind, workload, patched=False)
+    assert float(their_loss(model, workload, nullcontext()).detach()) == pytest.approx(loss, rel=1e-5)
