@@ -4,12 +4,17 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
+# make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
+# make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
+# make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
+# make prove-engines  120,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-paced prove-sizes netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow netns lab clean
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -41,14 +46,26 @@ netns: .venv-test/installed
 # the name before
 lab: netns
 
+bench: .venv-test/installed
+	.venv-test/bin/python -m benchmarks $(BENCH)
+
 prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py
+
+prove-grow: .venv-test/installed
+	.venv-test/bin/python tests/prove_grow.py
+
+prove-engines: .venv-test/installed
+	.venv-test/bin/python tests/prove_engines.py
 
 prove-paced: .venv-test/installed
 	.venv-test/bin/python tests/prove_paced.py
 
 prove-sizes: .venv-test/installed
 	.venv-test/bin/python tests/prove_sizes.py
+
+prove-culprit: .venv-test/installed
+	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

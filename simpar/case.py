@@ -155,8 +155,25 @@ def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
 def _one(schedule: Schedule, hardware: Cluster | None = None) -> Case:
     hardware = hardware or cluster_of(schedule)
     found, plan = choices(schedule, hardware)
-    program = lower(found.workload, plan, hardware.world)
+    program = _lowered(found.workload, plan, hardware.world)
     return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
+
+
+_KEPT: Final = 4
+"""How many programs are kept for schedules that differ in nothing that a program knows of."""
+_programs: list[tuple[Workload, Plan, int, Program]] = []
+
+
+def _lowered(workload: Workload, plan: Plan, world: int) -> Program:
+    """The program; that of an equal workload and plan is not lowered again, nor what follows from it worked out."""
+    for place, (*known, program) in enumerate(_programs):
+        if known == [workload, plan, world]:
+            _programs.append(_programs.pop(place))
+            return program
+    program = lower(workload, plan, world)
+    _programs.append((workload, plan, world, program))
+    del _programs[:-_KEPT]
+    return program
 
 
 def _made(schedule: Schedule) -> tuple[Program, Cluster]:

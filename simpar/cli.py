@@ -83,7 +83,11 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument('--markdown', action='store_true', help='print the table as Markdown and nothing else')
     sweep.add_argument('--across', metavar='a.b', help="with --markdown: a column for each of this key's values")
     sweep.add_argument('--plot', type=Path, metavar='PNG', help='draw the rows as bars')
-    sweep.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
+    sweep.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
+    sweep.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
+    sweep.add_argument(
+        '--journal', type=Path, metavar='FILE', help='keep finished rows here and go on from them (default: PATH.rows)'
+    )
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
@@ -91,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
+    measure.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted and measured, the difference marked')
     measure.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     measure.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
     measure.add_argument(
@@ -106,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
     compare.add_argument('measurement', type=Path, metavar='MEASUREMENT')
+    compare.add_argument('--plot', type=Path, metavar='PNG', help='draw both, the difference marked')
     compare.add_argument(
         '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
     )
@@ -178,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print('simpar: interrupted', file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print('; '.join(['simpar: interrupted', *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         # Files are written whole, with their names; what has none is the standard output.

@@ -14,9 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from simpar.cost.costs import Costs
+from simpar.diagnosis import Diagnosis, diagnose, diagnosis_to_dict, sentence
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
 from simpar.trace import Times, Trace
-from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved
+from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_trace
 from simpar.units import format_time
 
 FORMAT: Final = 'simpar comparison 1'
@@ -89,6 +91,7 @@ class Comparison:
             waiting for peers, and pauses of the first stream.
         op_classes: running one op, mean over its occurrences and ranks.
         worst: the ops that account for most of the error.
+        diagnosis: the cause of the difference; None where the prediction does not say what it was simulated from.
     """
 
     origin: str
@@ -98,6 +101,7 @@ class Comparison:
     phases: dict[str, Pair]
     op_classes: dict[str, Pair]
     worst: tuple[OpError, ...]
+    diagnosis: Diagnosis | None = None
 
     def check(self, tolerance: float) -> None:
         """Raise ``OutsideTolerance`` where the step's error is larger than ``tolerance``, a share."""
@@ -105,14 +109,22 @@ class Comparison:
             raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
 
 
-def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, percentile: float = 50.0) -> Comparison:
-    """Compare two traces of one Program.
+def compare(
+    predicted: Trace | SavedTrace,
+    measured: Trace | SavedTrace,
+    *,
+    percentile: float = 50.0,
+    costs: Costs | None = None,
+) -> Comparison:
+    """Compare two traces of one Program, and look for the cause of the difference.
 
-    Arguments: ``percentile`` of the measured steps that is compared with the last predicted step, e.g. 10 on a machine
-    that others disturb. Ops are compared by their medians over the measured steps. Raises ``ScheduleError`` if the
-    traces are of different Programs.
+    Arguments:
+        percentile: of the measured steps that is compared with the last predicted step, e.g. 10 on a machine that
+            others disturb. Ops are compared by their medians over the measured steps.
+        costs: what a predicted ``Trace`` was simulated with; a saved one may bring its own.
+    Raises ``ScheduleError`` if the traces are of different Programs.
     """
-    one = to_saved(predicted) if isinstance(predicted, Trace) else predicted
+    one = to_saved(predicted, costs) if isinstance(predicted, Trace) else predicted
     other = to_saved(measured) if isinstance(measured, Trace) else measured
     _same_program(one, other)
     # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
@@ -126,13 +138,22 @@ def compare(predicted: Trace | SavedTrace, measured: Trace | SavedTrace, *, perc
         phases=_phases(ranks),
         op_classes=_op_classes(ranks),
         worst=_worst(ranks),
+        diagnosis=_diagnosis(one, other),
     )
+
+
+def _diagnosis(one: SavedTrace, other: SavedTrace) -> Diagnosis | None:
+    """The cause, where the prediction says what it was simulated from."""
+    if one.basis is None:
+        return None
+    return diagnose(one.basis.program, one.basis.costs, to_trace(other, one.basis.program))
 
 
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison as one object; seconds, errors as shares."""
     return {
         'format': FORMAT,
+        'diagnosis': diagnosis_to_dict(comparison.diagnosis) if comparison.diagnosis else None,
         'origin': comparison.origin,
         'steps': comparison.steps,
         'step': _pair_json(comparison.step),
@@ -167,7 +188,13 @@ def render_comparison(comparison: Comparison, *, colour: bool | None = None, wid
     worst.columns[-1].justify = 'left'
     for op in comparison.worst:
         worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
-    return render_parts([_headline(comparison), '', phases, '', worst], colour=colour, width=width)
+    # The cause first: it is what a reader can act on.
+    cause = [_capital(sentence(comparison.diagnosis))] if comparison.diagnosis else []
+    return render_parts([*cause, _headline(comparison), '', phases, '', worst], colour=colour, width=width)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 class _Rank(NamedTuple):

@@ -12,16 +12,20 @@ Intervals = NDArray[np.float64]
 
 def union(intervals: Intervals) -> Intervals:
     """Disjoint intervals, in order, that cover the same points; shape [n, 2] → [m, 2]."""
+    # Column by column, which is faster than rows of two.
+    begin, end = intervals[:, 0], intervals[:, 1]
     # Empty intervals cover nothing, and would split what they touch.
-    kept = intervals[intervals[:, 1] > intervals[:, 0]]
-    if not len(kept):
-        return kept
-    # Sorted by begin, a new group starts wherever a begin lies beyond all ends before it.
-    kept = kept[np.argsort(kept[:, 0], kind='stable')]
-    reach = np.maximum.accumulate(kept[:, 1])
-    first = np.flatnonzero(np.concatenate(([True], kept[1:, 0] > reach[:-1])))
-    last = np.concatenate((first[1:] - 1, [len(kept) - 1]))
-    return np.column_stack((kept[first, 0], reach[last]))
+    kept = end > begin
+    begin, end = begin[kept], end[kept]
+    if not len(begin):
+        return np.empty((0, 2))
+    # Sorted by begin, a new group starts wherever a begin lies beyond all ends before it. Ops of a stream are in order.
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind='stable')
+        begin, end = begin[order], end[order]
+    reach = np.maximum.accumulate(end)
+    starts = np.concatenate(([True], begin[1:] > reach[:-1]))
+    return np.column_stack((begin[starts], reach[np.append(starts[1:], True)]))
 
 
 def length(intervals: Intervals) -> float:

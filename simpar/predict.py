@@ -17,7 +17,7 @@ import numpy as np
 from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
-from simpar.engine import simulate
+from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
@@ -141,11 +141,21 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
     computation, and both slow each other: the last step that is simulated would be too fast. So a further one is
     simulated where there are such messages, and left out of the trace.
     """
+    further = _goes_on(program)
+    trace = simulate(program, costs, steps=steps + further)
+    return trace.first(steps) if further else trace
+
+
+def _step(program: Program, costs: Costs, steps: int) -> float:
+    """Seconds of the last step of ``followed``."""
+    ends = step_ends(program, costs, steps=steps + _goes_on(program))[:steps]
+    return float(np.diff(ends, prepend=0.0)[-1])
+
+
+def _goes_on(program: Program) -> bool:
+    """Whether messages may go on under the next step."""
     # A role whose last op computes leaves no message that could run into the next step.
-    ends = (program.op(role, len(role) - 1).kind for role in program.roles)
-    if all(kind == 'compute' for kind in ends):
-        return simulate(program, costs, steps=steps)
-    return simulate(program, costs, steps=steps + 1).first(steps)
+    return any(program.op(role, len(role) - 1).kind != 'compute' for role in program.roles)
 
 
 def predict(
@@ -180,41 +190,39 @@ def predict(
     others = _states(baseline, priced, steps)
     return Prediction(
         name=names[0],
-        trace=mine[-1].trace,
-        costs=mine[-1].costs,
+        trace=mine.trace,
+        costs=mine.costs,
         profile=cluster.profile,
-        baseline=Prediction(
-            name=names[1], trace=others[-1].trace, costs=others[-1].costs, profile=other_cluster.profile
-        ),
+        baseline=Prediction(name=names[1], trace=others.trace, costs=others.costs, profile=other_cluster.profile),
         explanation=_explain(others, mine),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
-    """A program's costs with some effects switched on, and what comes of them."""
+class _States:
+    """What comes of a program after each of ``EFFECTS``: its steps in seconds, and at last its costs and trace."""
 
+    steps: tuple[float, ...]
     costs: Costs
     trace: Trace
 
 
-def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) -> list[_State]:
+def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) -> _States:
     """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
-    states: list[_State] = []
-    for _, effects in EFFECTS:
-        costs = priced(effects)
-        # Simulation takes the time; on a machine without this effect the trace would be the same.
-        same = bool(states) and _same(costs, states[-1].costs)
-        states.append(_State(costs, states[-1].trace if same else followed(program, costs, steps)))
-    return states
+    costs = [priced(effects) for _, effects in EFFECTS]
+    trace = followed(program, costs[-1], steps)
+    found = [trace.step]
+    # From the last state back: nothing is asked of the others but their step, and many are as the one behind them.
+    for one, behind in zip(reversed(costs[:-1]), reversed(costs), strict=False):
+        found.append(found[-1] if _same(one, behind) else _step(program, one, steps))
+    return _States(tuple(reversed(found)), costs[-1], trace)
 
 
-def _explain(baselines: list[_State], states: list[_State]) -> tuple[Contribution, ...]:
+def _explain(baselines: _States, states: _States) -> tuple[Contribution, ...]:
     """Differences of differences, from the ideal state to the last."""
     rows = []
     before = 0.0
-    for (effect, _), other, mine in zip(EFFECTS, baselines, states, strict=True):
-        baseline, step = other.trace.step, mine.trace.step
+    for (effect, _), baseline, step in zip(EFFECTS, baselines.steps, states.steps, strict=True):
         # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
         # exact.
         rows.append(Contribution(effect=effect, seconds=baseline - step - before, baseline=baseline, step=step))

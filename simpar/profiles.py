@@ -76,6 +76,17 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
     Raises ``ProfileError`` with every problem.
     """
     path = profile_path(name)
+    try:
+        status = path.stat()
+    # What cannot be read is told by what reads it.
+    except OSError:
+        return _load(path, 0, 0)
+    return _load(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: Path, stamp: int, size: int) -> Profile:
+    """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
     prepare = functools.partial(_with_paths, path.parent)
     return document.load(path, Profile, prepare=prepare, check=_problems, error=ProfileError)
 

@@ -203,7 +203,7 @@ def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
         mine = tuple(rank for rank in steady.ranks if any(program.role(rank.rank) is role for role in roles))
         window = StepMetrics(step=steady.step, ranks=mine)
         figures = {name: getattr(window, name) for name in ('compute', 'exposed', 'idle', 'bubble')}
-        memory = max(prediction.memory.rank(rank.rank).peak.bytes for rank in mine)
+        memory = max(prediction.memory.rank(rank.rank).peak_bytes for rank in mine)
         ranks = sum(rank.ranks for rank in mine)
         places.append({'stages': list(stages), 'rank': mine[0].rank, 'ranks': ranks, **figures, 'memory': memory})
     return places

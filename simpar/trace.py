@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class RankTimes:
     end_KS: Times
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """All spans of some steps, run back to back.
 
@@ -64,7 +65,7 @@ class Trace:
         """Number of steps."""
         return int(self.representatives[0].end_KS.shape[0])
 
-    @property
+    @cached_property
     def step_ends(self) -> Times:
         """Shape [steps]: when the last op of each step ended, over all ranks."""
         return np.asarray(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from simpar.cost.costs import Costs
+from simpar.cost.written import costs_from_dict, costs_to_dict
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
+from simpar.program.text import format_program, parse_program
 from simpar.trace import RankTimes, Times, Trace
 
 if TYPE_CHECKING:
@@ -39,6 +42,14 @@ class SavedSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """What a prediction was simulated from."""
+
+    program: Program
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedRank:
     """Times of one rank, seconds, shape [steps, slots]; ``role`` indexes the saved trace's roles."""
 
@@ -59,6 +70,7 @@ class SavedTrace:
         roles: the slots of each role, in issue order.
         representatives: the times of the ranks that stand for all.
         representative_of_rank: for each rank an index into ``representatives``.
+        basis: what a prediction was simulated from, where it was kept.
     """
 
     program: str
@@ -66,6 +78,7 @@ class SavedTrace:
     roles: tuple[tuple[SavedSlot, ...], ...]
     representatives: tuple[SavedRank, ...]
     representative_of_rank: tuple[int, ...]
+    basis: Basis | None = None
 
     @property
     def step_times(self) -> Times:
@@ -74,8 +87,11 @@ class SavedTrace:
         return np.asarray(np.diff(ends, prepend=0.0))
 
 
-def to_saved(trace: Trace) -> SavedTrace:
-    """A trace on its own."""
+def to_saved(trace: Trace, costs: Costs | None = None) -> SavedTrace:
+    """A trace on its own.
+
+    Arguments: ``costs`` that it was simulated with, to be kept.
+    """
     program = trace.program
     # Only roles that some representative has, so that files stay small.
     used = sorted({int(program.role_of_rank[rank_times.rank]) for rank_times in trace.representatives})
@@ -112,6 +128,7 @@ def to_saved(trace: Trace) -> SavedTrace:
             for rank_times in trace.representatives
         ),
         representative_of_rank=tuple(trace.representative_of_rank.tolist()),
+        basis=Basis(program, costs) if costs is not None else None,
     )
 
 
@@ -130,12 +147,15 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
     return Trace(program, saved.origin, tuple(representatives), np.array(saved.representative_of_rank, dtype=np.int32))
 
 
-def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
-    """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``."""
-    saved = to_saved(trace) if isinstance(trace, Trace) else trace
+def save_trace(path: Path, trace: Trace | SavedTrace, costs: Costs | None = None) -> None:
+    """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``.
+
+    Arguments: ``costs`` as of ``to_saved``; with them a comparison can look for causes.
+    """
+    saved = to_saved(trace, costs) if isinstance(trace, Trace) else trace
     # Columns instead of rows: names of fields stand once, not once a slot.
     columns = list(SavedSlot.__slots__)
-    content = {
+    content: dict[str, Any] = {
         'format': FORMAT,
         'program': saved.program,
         'origin': saved.origin,
@@ -152,6 +172,8 @@ def save_trace(path: Path, trace: Trace | SavedTrace) -> None:
             for rank_times in saved.representatives
         ],
     }
+    if saved.basis is not None:
+        content['basis'] = {'program': format_program(saved.basis.program), 'costs': costs_to_dict(saved.basis.costs)}
     write_atomically(path, json.dumps(content) + '\n')
 
 
@@ -177,7 +199,27 @@ def load_trace(path: Path) -> SavedTrace:
         roles=tuple(_slots(role) for role in content.roles),
         representatives=tuple(_saved_rank(times) for times in content.lanes),
         representative_of_rank=tuple(content.lane_of_rank),
+        basis=_basis(path, content),
     )
+
+
+def _basis(path: Path, content: _Content) -> Basis | None:
+    """What the file says that the trace was simulated from."""
+    if content.basis is None:
+        return None
+    program = parse_program(content.basis.program, f'{path}: basis.program')
+    if program.hash != content.program:
+        raise ScheduleError(Problem(str(path), 'basis.program: is another program than that of the trace'))
+    try:
+        return Basis(program, costs_from_dict(content.basis.costs, program))
+    except ValueError as error:
+        raise ScheduleError(Problem(str(path), f'basis.costs: {error}', 'write the trace again with --save')) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _BasisContent:
+    program: str
+    costs: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +252,7 @@ class _Content:
     lane_of_rank: list[int]
     roles: list[_RoleContent]
     lanes: list[_RankContent]
+    basis: _BasisContent | None = None
 
 
 def _adapter() -> TypeAdapter[_Content]:

@@ -84,6 +84,16 @@ def format_time(seconds: float) -> str:
     return _scaled(seconds, ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'us'), (1e-9, 'ns')))
 
 
+def format_duration(seconds: float) -> str:
+    """A time to wait as a person says it, to the second, e.g. ``1 min 10 s``; of hours and days, two units."""
+    left = max(1, round(seconds))
+    for size, unit, part, smaller in ((86400, 'd', 3600, 'h'), (3600, 'h', 60, 'min'), (60, 'min', 1, 's')):
+        if left >= size:
+            rest = left % size // part
+            return f'{left // size} {unit} {rest} {smaller}' if rest else f'{left // size} {unit}'
+    return f'{left} s'
+
+
 def format_size(size: float) -> str:
     """Bytes as a person reads them, e.g. ``1.5 MB``."""
     return _scaled(size, ((1e12, 'TB'), (1e9, 'GB'), (1e6, 'MB'), (1e3, 'KB'), (1.0, 'B')))

@@ -1,7 +1,7 @@
 """A second simulator for small programs, written to be obviously right: exact fractions, no grid, no heap, no folding.
 
 It looks at every rank at every moment, and raises all speeds together until nothing can rise. It shares no code with
-the engine.
+the engine. Where nothing can go on, it says what heads every stream.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from fractions import Fraction
 from simpar.cost.costs import Costs
 from simpar.program import Program
 
+GRID = 2**40
 Key = tuple[int, int, int]
 """(rank, step, slot)."""
 
 
 @dataclass
 class Task:
-    """A compute op, or a communication with all its participants."""
+    """A compute op, or a communication with all its participants.
+
+    Arguments: ``complete``, whether the program has all of them; one that lacks any never starts.
+    """
 
     members: list[Key]
+    complete: bool
     op_class: int
     latency: Fraction
     work: Fraction
@@ -74,42 +79,60 @@ def _task(program: Program, costs: Costs, keys: list[Key]) -> Task:
     op = program.op_classes[index]
     if op.kind == 'compute':
         # the grid of isolated durations is part of the model
-        seconds = Fraction(round(costs.compute[index] / costs.rank_speed[rank] * 2**40), 2**40)
-        return Task(keys, index, Fraction(0), seconds, Fraction(costs.beside_communication[index]), True, {})
-    group = program.partitions[op.partition].place(rank)[0]
-    cost = costs.communication[index][group]
+        seconds = Fraction(round(costs.compute[index] / costs.rank_speed[rank] * GRID), GRID)
+        return Task(keys, True, index, Fraction(0), seconds, Fraction(costs.beside_communication[index]), True, {})
+    groups, size = program.partitions[op.partition].groups_GP.shape
+    if len(keys) < (size if op.kind == 'collective' else 2):
+        return Task(keys, False, index, Fraction(0), Fraction(0), Fraction(1), False, {})
+    group, position = program.partitions[op.partition].place(rank)
+    entries = costs.communication[index]
+    cost = entries[group] if len(entries) == groups else entries[group * size + position]
     demands = {link: Fraction(demand) for link, demand in cost.links}
     beside = Fraction(costs.beside_compute[index])
-    return Task(keys, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands)
+    return Task(keys, True, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands)
 
 
 @dataclass
 class Oracle:
-    """One run."""
+    """One run.
+
+    Arguments: ``exact``, whether so far every moment, and what would end within a tick of one, is on the grid of times,
+    and doubles hold every speed and all work done and left, so that an engine on doubles loses nothing.
+    """
 
     program: Program
     costs: Costs
     steps: int
     now: Fraction = Fraction(0)
     arrive: dict[Key, Fraction] = field(default_factory=dict)
+    exact: bool = True
 
     def __post_init__(self) -> None:
         self.tasks = tasks_of(self.program, self.costs, self.steps)
         self.every = list({id(task): task for task in self.tasks.values()}.values())
         self.before = {key: self._before(key) for key in self.tasks}
-        self.issued = {key: self._issue_time(key) for key in self.tasks}
+        self.issued = self._issue_times()
 
     def run(self) -> dict[Key, tuple[float, float, float]]:
-        """(arrive, start, end) of every op."""
+        """(arrive, start, end) of every op; of one that never comes so far, None in the place of the time."""
         self._settle()
-        while any(task.end is None for task in self.every):
+        while self._goes_on():
             self._solve()
             self._pass(self._next())
             self._settle()
         return {
-            key: tuple(float(time) for time in (self.arrive[key], task.start, task.end))
+            key: tuple(None if time is None else float(time) for time in (self.arrive.get(key), task.start, task.end))
             for key, task in self.tasks.items()
         }
+
+    def stuck(self) -> set[Key]:
+        """What heads each stream that cannot go on."""
+        heads = {}
+        for rank, step, slot in sorted(self.tasks):
+            stream = rank, int(self.program.role(rank).stream[slot])
+            if self.tasks[rank, step, slot].end is None:
+                heads.setdefault(stream, (rank, step, slot))
+        return {*heads.values()}
 
     def longest_paths(self, slower: dict[int, float] | None = None) -> dict[Key, float]:
         """The end of every op if nothing slowed anything: the longest path to it at isolated durations.
@@ -135,10 +158,16 @@ class Oracle:
         keys += [(rank, step, stream[place - 1])] if place else [(rank, step - 1, stream[-1])] * (step > 0)
         return [self.tasks[other] for other in keys]
 
-    def _issue_time(self, key: Key) -> Fraction:
-        rank, step, slot = key
-        host = [Fraction(self.costs.host[op]) for op in self.program.role(rank).op_class]
-        return step * sum(host) + sum(host[: slot + 1])
+    def _issue_times(self) -> dict[Key, Fraction]:
+        """When each rank's host, which issues one op after the other, has issued each."""
+        issued = {}
+        for rank in range(self.program.world):
+            now = Fraction(0)
+            for step in range(self.steps):
+                for slot, op in enumerate(self.program.role(rank).op_class.tolist()):
+                    now += Fraction(self.costs.host[op])
+                    issued[rank, step, slot] = now
+        return issued
 
     def _settle(self) -> None:
         """All that happens at this moment."""
@@ -155,7 +184,8 @@ class Oracle:
         return bool(new)
 
     def _starts(self) -> bool:
-        new = [t for t in self.every if t.start is None and all(key in self.arrive for key in t.members)]
+        waiting = [task for task in self.every if task.start is None and task.complete]
+        new = [task for task in waiting if all(key in self.arrive for key in task.members)]
         for task in new:
             task.start = self.now
         return bool(new)
@@ -165,6 +195,11 @@ class Oracle:
         for task in new:
             task.end = self.now
         return bool(new)
+
+    def _goes_on(self) -> bool:
+        """Whether anything runs, or will be issued to a stream that waits for that alone."""
+        free = [key for key, before in self.before.items() if all(task.end is not None for task in before)]
+        return bool(self._running()) or any(key not in self.arrive for key in free)
 
     def _running(self) -> list[Task]:
         return [task for task in self.every if task.start is not None and task.end is None]
@@ -195,12 +230,17 @@ class Oracle:
         times = [task.latency for task in running if task.latency]
         times += [task.work / task.speed for task in running if not task.latency]
         times += [time - self.now for key, time in self.issued.items() if key not in self.arrive and time > self.now]
-        return min(times)
+        first = min(times)
+        near = first + Fraction(1, GRID)
+        self.exact &= all(GRID % (self.now + time).denominator == 0 for time in times if time < near)
+        return first
 
     def _pass(self, time: Fraction) -> None:
         for task in self._running():
             if task.latency:
                 task.latency -= time
             else:
-                task.work -= time * task.speed
+                done = time * task.speed
+                task.work -= done
+                self.exact &= all(Fraction(float(number)) == number for number in (task.speed, done, task.work))
         self.now += time

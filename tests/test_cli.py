@@ -20,12 +20,15 @@ FLAGS = {
     'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', 'file'],
     'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--set', 'file'],
-    'sweep': ['--across', '--csv', '--jobs', '--json', '--markdown', '--plot', '--set', '--sweep', 'file'],
-    'measure': [
-        '--compute', '--json', '--limit', '--net', '--save', '--save-state', '--seed', '--set', '--steps', '--timeout',
-        '--trace', 'file',
+    'sweep': [
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
+        'file',
     ],
-    'compare': ['--json', '--tolerance', 'measurement', 'prediction'],
+    'measure': [
+        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
+        '--timeout', '--trace', 'file',
+    ],
+    'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],

@@ -1,5 +1,7 @@
 """A program that cannot finish is drawn: what every stream waits for, on one screen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_cases import role_of
@@ -102,6 +104,14 @@ def lonely(slots, needs, carry, op_classes):
 def test_a_peer_that_has_finished_never_comes():
     _, line = drawing(lonely([(0, 0), (0, 0)], [[], []], [], ()), steps=1)
     assert line == 'rank 0 communication step 1: both waits for rank 1, finished'
+
+
+def test_the_time_is_that_of_the_last_thing_that_happened():
+    program = lonely([(0, 0), (1, 1), (0, 0)], [[], [], []], [], (OpClass('work', 'compute', 'matmul', 'F'),))
+    # Beside the collective the compute op would take until 2 s, but that is over after 1 s.
+    costs = replace(costs_of(program), beside_communication=np.full(2, 0.5))
+    with pytest.raises(Deadlock, match=r'deadlock at 1\.5 s'):
+        simulate(program, costs, steps=1)
 
 
 def test_needs_of_the_step_before_are_drawn_as_such():

@@ -101,6 +101,29 @@ def test_a_slow_rank_splits_off_only_what_it_touches_differently():
     assert [lane.rank for lane in trace.representatives] == [0, 1, 4, 5]
 
 
+def test_who_sends_and_who_receives_tells_ranks_apart():
+    # a ring of roles z x y y x z: by its two neighbours alone a rank is like the other one of its role
+    op_classes = (
+        OpClass('give', 'send', 'send', 'F', partition='ring', peer=1),
+        OpClass('take', 'recv', 'recv', 'F', partition='ring', peer=-1),
+    )
+    roles = tuple(
+        role_of(name, slots, [[], []], [], ('communication',))
+        for name, slots in {'z': [(0, 0), (1, 0)], 'x': [(1, 0), (0, 0)], 'y': [(0, 0), (1, 0)]}.items()
+    )
+    role_of_rank = np.array([0, 1, 2, 2, 1, 0], dtype=np.int32)
+    program = Program(roles, role_of_rank, grid(6, {'ring': 6}), op_classes, ())
+    costs = Costs(
+        compute=np.zeros(2), host=np.zeros(2), beside_communication=np.ones(2), beside_compute=np.ones(2),
+        communication={0: (Communication(0.0, 1.0),)}, links=(), rank_speed=np.ones(6),
+    )  # fmt: skip
+    trace = simulate(program, costs, steps=1)
+    assert trace.representative_of_rank.tolist() == [*range(6)]
+    # 0 → 1 and 3 → 4, then 2 → 3 and 5 → 0, then 1 → 2 and 4 → 5
+    assert trace.cold_step == 3
+    assert_same_spans(trace, simulate(program, costs, steps=1, unfold=True))
+
+
 def test_folding_that_is_not_exact_is_refused():
     program = worked_program()
     with pytest.raises(ValueError, match=r"ranks 0 and 1 share role 'all' but behave differently"):

@@ -94,6 +94,16 @@ def test_a_carry_need_waits_for_the_step_before():
     assert (spans[1], spans[3]) == ((0, 0, 1), (4, 4, 5))
 
 
+def test_an_op_may_wait_for_itself_in_the_step_before():
+    program = program_of([('a', 'compute')], carry=[(0, 0)])
+    for steps in (1, 2):
+        assert run(program, {'a': 2}, steps=steps, beside=(0.5, 0.5))[0][-1] == (
+            2 * steps - 2,
+            2 * steps - 2,
+            2 * steps,
+        )
+
+
 def test_ops_that_take_no_time_take_no_time_and_slow_nothing():
     program = program_of([('work', 'other'), ('a', 'compute'), ('C', 'communication', [1]), ('b', 'compute', [2])])
     spans = run(program, {'work': 2, 'a': 0, 'C': (0, 0), 'b': 0}, beside=(0.5, 0.5))[0]

@@ -12,7 +12,7 @@ FLOORS = [
     ],
     ['trace', 'pipeline', 'cost'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['strategy_search', 'schedule', 'predict', 'report'],
+    ['strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

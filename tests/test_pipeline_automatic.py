@@ -13,8 +13,9 @@ from pipeline_ticks import longest, steady
 from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
 from simpar.pipeline.action import Action
-from simpar.pipeline.clock import run, tasks
+from simpar.pipeline.clock import run
 from simpar.pipeline.order import loop, make_order
+from simpar.pipeline.tasks import tasks
 
 PAPER = Path(__file__).parent / 'golden' / 'zero_bubble_paper.csv'
 with PAPER.open(encoding='utf-8') as file:
@@ -30,7 +31,7 @@ def test_bubble_is_at_most_that_of_the_paper(row, name, share):
     order = check_order(automatic_order(micro_batches, times, share * ranks, kept))
     assert max(peak_live(order, kept)) <= share * ranks
     busy = micro_batches * (times.forward[0] + times.input[0] + times.weight[0])
-    cost = run(tasks(order, times))[0].longest
+    cost = run(tasks(order), times)[0].longest
     assert round((cost - busy) / cost, 4) <= float(row[name])
 
 

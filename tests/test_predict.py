@@ -56,8 +56,9 @@ def test_gain_and_why_by_hand():
 
 def test_an_effect_that_changes_no_cost_is_not_simulated_again(monkeypatch):
     calls = []
-    simulate = module.simulate
-    monkeypatch.setattr(module, 'simulate', lambda *args, **more: calls.append(args) or simulate(*args, **more))
+    for name in ('simulate', 'step_ends'):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, real=real, **more: calls.append(args) or real(*args, **more))
     worked()
     assert len(calls) == 2 * 3  # ideal, launch, slow-down; twice
 

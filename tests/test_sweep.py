@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
 
 from simpar.case import check_memory, load_case
-from simpar.errors import Deadlock, Infeasible, ScheduleError, SimparError
+from simpar.errors import Deadlock, ScheduleError, SimparError
 from simpar.report import to_dict
 from simpar.sweep import load_sweep
 from simpar.sweep.outcome import infeasible
@@ -223,16 +223,3 @@ def test_equal_rows_and_baselines_are_predicted_once(tmp_path):
     sweep = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2, 1, 2]}'), ['against={plan.copies: 1}'])
     sweep.predict(progress=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 2), (2, 2)]
-
-
-def test_nothing_is_left_where_a_process_of_its_own_dies(tmp_path, monkeypatch):
-    from concurrent.futures.process import BrokenProcessPool
-
-    def broken(*arguments, **keywords):
-        raise BrokenProcessPool
-
-    monkeypatch.setattr('simpar.sweep.outcome.ProcessPoolExecutor', broken)
-    with pytest.raises(SimparError, match='try fewer --jobs') as caught:
-        load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}')).predict(jobs=2)
-    assert caught.value.exit_code == 5
-    assert not isinstance(caught.value, Infeasible)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 SMALL = ['workload.transformer.layers=4']
 SMALLER = {
+    'gpt3_175b': ['workload.transformer.layers=16', 'plan.micro_batches=16'],
     'pipeline_h100': ['workload.transformer.layers=8', 'plan.micro_batches=8'],
     **dict.fromkeys(('transformer_h100_7b', 'transformer_910b_7b', 'when_sharding_pays', 'tiles', 'overlap'), SMALL),
 }

@@ -150,7 +150,7 @@ def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
     names = tuple(full.name for full in buffers)
     added = tuple(full for full in buffers if full.name not in program.tensor)
     alone = replace(op, reads=names) if scatters else replace(op, writes=names)
-    return program.replace(tensors=program.tensors + added), alone
+    return program.replace(tensors=(*program.tensors, *added)), alone
 
 
 def _operands(program: Program, op: OpClass) -> list[Tensor]:

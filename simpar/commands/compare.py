@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
+from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
-from simpar.compare import compare, comparison_to_dict, render_comparison
+from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
-from simpar.trace_files import SavedTrace, load_trace
+from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 
 def command(options: argparse.Namespace) -> int:
     """Print signed errors; raises ``OutsideTolerance`` where the step differs by more than asked."""
-    prediction, measurement = load_trace(options.prediction), load_trace(options.measurement)
-    _refuse_swapped(options, prediction, measurement)
-    comparison = compare(prediction, measurement, percentile=PERCENTILE)
+    check_plot(options)
+    predicted, measured = load_trace(options.prediction), load_trace(options.measurement)
+    _refuse_swapped(options, predicted, measured)
+    comparison = compare(predicted, measured, percentile=PERCENTILE)
+    if options.plot:
+        _draw(options.plot, predicted, measured, comparison)
     if options.json:
         told = {**comparison_to_dict(comparison), 'statistic': statistic_json(comparison.steps)}
         print(json.dumps(told, ensure_ascii=False, allow_nan=False))
@@ -38,3 +43,12 @@ def _refuse_swapped(options: argparse.Namespace, prediction: SavedTrace, measure
     if measurement.origin == 'simulated':
         instead = f'swap the two: simpar compare {options.measurement} {options.prediction}'
     raise ScheduleError(Problem(str(options.prediction), what, instead))
+
+
+def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison) -> None:
+    """The picture; it needs the program, which the prediction brings."""
+    if predicted.basis is None:
+        what = 'the prediction does not hold its program, without which nothing can be drawn'
+        raise ScheduleError(Problem('--plot', what, 'write it again with `simpar run --save`'))
+    program = predicted.basis.program
+    draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison)

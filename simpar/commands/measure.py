@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from simpar.case import Case, load_case, on_net
+from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
 from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
 from simpar.compare import compare, comparison_to_dict, render_comparison
@@ -27,6 +28,7 @@ def command(options: argparse.Namespace) -> int:
     """Start the executor, read its trace, print the comparison."""
     # First of all, for what follows takes seconds.
     need_torch()
+    check_plot(options)
     net = _net(options.net)
     case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit)), net)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
@@ -63,8 +65,11 @@ def _net(text: str) -> Net:
 
 def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: Net) -> None:
     prediction = case.predict()
-    comparison = compare(prediction.trace, measured, percentile=PERCENTILE)
+    comparison = compare(prediction.trace, measured, percentile=PERCENTILE, costs=prediction.costs)
     written = _write(options.trace, case, prediction, measured) if options.trace else []
+    if options.plot:
+        draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison)
+        written.append(options.plot)
     note = _note(options, case)
     if options.json:
         told = {

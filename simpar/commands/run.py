@@ -59,6 +59,6 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
-        save_trace(options.save, prediction.trace)
+        save_trace(options.save, prediction.trace, prediction.costs)
         written.append(str(options.save))
     return written

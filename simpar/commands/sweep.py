@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from types import TracebackType
+from pathlib import Path
 
+from simpar.commands.progress import Progress
 from simpar.commands.run import FORMATS
-from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.files import write_atomically
-from simpar.sweep import SweepAnswer, load_sweep
+from simpar.sweep import Sweep, SweepAnswer, load_sweep
 
 
 def command(options: argparse.Namespace) -> int:
@@ -20,8 +20,7 @@ def command(options: argparse.Namespace) -> int:
     sweep = load_sweep(options.file, options.set, options.sweep)
     # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
-    with _Progress() as progress:
-        answer = sweep.predict(options.jobs, progress)
+    answer = _predicted(options, sweep)
     written = _write(options, answer)
     if options.json:
         from simpar.sweep.table import to_dict
@@ -43,12 +42,49 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _predicted(options: argparse.Namespace, sweep: Sweep) -> SweepAnswer:
+    """The answer; what ends the work before says how many rows are kept."""
+    with Progress() as progress:
+        try:
+            return sweep.predict(
+                options.jobs,
+                progress,
+                journal=_journal(options),
+                scheduler=options.scheduler or '',
+                note=progress.note,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_kept(options, progress)) from None
+        except RunFailed as failed:
+            raise RunFailed(f'{failed}; {_kept(options, progress)}') from None
+
+
+def _journal(options: argparse.Namespace) -> Path | None:
+    """The file of finished rows: the one that the user names, or one beside the table."""
+    named: Path | None = options.journal
+    table: Path | None = options.csv
+    return named or (table.with_name(f'{table.name}.rows') if table else None)
+
+
+def _kept(options: argparse.Namespace, progress: Progress) -> str:
+    journal = _journal(options)
+    if journal is None:
+        return 'no row is kept; with --csv or --journal the same command would go on from the finished ones'
+    if not progress.done:
+        return 'no row is finished yet'
+    return f'{progress.done} of {progress.of} rows are kept in {journal}; the same command goes on from there'
+
+
 def _check_forms(options: argparse.Namespace) -> None:
     """One form of answer at a time."""
     if options.json and options.markdown:
         raise ScheduleError(Problem('--markdown', 'and --json at once', 'write one of both'))
     if options.across and not options.markdown:
         raise ScheduleError(Problem('--across', 'is for tables in Markdown', 'write --markdown too'))
+    if options.scheduler and options.jobs:
+        raise ScheduleError(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
+    if options.journal and options.journal in (options.csv, options.plot):
+        raise ScheduleError(Problem('--journal', 'is the file of another output', 'write another name'))
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -56,7 +92,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     if options.plot and options.plot.suffix not in FORMATS:
         what = f'not a kind of picture (got {options.plot})'
         raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))
-    for path in (options.plot, options.csv):
+    for path in (options.plot, options.csv, options.journal):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -67,6 +103,9 @@ def _write(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
         from simpar.sweep.table import as_csv
 
         write_atomically(options.csv, as_csv(answer))
+        # The table has all that it had; a journal that the user names stays, for sweeps to come.
+        if not options.journal and (journal := _journal(options)):
+            journal.unlink(missing_ok=True)
         written.append(str(options.csv))
     if options.plot:
         from simpar.plot import write_figure
@@ -75,23 +114,3 @@ def _write(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
         write_figure(options.plot, bars(answer))
         written.append(str(options.plot))
     return written
-
-
-class _Progress:
-    """A line on standard error that says how many rows are done, on a terminal only; it is gone when they all are."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __call__(self, done: int, of: int) -> None:
-        """Tell how many are done."""
-        # The last line is left out, for it would be cleared at once.
-        if self._shown and done < of:
-            print(f'\r{done} of {of} predicted', end='', file=sys.stderr, flush=True)
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._shown:
-            print('\r\x1b[K', end='', file=sys.stderr, flush=True)

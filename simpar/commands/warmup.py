@@ -10,6 +10,7 @@ from simpar.cost.price import price
 from simpar.engine import fast, simulate
 from simpar.errors import SimparError
 from simpar.lower import lower
+from simpar.pipeline import StageTimes, StageTimesTable, named_order, step_times
 from simpar.plan import Plan
 from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
@@ -17,7 +18,7 @@ from simpar.workload import Transformer, Workload
 
 
 def command(options: argparse.Namespace) -> int:
-    """Simulate a small program on every machine; raise ``SimparError`` where numba is not there."""
+    """Simulate a small program on every machine, and time an order; raise ``SimparError`` where numba is not there."""
     if not fast.is_installed():
         raise SimparError('nothing to compile: numba is not installed; write: pip install numba')
     begun = time.monotonic()
@@ -26,6 +27,7 @@ def command(options: argparse.Namespace) -> int:
     # Without any effect nothing slows anything, and the recurrence is used; with all of them, the event loop.
     for _, effects in EFFECTS:
         simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
+    step_times(named_order('1f1b', 2, 2), StageTimesTable.of([StageTimes.uniform(2, 1.0, 1.0, 1.0)]), engine='compiled')
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({'seconds': round(seconds, 3)}))

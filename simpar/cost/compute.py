@@ -43,12 +43,20 @@ class DeviceCompute:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.device = profile.device
+        self._known: dict[tuple[object, ...], ComputeCost] = {}
 
     def seconds(self, op: OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class.
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
+        key = op.cost_key
+        # Plans of a sweep share most of their ops.
+        if key not in self._known:
+            self._known[key] = self._seconds(op)
+        return self._known[key]
+
+    def _seconds(self, op: OpClass) -> ComputeCost:
         if op.operator in NO_WORK:
             return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:

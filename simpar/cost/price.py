@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import MATRIX, NO_WORK, DeviceCompute
+from simpar.cost.compute import MATRIX, NO_WORK
 from simpar.cost.costs import GRADES, Array, Communication, Costs
+from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
 from simpar.errors import Infeasible
@@ -68,19 +69,25 @@ class Pricer:
     ) -> None:
         if program.world > cluster.world:
             raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        self.compute = compute or DeviceCompute(cluster.profile)
-        self.collective = collective or ClusterCollectives(cluster)
+        self.compute = compute or device_compute(cluster.profile)
+        self.collective = collective or cluster_collectives(cluster)
         self._program = program
         self._cluster = cluster
         self._ranks = {name: partition.groups_GP.tolist() for name, partition in program.partitions.items()}
+        self._kind, self._ops = program.cost_kinds
+        # By the number of the cost key.
         self._computed: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
+        for kind, op in enumerate(self._ops):
+            if op.kind == 'compute':
+                self._computed[kind] = self.compute.seconds(op)
+            else:
+                self._communicated[kind] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
         self._messages: dict[tuple[bool, bool], tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]] = {}
-        self._ask()
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
-        ops, slow_down, slows = self._program.op_classes, self._cluster.profile.slow_down, effects.slow_down
+        ops, slow_down, slows = self._ops, self._cluster.profile.slow_down, effects.slow_down
         matrix, memory, collective = slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value
         computes = np.array([op.kind == 'compute' for op in ops])
         beside = [matrix if op.operator in MATRIX else memory for op in ops]
@@ -88,34 +95,24 @@ class Pricer:
         compute = self._compute_seconds(effects)
         communication, links = self._communication(effects)
         return Costs(
-            compute=compute,
+            compute=compute[self._kind],
             # A view launches no kernel.
-            host=np.array([0.0 if op.operator in NO_WORK else host for op in ops]),
-            beside_communication=np.where(computes & slows, beside, 1.0),
-            beside_compute=np.where(computes | (not slows), 1.0, collective),
-            communication=communication,
+            host=np.array([0.0 if op.operator in NO_WORK else host for op in ops])[self._kind],
+            beside_communication=np.where(computes & slows, beside, 1.0)[self._kind],
+            beside_compute=np.where(computes | (not slows), 1.0, collective)[self._kind],
+            # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
+            communication={index: communication[kind] for index, kind in self._each if kind in communication},
             links=links,
             rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
             waiting_slows=slows and slow_down.waiting,
-            why=self._why(),
+            why=self._why,
             grades=self._grades(compute, communication),
         )
 
-    def _ask(self) -> None:
-        """Ask the models."""
-        computed: dict[Hashable, ComputeCost] = {}
-        communicated: dict[Hashable, tuple[CollectiveCost, ...]] = {}
-        for index, op in enumerate(self._program.op_classes):
-            key = op.cost_key
-            if op.kind == 'compute':
-                if key not in computed:
-                    computed[key] = self.compute.seconds(op)
-                self._computed[index] = computed[key]
-            else:
-                if key not in communicated:
-                    # Equal keys share the tuple itself: later passes tell by identity what they have done.
-                    communicated[key] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
-                self._communicated[index] = communicated[key]
+    @cached_property
+    def _each(self) -> list[tuple[int, int]]:
+        """All op classes, each with the number of its cost key."""
+        return list(enumerate(self._kind.tolist()))
 
     def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
         """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
@@ -128,39 +125,39 @@ class Pricer:
                 yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
     def _compute_seconds(self, effects: Effects) -> Array:
-        compute = np.zeros(len(self._program.op_classes))
-        for index, cost in self._computed.items():
+        """By cost key."""
+        compute = np.zeros(len(self._ops))
+        for kind, cost in self._computed.items():
             # On the engine's grid; see ``simpar.units``.
-            compute[index] = quantise(cost.seconds if effects.small_operator else cost.best)
+            compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
     def _communication(self, effects: Effects) -> tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]:
-        """By op class, and the names of the links; what no effect changes is the same object."""
+        """By cost key, and the names of the links; what no effect changes is the same object."""
         key = (effects.small_operator, effects.link_sharing)
         if key not in self._messages:
             messages = _Messages(effects)
-            made = {id(costs): costs for costs in self._communicated.values()}
-            by_group = {identity: tuple(map(messages.message, costs)) for identity, costs in made.items()}
-            by_index = {index: by_group[id(costs)] for index, costs in self._communicated.items()}
-            self._messages[key] = (by_index, tuple(messages.links))
+            made = {kind: tuple(map(messages.message, costs)) for kind, costs in self._communicated.items()}
+            self._messages[key] = (made, tuple(messages.links))
         return self._messages[key]
 
+    @cached_property
     def _why(self) -> dict[int, str]:
-        why = {index: costs[0].why for index, costs in self._communicated.items()}
-        why |= {index: cost.why for index, cost in self._computed.items()}
-        return dict(sorted(why.items()))
+        why = {kind: costs[0].why for kind, costs in self._communicated.items()}
+        why |= {kind: cost.why for kind, cost in self._computed.items()}
+        return {index: why[kind] for index, kind in self._each}
 
     def _grades(self, compute: Array, communication: Mapping[int, tuple[Communication, ...]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
-        slots = np.bincount(self._program.role(0).op_class, minlength=len(compute)).tolist()
+        slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
         seconds = dict.fromkeys(GRADES, 0.0)
-        for index, count in enumerate(slots):
-            if index in self._computed:
-                seconds[self._computed[index].grade] += float(compute[index]) * count
+        for kind, count in enumerate(slots):
+            if kind in self._computed:
+                seconds[self._computed[kind].grade] += float(compute[kind]) * count
             else:
-                first = communication[index][0]
-                seconds[self._communicated[index][0].grade] += (first.alpha + first.transfer) * count
+                first = communication[kind][0]
+                seconds[self._communicated[kind][0].grade] += (first.alpha + first.transfer) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
 
 

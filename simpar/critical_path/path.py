@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
 
 from simpar.metrics import communicator, is_transfer
 from simpar.program import OpClass
@@ -21,9 +22,10 @@ _MOST: Final = 6
 """How many parts of the step the summary tells apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(NamedTuple):
     """Seconds of the critical path: ``begin`` to ``end``, on a rank; ``op`` is None for host and overhead."""
+
+    # No dataclass: a path may have a hundred thousand segments, and a tuple is made in a fifth of the time.
 
     kind: SegmentKind
     rank: int
@@ -40,7 +42,7 @@ class Segment:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CriticalPath:
     """Segments in order of time, from ``begin`` to ``end`` of a step.
 
@@ -61,13 +63,24 @@ class CriticalPath:
     def shares(self) -> dict[str, float]:
         """What the path consists of, as share of the step; the largest first, ties by name."""
         seconds: dict[str, float] = {}
-        for segment in self.segments:
-            what = _what(segment, staged=self.staged)
-            seconds[what] = seconds.get(what, 0.0) + segment.seconds
+        for what, _, time in self.work:
+            seconds[what] = seconds.get(what, 0.0) + time
         seconds_of_step = self.end - self.begin
         return dict(
             sorted(((k, v / seconds_of_step) for k, v in seconds.items()), key=lambda item: (-item[1], item[0]))
         )
+
+    @cached_property
+    def work(self) -> list[tuple[str, OpClass | None, float]]:
+        """What it is called, the op class and all its seconds, in the order of first use."""
+        # A path passes a few op classes, many times each: names are made once for each of them.
+        first: dict[tuple[str, str, str], Segment] = {}
+        seconds: dict[tuple[str, str, str], float] = {}
+        for segment in self.segments:
+            key = (segment.kind, segment.op.name if segment.op else '', segment.stream)
+            first.setdefault(key, segment)
+            seconds[key] = seconds.get(key, 0.0) + segment.seconds
+        return [(_what(one, staged=self.staged), one.op, seconds[key]) for key, one in first.items()]
 
     @property
     def summary(self) -> str:
@@ -138,11 +151,11 @@ def _with_details(path: CriticalPath, what: str) -> str:
 def _operators(path: CriticalPath, whats: Collection[str]) -> list[str]:
     """The op classes that weigh most in some compute, layers taken together."""
     seconds: dict[str, float] = {}
-    for segment in path.segments:
-        if segment.op and segment.kind == 'compute' and _what(segment, staged=path.staged) in whats:
+    for what, op, time in path.work:
+        if op and op.kind == 'compute' and what in whats:
             # Equal layers together, or no layer would weigh enough to be named.
-            name = re.sub(r'\blayer\d+', 'layer*', segment.op.name).removesuffix('.split')
-            seconds[name] = seconds.get(name, 0.0) + segment.seconds
+            name = re.sub(r'\blayer\d+', 'layer*', op.name).removesuffix('.split')
+            seconds[name] = seconds.get(name, 0.0) + time
     # Ties by name, so that the text is the same every time.
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
     seconds_of_step = path.end - path.begin

@@ -121,19 +121,20 @@ class _Walk:
             end=time,
             op=op,
             slot=place.slot,
-            stream=view.role.streams[int(view.role.stream[place.slot])],
+            stream=view.role.streams[view.role.stream.item(place.slot)],
             stretched=self._stretched(place, op, begin, time),
         )
-        return segment, max(
-            self._participants(place, op), key=lambda p: (self._arrive(p), p == place, -p.representative)
-        )
+        met = self._participants(place, op)
+        # A compute op meets no one, and most ops are that.
+        if len(met) == 1:
+            return segment, met[0]
+        return segment, max(met, key=lambda p: (self._arrive(p), p == place, -p.representative))
 
     def _cause(self, place: _Place, time: float) -> tuple[Segment, _Place]:
         """Return the segment in which an op had not arrived although nothing ran before it, and the op before it."""
-        # What ended last let the op arrive; of several the one issued last, which needs or follows the others.
-        latest = max(self._before(place), key=lambda p: (self._end(p), p.step, p.slot), default=None)
+        latest = self._latest(place)
+        since = latest[0] if latest else self.begin
         simulated = self.trace.origin == 'simulated'
-        since = self._end(latest) if latest else self.begin
         # A simulated op arrives when its needs and its host allow it. Later than its needs means the host, which issues
         # without pause.
         if simulated and self._arrive(place) > since:
@@ -144,22 +145,24 @@ class _Walk:
             begin=max(self.begin, since),
             end=time,
         )
-        return segment, latest or place
+        return segment, _Place(place.representative, *latest[1:]) if latest else place
 
-    def _before(self, place: _Place) -> list[_Place]:
-        """List what had to end before an op could arrive."""
+    def _latest(self, place: _Place) -> tuple[float, int, int] | None:
+        """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
         representative, step, slot = place
         view = self._view(representative)
-        role, before = view.role, view.before.item(slot)
-        places = [_Place(representative, step, need) for need in role.need.items(slot)]
+        before, end = view.before.item(slot), view.times.end_KS.item
+        # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
+        found = [(end(step, need), step, need) for need in view.role.need.items(slot)]
         if before >= 0:
-            places.append(_Place(representative, step, before))
+            found.append((end(step, before), step, before))
         if step:
-            places += [_Place(representative, step - 1, need) for need in role.carry.items(slot)]
+            found += [(end(step - 1, need), step - 1, need) for need in view.role.carry.items(slot)]
             # The first op of a stream follows the stream's last op of the step before.
             if before < 0:
-                places.append(_Place(representative, step - 1, view.tail[int(view.role.stream[slot])]))
-        return places
+                tail = view.tail[view.role.stream.item(slot)]
+                found.append((end(step - 1, tail), step - 1, tail))
+        return max(found, default=None)
 
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each representative rank once."""
@@ -206,9 +209,6 @@ class _Walk:
 
     def _arrive(self, place: _Place) -> float:
         return self._view(place.representative).times.arrive_KS.item(place.step, place.slot)
-
-    def _end(self, place: _Place) -> float:
-        return self._view(place.representative).times.end_KS.item(place.step, place.slot)
 
     def _view(self, index: int) -> _RankView:
         if index not in self.views:

@@ -78,8 +78,9 @@ class _EventLoop:
         self.waiting_slows = costs.waiting_slows
         # what they wait for; nothing comes after the last step
         first, other = graph.waits
-        # More than any op can wait for, so that ops behind the last step never start.
-        self.waits = [*first, *other * (steps - 1), *[self.issuing] * count]
+        # More than any op can wait for, all ops of a step and the one before on its stream: so ops behind the last step
+        # never start.
+        self.waits = [*first, *other * (steps - 1), *[self.issuing + 1] * count]
         self.missing = [len(representatives) for representatives in graph.representatives] * steps
         # how far they are
         self.remaining: list[float] = costs.seconds.tolist() * steps

@@ -56,7 +56,7 @@ class Graph:
     @cached_property
     def followers(self) -> Csr:
         """For each node the ops that come after it, by number; + N where in the next step."""
-        return Csr.of(self.before, self.op + len(self) * self.carried, len(self))
+        return Csr.of(self.before, self.op + np.int32(len(self)) * self.carried, len(self))
 
     @cached_property
     def representatives(self) -> list[tuple[int, ...]]:
@@ -110,10 +110,10 @@ class Graph:
     @cached_property
     def before_in_order(self) -> Csr:
         """The same as arrays."""
-        place = np.zeros(len(self), dtype=np.int64)
+        place = np.zeros(len(self), dtype=np.int32)
         place[self.order] = np.arange(len(self.order))
         # ``replay`` keeps the ends of two steps behind each other: first those of the step before.
-        before = place[self.before] + np.where(self.carried, 0, len(self.order))
+        before = place[self.before] + np.where(self.carried, 0, len(self.order)).astype(np.int32)
         return Csr.of(place[self.node[self.op]], before, len(self.order))
 
     def latest(self, times: Times) -> Times:
@@ -127,8 +127,8 @@ class Graph:
     def ready(self, end: Times) -> Times:
         """When all that an op comes after has ended, given the ends of nodes; shape [steps, N]."""
         ready = np.empty_like(end)
-        edges = self.before + np.where(self.carried, 0, len(self))
-        first = np.searchsorted(self.op, np.arange(len(self)))
+        edges = self.before + np.where(self.carried, 0, np.int32(len(self)))
+        first = np.searchsorted(self.op, np.arange(len(self), dtype=np.int32))
         # Before the first step everything has ended.
         before = np.zeros(len(self))
         for step, now in enumerate(end):
@@ -158,11 +158,11 @@ def graph_of(program: Program, of_rank: tuple[int, ...], *, compiled: bool = Fal
 
 def _nodes(ops: Ops) -> Ints | None:
     """For each op the number of its node; None where not all meet that should."""
-    node = np.arange(len(ops))
+    node = np.arange(len(ops), dtype=np.int32)
     meets = np.flatnonzero(~ops.computes)
     on = ops.channel[meets]
     _, one, meeting, count = np.unique(
-        on * len(ops) + ops.turn[meets], return_index=True, return_inverse=True, return_counts=True
+        on.astype(np.int64) * len(ops) + ops.turn[meets], return_index=True, return_inverse=True, return_counts=True
     )
     # Someone waits for a peer that never comes.
     if (count != ops.expected[on[one]]).any():
@@ -181,12 +181,18 @@ def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     heads = np.diff(stream, prepend=NONE) != 0
     # The slot before a head is the end of another stream; rolled around, the last slot of all is an end too.
     inside, ends = ~heads, np.roll(heads, -1)
-    same = [ops.need.pairs(), np.column_stack((order[inside], np.roll(order, 1)[inside]))]
+    pairs = [_pairs(ops.need), (order[inside], np.roll(order, 1)[inside])]
+    same = sum(len(op) for op, _ in pairs)
     # The first op of a stream follows the last one of the step before.
-    before = [ops.carry.pairs(), np.column_stack((order[heads], order[ends]))]
-    op, node = np.concatenate((*same, *before)).T
+    pairs += [_pairs(ops.carry), (order[heads], order[ends])]
+    op, node = (np.concatenate(column) for column in zip(*pairs, strict=True))
     by_op = np.argsort(op, kind='stable')
-    return op[by_op], node[by_op], np.arange(len(op))[by_op] >= sum(map(len, same))
+    return op[by_op], node[by_op], by_op >= same
+
+
+def _pairs(needs: Csr) -> tuple[Ints, Ints]:
+    """Ops, and what they need."""
+    return np.repeat(np.arange(len(needs), dtype=np.int32), np.diff(needs.start)), needs.item
 
 
 def _order(node: Ints, op: Ints, before: Ints, *, compiled: bool) -> Ints | None:

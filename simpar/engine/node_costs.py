@@ -12,6 +12,7 @@ from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
+from simpar.program.rows import like_of, stand
 from simpar.trace import Times
 from simpar.units import GRID
 
@@ -58,14 +59,15 @@ def node_costs(
     speed = np.array([costs.rank_speed[ranks[0]] for ranks in representatives.ranks])
     alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
-    kind = np.full(len(ops), NONE, dtype=np.int64)
+    kind = np.full(len(ops), NONE, dtype=np.int32)
     # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
     # Ops of one class on one representative cost the same, so each kind is worked out once.
-    kinds, kind_of = np.unique(ops.representative[nodes] * count + ops.op_class[nodes], return_inverse=True)
+    op_class = _same(program, costs)[ops.op_class[nodes]]
+    kinds, kind_of = np.unique(ops.representative[nodes].astype(np.int64) * count + op_class, return_inverse=True)
     made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
     alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
     seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
@@ -82,11 +84,25 @@ def node_costs(
     )
 
 
+def _same(program: Program, costs: Costs) -> Ints:
+    """For each op class the first that meets the same ranks at the same costs, as far as that is plain."""
+    like = like_of(program.op_classes)
+    first: dict[tuple[int, int], int] = {}
+    # Equal costs share the tuple itself (see ``price``).
+    same = {
+        index: first.setdefault((like.item(index), id(by_group)), index)
+        for index, by_group in costs.communication.items()
+    }
+    found = np.arange(len(like))
+    found[list(same)] = list(same.values())
+    return found
+
+
 def _communication(
     program: Program, costs: Costs, representatives: LoadedRepresentatives, representative: int, index: int
 ) -> tuple[float, float, Load]:
     """Latency, transfer and links of an op class on a representative that leads."""
-    groups = representatives.together(representative, program.op_classes[index], len(costs.communication[index]))
+    groups = representatives.together(representative, stand(program.op_classes, index), len(costs.communication[index]))
     # Groups that fold together last equally long; any of them tells.
     isolated = costs.communication[index][groups[0]]
     return isolated.alpha, isolated.transfer, representatives.load(index, groups)

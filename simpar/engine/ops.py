@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.representatives import Representatives, groups_of
 from simpar.program import Csr, Program, Role
+from simpar.program.rows import column
 from simpar.program.turns import Kind, Turns
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger[Any]]
 Flags = NDArray[np.bool_]
 NONE: Final = -1
 
@@ -80,16 +81,16 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     roles = tuple(program.roles[number] for number in numbers)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
-    # Wide, as keys of (representative, op class) are formed of them.
-    op_class = np.concatenate([role.op_class for role in roles]).astype(np.int64)
+    # Half as wide as numpy's own: with a million of them, what they take in memory is what time goes into.
+    op_class = np.concatenate([role.op_class.astype(np.int32) for role in roles])
     stream = np.concatenate(
-        [role.stream.astype(np.int64) + begin for role, begin in zip(roles, streams.tolist(), strict=False)]
+        [role.stream + np.int32(begin) for role, begin in zip(roles, streams.tolist(), strict=False)]
     )
-    computes = np.array([op.kind == 'compute' for op in program.op_classes], dtype=bool)[op_class]
+    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)[op_class]
     return Ops(
         roles,
         first,
-        np.repeat(np.arange(len(roles)), np.diff(first)),
+        np.repeat(np.arange(len(roles), dtype=np.int32), np.diff(first)),
         op_class,
         stream,
         computes,
@@ -101,7 +102,7 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:
     """The needs of all representatives, by the numbers of their ops."""
-    item = [part.item + begin for part, begin in zip(parts, first.tolist(), strict=False)]
+    item = [part.item + np.int32(begin) for part, begin in zip(parts, first.tolist(), strict=False)]
     return Csr.counted(np.concatenate([np.diff(part.start) for part in parts]), np.concatenate(item))
 
 
@@ -144,9 +145,9 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Int
                 expected.append(channel.expected)
         # Behind those of all kinds stand those of what computes.
         # Index −1, the kind of what computes, reads the entry behind all others.
-        number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int64)
+        number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int32)
         leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
-        each = np.append(np.diff(of.slots.start), 0)
+        each = np.append(np.diff(of.slots.start), np.int32(0))
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
     on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
     return on, turn, each, leading.astype(bool), np.array(expected, dtype=np.int64)

@@ -122,7 +122,8 @@ class _Simulation:
                 end=self._end,
                 steps=self._steps,
             )
-            raise Deadlock(drawing.text(self._env.now))
+            # The clock may be further: it has run through completions that were out of date.
+            raise Deadlock(drawing.text(max(0.0, *self._arrive, *self._end)))
         return self._trace()
 
     def _advance(self, stream: Stream) -> None:

@@ -19,11 +19,13 @@ from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.program import OpClass, Partition, Program
 
 Colours = list[int]
-Edges = list[list[tuple[int, float]]]
-"""For each rank or link its exchanges, each with the demand of the link (for a rank, 0)."""
+Edges = list[list[tuple[int, int]]]
+"""For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
+0."""
 
-Pattern = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
-"""Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, demand)."""
+Pattern = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, number of the
+demand)."""
 
 
 class Groups:
@@ -52,19 +54,23 @@ class Exchange:
 
     Arguments:
         kind: equal for exchanges that the same op classes ask for.
+        ranks: of a send, the sender and then the receiver.
         cost: equal for those of a kind that last as long.
-        links: pairs (link, demand).
+        links: pairs (link, number of the demand).
     """
 
     kind: int
     ranks: tuple[int, ...]
+    sends: bool
     cost: int
-    links: tuple[tuple[int, float], ...]
+    links: tuple[tuple[int, int], ...]
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
-        # Sorted, as a multiset: an exchange does not depend on who of its ranks is who.
-        among = sorted([ranks[rank] for rank in self.ranks])
+        among = [ranks[rank] for rank in self.ranks]
+        # Sorted, as a multiset: a collective does not depend on who of its ranks is who, but a send does.
+        if not self.sends:
+            among.sort()
         over = sorted([(links[link], demand) for link, demand in self.links])
         return (self.kind, self.cost, tuple(among), tuple(over))
 
@@ -185,26 +191,37 @@ class _Told(NamedTuple):
         """What some costs tell; many op classes share long ones, so each is looked into once."""
         number_of: dict[int, int] = {}
         patterns: dict[Pattern, int] = {}
+        demands: dict[float, int] = {}
         for by_group in costs.communication.values():
             if id(by_group) not in number_of:
-                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group), len(patterns))
+                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group, demands), len(patterns))
         of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
         return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
 
 
-def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
+def _pattern(by_group: tuple[Communication, ...], demands: dict[float, int]) -> Pattern:
+    """Arguments: ``demands``, the number of each."""
     number: dict[tuple[float, float], int] = {}
-    # Which costs are equal, not what they are: so the cache of ``_refine`` holds across effects.
-    return tuple([(number.setdefault((cost.alpha, cost.transfer), len(number)), cost.links) for cost in by_group])
+    # Which costs and demands are equal, not what they are: so the cache of ``_refine`` holds across effects and links.
+    return tuple(
+        [
+            (
+                number.setdefault((cost.alpha, cost.transfer), len(number)),
+                tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links]),
+            )
+            for cost in by_group
+        ]
+    )
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
     groups, number_of = groups_of(program), dict(told.pattern)
+    kinds, ops = program.cost_kinds[0].tolist(), program.cost_kinds[1]
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
         for index in np.flatnonzero(np.bincount(role.op_class)).tolist():
-            op = program.op_classes[index]
+            op = ops[kinds[index]]
             # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:
                 key = (op.kind == 'send', op.partition, op.peer, number_of[index])
@@ -215,10 +232,10 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
         on, pattern = groups[partition], told.patterns[number]
         ranks = [rank for role in roles for rank in sharing[role]]
         if sends:
-            found += [Exchange(kind, (r, on.peer(r, peer)), *pattern[on.entry(r, len(pattern))]) for r in ranks]
+            found += [Exchange(kind, (r, on.peer(r, peer)), True, *pattern[on.entry(r, len(pattern))]) for r in ranks]
         else:
             used = dict.fromkeys(on.group[rank] for rank in ranks)
-            found += [Exchange(kind, tuple(on.members[g]), *pattern[g]) for g in used]
+            found += [Exchange(kind, tuple(on.members[g]), False, *pattern[g]) for g in used]
     return found
 
 
@@ -229,8 +246,8 @@ def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
     of_rank: Edges = [[] for _ in range(program.world)]
     of_link: Edges = [[] for _ in range(told.links)]
     for number, exchange in enumerate(exchanges):
-        for rank in exchange.ranks:
-            of_rank[rank].append((number, 0))
+        for place, rank in enumerate(exchange.ranks):
+            of_rank[rank].append((number, int(exchange.sends and place == 1)))
         for link, demand in exchange.links:
             of_link[link].append((number, demand))
     colours = (

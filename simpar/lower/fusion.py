@@ -7,7 +7,7 @@ the size; by index, gradients are counted from the one that the backward finishe
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Infeasible
@@ -34,7 +34,7 @@ def fuse(
 
     Arguments:
         parameters: in the order in which they are used.
-        size: bytes of each.
+        size: bytes of each; only looked at where ``by_size``.
         ids: by layer, for ``fusion: ids``.
         scope: what names begin with, unless they are those of a layer or a parameter.
     """
@@ -43,6 +43,11 @@ def fuse(
     for name, key in zip(parameters, keys, strict=True):
         buckets.setdefault(key if isinstance(key, str) else f'{scope}bucket{key}', []).append(name)
     return buckets
+
+
+def by_size(plan: Plan) -> bool:
+    """Whether messages are fused by their size."""
+    return plan.fusion == 'auto' or isinstance(plan.fusion, float | int)
 
 
 def _keys(
@@ -79,14 +84,14 @@ def _by_size(sizes: Sequence[float], limit: float) -> list[int]:
     return keys
 
 
-def fusion_ids(workload: Workload, plan: Plan, parameters: Sequence[str]) -> dict[str, int]:
+def fusion_ids(workload: Workload, plan: Plan, parameters: Iterable[str]) -> dict[str, int]:
     """The id of every layer, from the plan or the marks of a network's layers.
 
     Raises ``Infeasible`` where the plan's ids are not as many as the layers.
     """
-    layers = list(dict.fromkeys(map(layer_of, parameters)))
     if plan.fusion != 'ids':
         return {}
+    layers = list(dict.fromkeys(map(layer_of, parameters)))
     if plan.fusion_ids:
         if len(plan.fusion_ids) != len(layers):
             raise Infeasible(

@@ -7,13 +7,14 @@ or once for every forward and once for every backward of a micro-batch. One gath
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
-from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, split_dims
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, split_dims
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -74,7 +75,7 @@ class Gathers:
         if not self._shards.gathers_on_use or not self._shards.of:
             return order
         # In issue order: prefetching counts gathers, whatever bucket they are of.
-        uses = sorted(use for spans in self._uses(order).values() for use in _apart(spans.values()))
+        uses = sorted((use for spans in self._uses(order).values() for use in _apart(spans.values())), key=_in_order)
         before: dict[int, list[Issue]] = {}
         behind: dict[int, list[Issue]] = {}
         last_of: dict[_Key, int] = {}
@@ -122,7 +123,7 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
-        size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
+        size = message_sizes(self._tape, self._plan, self._shards, parameters)
         return {
             (bucket, partition): members
             for partition, mine in self._shards.by_partition(parameters).items()
@@ -271,6 +272,14 @@ def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
         label=(stage, micro_batches[part], phase),
         until=(until, micro_batches[last], ends),
     )
+
+
+def _in_order(use: _Use) -> tuple[object, ...]:
+    """Places in the issue order, then names with their numbers as numbers: bucket 99 stands before bucket 100."""
+    parts = re.split(r'(\d+)', use.bucket)
+    # Split by numbers, so that every second part is one.
+    name = [int(part) if at % 2 else part for at, part in enumerate(parts)]
+    return use.first, use.last, name, use.partition
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

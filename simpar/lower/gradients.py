@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
-from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_size, size_of, split_dims
+from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, size_of, split_dims
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
@@ -127,7 +127,7 @@ class Reductions:
         return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
-        size = {name: message_size(self._tape, self._plan, self._shards, name) for name in parameters}
+        size = message_sizes(self._tape, self._plan, self._shards, parameters)
         several = stage >= 0 and self._tape.mesh.stages > 1
         scope = f'stage{stage}.' if several else self._scope
         return self._shards.with_flat(fuse(parameters, size, self._plan, self._ids, scope))

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.feed import once_a_step
-from simpar.lower.fusion import fusion_ids
+from simpar.lower.fusion import by_size, fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
+from simpar.lower.grow import few_layers, with_layers
+from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
+from simpar.lower.period import Layers, NotPeriodic
 from simpar.lower.recompute import recompute_of
-from simpar.lower.record import record
+from simpar.lower.recorded import recorded
 from simpar.lower.roles import issued, stages_of
 from simpar.lower.shards import shard
 from simpar.lower.slots import slots_of
@@ -40,10 +43,13 @@ from simpar.program import Program, ProgramBuilder
 from simpar.workload import Muon, Workload
 
 
-def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
+def lower(
+    workload: Workload, plan: Plan, world: int, order: Order | None = None, *, grow: bool = True
+) -> Program:  # fmt: skip
     """What every one of ``world`` ranks does in one training step.
 
-    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
+    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names; ``grow``: equal layers
+    are lowered a few times and then repeated; the program is the same.
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
     unknown, wrong or cannot have these counts. Does not model: data loading.
     """
@@ -58,14 +64,29 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
     with _without_collector():
-        order = order_of(plan) if order is None else _fitting(order, plan)
-        # An order from a file may have its sends and receives already.
-        if not order.communicates:
-            order = with_communication(order, plan.receive)
-        tape, graph = record(workload, plan, world, order.placement)
-        if plan.sum_loss:
-            sum_loss(tape)
-        return _Assembly(tape, graph, plan, workload).program(order)
+        layers = few_layers(workload, plan) if order is None and grow else None
+        if layers is not None:
+            with suppress(NotPeriodic, Infeasible):
+                return _grown(workload, plan, world, layers)
+        return _in_full(workload, plan, world, order)
+
+
+def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
+    """Arguments as of ``lower``."""
+    order = order_of(plan) if order is None else _fitting(order, plan)
+    # An order from a file may have its sends and receives already.
+    if not order.communicates:
+        order = with_communication(order, plan.receive)
+    tape, graph = recorded(workload, plan, world, order.placement)
+    if plan.sum_loss:
+        sum_loss(tape)
+    return _Assembly(tape, graph, plan, workload).program(order)
+
+
+def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Program:
+    """The same from a program of fewer layers; raises ``NotPeriodic``."""
+    small = _in_full(with_layers(workload, layers.count), plan, world)
+    return grown_program(small, layers, by_size=by_size(plan))
 
 
 @contextmanager
@@ -104,6 +125,11 @@ def _fitting(order: Order, plan: Plan) -> Order:
     return check_order(order)
 
 
+def _trained(tape: Tape) -> Iterator[str]:
+    """The parameters in the order of their use; found only if somebody asks."""
+    yield from (one.parameter for one in update_shards(tape))
+
+
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
@@ -111,7 +137,7 @@ class _Assembly:
         self.tape = tape
         self.mesh: Mesh = tape.mesh
         self.plan = plan
-        self.ids = fusion_ids(workload, plan, [one.parameter for one in update_shards(tape)])
+        self.ids = fusion_ids(workload, plan, _trained(tape))
         self.shards = shard(tape, plan, self.ids, matrices=isinstance(workload.optimizer, Muon))
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)

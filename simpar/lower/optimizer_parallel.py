@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from simpar.errors import Problem
+from simpar.lower.fusion import by_size
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import Owned, layer_of, local_elements
 from simpar.plan import Plan
@@ -207,11 +208,13 @@ class Shards:
         return {owned.get(name, name) for name in accumulated}
 
 
-def message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
-    """Bytes that fusion by size counts: a full gradient or weight; with MindSpore's levels what it counts, the shard.
+def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[str]) -> dict[str, float]:
+    """Bytes that fusion by size counts of each parameter; nothing where it does not count them."""
+    return {name: _message_size(tape, plan, shards, name) for name in parameters} if by_size(plan) else {}
 
-    Full as far as the tensor ranks have it.
-    """
+
+def _message_size(tape: Tape, plan: Plan, shards: Shards, parameter: str) -> float:
+    """A full gradient or weight, as far as tensor ranks have it; with MindSpore's levels what it counts, the shard."""
     size = size_of(tape, [tape.tensors[f'd:{parameter}']])
     if parameter not in shards.of or (plan.hsdp != 'off' and not shards.of[parameter].bucket):
         return size

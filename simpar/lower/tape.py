@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from math import prod
 
@@ -82,6 +83,15 @@ class Tape:
         self.rules: list[Rule] = []
         # How many values each gradient was given to: see ``next_stage``.
         self.handed_on: Counter[str] = Counter()
+
+    def copy(self) -> Tape:
+        """A tape with the same on it, whose changes leave this one as it is."""
+        made = copy(self)
+        for name, value in vars(self).items():
+            # What ops and tensors say is never changed in place, so the lists of them are all that is copied.
+            if isinstance(value, dict | list | set):
+                setattr(made, name, copy(value))
+        return made
 
     # partitions
 

@@ -18,9 +18,9 @@ def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1) -> 
     Raises ``Infeasible`` with the op at the peak and the largest batch that fits.
     """
     fullest = memory.fullest
-    if fullest.peak.bytes <= size:
+    if fullest.peak_bytes <= size:
         return
-    over = format_size(fullest.peak.bytes - size)
+    over = format_size(fullest.peak_bytes - size)
     raise Infeasible(f'{over} too much: {peak_summary(fullest, size)}; {_would_fit(memory, size, batch, multiple)}')
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
-from simpar.program import OpClass, Program, Role
-from simpar.program.tensor import PER_RANK
+from simpar.program import Program, Role
+from simpar.program.rows import column
+from simpar.program.tensor import KINDS, PER_RANK
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -69,30 +71,25 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     Raises ``ProgramError`` where an op reads or frees an activation or gradient that nothing has written.
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
-    touches = _touches(program, role, frozenset(always))
-    parts = _Parts.of(touches)
-    tensors = program.tensors
-    kinds = np.array([tensor.kind for tensor in tensors])
-    given = np.isin(kinds, [*ALWAYS, 'input'])
-    _check(program, role, parts, given)
+    table = _table(program, frozenset(always))
+    parts = _Parts.of(_touches(table, role))
+    _check(program, role, parts, table.are({*ALWAYS, 'input'}))
     # Views were checked like all tensors, and take no memory.
-    parts = _Parts(*(column[kinds[parts.tensor] != 'view'] for column in parts))
+    held = ~table.are({'view'})[parts.tensor]
+    parts = parts.some(held)
     begin, end = parts.write.copy(), parts.last.copy()
-    loaded = (kinds[parts.tensor] == 'input') & ~np.isin('input', list(always))
+    loaded = table.are({'input'} - {*always})[parts.tensor]
     # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
     begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
     endless = ~parts.freed & ~loaded
     # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
-    one = np.isin(kinds, list(PER_RANK))[parts.tensor]
-    # Sizes once for each tensor: shapes are worked out in Python, lives may be hundreds of thousands.
-    held, which = np.unique(parts.tensor, return_inverse=True)
-    sizes = np.array([program.local_bytes(tensors[index]) for index in held.tolist()], dtype=np.int64)
+    one = table.one[parts.tensor]
     lives = Lifetimes(
         tensor=parts.tensor,
         micro_batch=np.where(one, NONE, parts.micro_batch),
         copy=np.where(one, NONE, parts.copy),
-        bytes=sizes[which],
+        bytes=program.sizes[parts.tensor],
         writer=np.where(parts.write == _NEVER, NONE, parts.write),
         begin=begin,
         end=end,
@@ -101,48 +98,90 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     return _with_buffers(lives, program, role) if flattened else lives
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """What op classes do to tensors, in CSR form: op class i has the touches from ``start[i]`` to ``start[i + 1]``.
+
+    Arguments:
+        tensor, does: shape [touches].
+        kinds: of the tensors, by number in ``KINDS``.
+        one: of the tensors, whether a rank holds one for all micro-batches and copies.
+        held: of the tensors, whether freeing them ends nothing: what lives always, and inputs.
+    """
+
+    start: Ints
+    tensor: Ints
+    does: Ints
+    kinds: Ints
+    one: Flags
+    held: Flags
+
+    def are(self, kinds: Collection[str]) -> Flags:
+        """Which tensors are of one of these kinds."""
+        return np.array([kind in kinds for kind in KINDS], dtype=bool)[self.kinds]
+
+
+@lru_cache(maxsize=2)
+def _table(program: Program, always: frozenset[str]) -> _Table:
+    """The table of a program, which all its roles share."""
+    # Reads, writes, frees: within an op this is the order in which they happen.
+    does = np.array([_READ, _WRITE, _WRITE, _FREE])
+    kinds = column(program.tensors, lambda tensor: KINDS.index(tensor.kind), np.int64)
+    return _Table(
+        start=program.named.start[::4].astype(np.int64),
+        tensor=program.named.item.astype(np.int64),
+        does=does[program.named.row % 4],
+        kinds=kinds,
+        one=np.array([kind in PER_RANK for kind in KINDS], dtype=bool)[kinds],
+        held=np.array([kind in always or kind == 'input' for kind in KINDS], dtype=bool)[kinds],
+    )
+
+
 class _Touches(NamedTuple):
-    """What slots do to instances, instance by instance, each in issue order."""
+    """What slots do to instances, in issue order; ``cell`` is an instance's number among ``cells``."""
 
     slot: Ints
-    tensor: Ints
-    micro_batch: Ints
-    copy: Ints
+    cell: Ints
     does: Ints
-    opens: Flags
+    cells: _Cells
+
+    def some(self, wanted: Flags) -> _Touches:
+        """Some of the touches."""
+        return _Touches(self.slot[wanted], self.cell[wanted], self.does[wanted], self.cells)
 
 
-def _touches(program: Program, role: Role, always: frozenset[str]) -> _Touches:
-    number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
+class _Cells(NamedTuple):
+    """The instances that a role may have of the tensors that it touches: one, or one for each micro-batch and copy.
+
+    Arguments: ``base``, the first cell of each tensor, and at last how many there are; ``copies`` of a micro-batch.
+    """
+
+    base: Ints
+    copies: int
+
+    def names(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tensor, micro-batch and copy of cells; where there is one for all, micro-batch and copy are 0."""
+        tensor = np.searchsorted(self.base, cell, side='right') - 1
+        micro_batch, copy = np.divmod(cell - self.base[tensor], self.copies)
+        return tensor, micro_batch, copy
+
+
+def _touches(table: _Table, role: Role) -> _Touches:
+    """All touches of a role."""
     # Touches once for each op class, then repeated by index arithmetic for all slots.
-    used, kind_of = np.unique(role.op_class, return_inverse=True)
-    rows = [_row(program.op_classes[index], number) for index in used.tolist()]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    count = lengths[kind_of]
+    count = (table.start[1:] - table.start[:-1])[role.op_class]
     slot = np.repeat(np.arange(len(role)), count)
-    within = np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count)
-    at = np.repeat((np.cumsum(lengths) - lengths)[kind_of], count) + within
-    flat = np.array([touch for row in rows for touch in row], dtype=np.int64).reshape(-1, 2)
-    tensor, does = flat[at].T
+    at = np.arange(len(slot)) + np.repeat(table.start[role.op_class] - (np.cumsum(count) - count), count)
+    tensor, does = table.tensor[at], table.does[at]
+    touched = np.zeros(len(table.one), dtype=bool)
+    touched[tensor] = True
+    micro_batches, copies = (int(column.max(initial=0)) + 1 for column in (role.micro_batch, role.copy))
+    cells = _Cells(np.append(0, np.cumsum(np.where(table.one, 1, micro_batches * copies) * touched)), copies)
     # Weights and gradients exist once on a rank, whatever micro-batch and copy touch them.
-    one = np.array([t.kind in PER_RANK for t in program.tensors], dtype=bool)[tensor]
-    micro_batch = np.where(one, 0, role.micro_batch[slot].astype(np.int64))
-    copy = np.where(one, 0, role.copy[slot].astype(np.int64))
+    slices = (role.micro_batch.astype(np.int64) * copies + role.copy)[slot]
+    cell = cells.base[tensor] + np.where(table.one[tensor], 0, slices)
     # Only reads hold on to what lives always or, being an input, until its last reader.
-    held = np.array([t.kind in always or t.kind == 'input' for t in program.tensors], dtype=bool)[tensor]
-    does = np.where(held & (does == _FREE), _READ, does)
-    key = (tensor * (micro_batch.max(initial=0) + 1) + micro_batch) * (copy.max(initial=0) + 1) + copy
-    # Stable: the touches of one instance stay in issue order.
-    order = np.argsort(key, kind='stable')
-    opens = np.diff(key[order], prepend=NONE) != 0
-    return _Touches(slot[order], tensor[order], micro_batch[order], copy[order], does[order], opens)
-
-
-def _row(op: OpClass, number: dict[str, int]) -> list[tuple[int, int]]:
-    """What an op class does to which tensors."""
-    # Reads, writes, frees: within an op this is the order in which they happen.
-    groups = ((_READ, op.reads), (_WRITE, op.writes + op.accumulates), (_FREE, op.frees))
-    return [(number[name], does) for does, names in groups for name in names]
+    return _Touches(slot, cell, np.where(table.held[tensor] & (does == _FREE), _READ, does), cells)
 
 
 class _Parts(NamedTuple):
@@ -160,18 +199,47 @@ class _Parts(NamedTuple):
     freed: Flags
     before: Flags
 
+    def some(self, wanted: Flags | Ints) -> _Parts:
+        """Some of the lives, or all in another order."""
+        return _Parts(
+            self.tensor[wanted], self.micro_batch[wanted], self.copy[wanted], self.first[wanted], self.last[wanted],
+            self.write[wanted], self.freed[wanted], self.before[wanted],
+        )  # fmt: skip
+
     @classmethod
     def of(cls, touches: _Touches) -> _Parts:
+        """All lives, by instance and in issue order."""
+        slot, cell, does, cells = touches
+        count = int(cells.base[-1])
+        frees = does == _FREE
+        first, last = _first(slot, cell, count), _last(slot, cell, count)
+        freed = _first(slot[frees], cell[frees], count)
+        # Nearly every instance has one life, that ends with its last touch or never; the others are split apart.
+        several = (freed != _NEVER) & (freed != last)
+        writes = does == _WRITE
+        write = _first(slot[writes], cell[writes], count)
+        one = np.flatnonzero((first != _NEVER) & ~several)
+        no = np.zeros(len(one), dtype=bool)
+        simple = cls(*cells.names(one), first[one], last[one], write[one], freed[one] != _NEVER, no)
+        if not several.any():
+            return simple
+        split = cls._split(touches.some(several[cell]))
+        both = cls(*(np.concatenate(columns) for columns in zip(simple, split, strict=True)))
+        return both.some(np.lexsort((both.copy, both.micro_batch, both.tensor)))
+
+    @classmethod
+    def _split(cls, touches: _Touches) -> _Parts:
         """Join what a step writes behind an instance's last free to its first part."""
-        if not len(touches.slot):
-            none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-            return cls(none, none, none, none, none, none, no, no)
-        frees = touches.does == _FREE
-        at = np.flatnonzero(touches.opens | np.concatenate(([False], frees[:-1])))
+        # Stable: the touches of one instance stay in issue order.
+        order = np.argsort(touches.cell, kind='stable')
+        slot, cell, does = (column[order] for column in touches[:3])
+        instances = np.diff(cell, prepend=NONE) != 0
+        frees = does == _FREE
+        at = np.flatnonzero(instances | np.concatenate(([False], frees[:-1])))
         last = np.append(at[1:], len(frees)) - 1
         # The first write of each life; ``_NEVER`` is larger than any slot.
-        write = np.minimum.reduceat(np.where(touches.does == _WRITE, touches.slot, _NEVER), at)
-        freed, opens = frees[last], touches.opens[at]
+        write = np.minimum.reduceat(np.where(does == _WRITE, slot, _NEVER), at)
+        freed, opens = frees[last], instances[at]
         # For each life the first life of the same instance.
         head = np.maximum.accumulate(np.where(opens, np.arange(len(at)), 0))
         tails = np.flatnonzero(~freed & ~opens)
@@ -183,16 +251,23 @@ class _Parts(NamedTuple):
         before[head[carried]] = True
         kept = np.ones(len(at), dtype=bool)
         kept[tails] = False
-        return cls(
-            tensor=touches.tensor[at][kept],
-            micro_batch=touches.micro_batch[at][kept],
-            copy=touches.copy[at][kept],
-            first=touches.slot[at][kept],
-            last=touches.slot[last][kept],
-            write=write[kept],
-            freed=freed[kept],
-            before=before[kept],
-        )
+        named = touches.cells.names(cell[at][kept])
+        return cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
+
+
+def _first(slot: Ints, cell: Ints, count: int) -> Ints:
+    """The first slot that touches each cell, or ``_NEVER``; slots are in order."""
+    found = np.full(count, _NEVER)
+    # Of equal places the last one assigned stays.
+    found[cell[::-1]] = slot[::-1]
+    return found
+
+
+def _last(slot: Ints, cell: Ints, count: int) -> Ints:
+    """The last slot that touches each cell, or -1."""
+    found = np.full(count, NONE)
+    found[cell] = slot
+    return found
 
 
 def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
@@ -205,20 +280,16 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
 
 def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    used, kind_of = np.unique(role.op_class, return_inverse=True)
-    ops = [program.op_classes[index] for index in used.tolist()]
-    computes = np.array([op.kind == 'compute' and program.sliced(op) for op in ops], dtype=bool)
-    slots = np.flatnonzero(computes[kind_of])
-    first = np.full(int(role.micro_batch.max(initial=0)) + 1, _NEVER)
-    np.minimum.at(first, role.micro_batch[slots], slots)
-    return first
+    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)
+    slots = np.flatnonzero((computes & program.is_sliced)[role.op_class])
+    return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
     # A single tensor is sent from where it is.
-    size = [int(op.bytes) if op.kind == 'collective' and len(op.reads) > 1 else 0 for op in program.op_classes]
-    sizes = np.array(size, dtype=np.int64)[role.op_class]
+    several = column(program.op_classes, lambda op: op.kind == 'collective' and len(op.reads) > 1, np.bool_)
+    sizes = np.where(several, column(program.op_classes, lambda op: int(op.bytes), np.int64), 0)[role.op_class]
     slots = np.flatnonzero(sizes)
     nothing = np.full(len(slots), NONE, dtype=np.int64)
     return Lifetimes(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory, fold, rank_memory
-from simpar.program import OpClass, Program
+from simpar.program import OpClass, Program, Role
 from simpar.trace import RankTimes, Times, Trace
 
 
@@ -32,12 +34,12 @@ class Memory:
     @property
     def fullest(self) -> RankMemory:
         """The (first) rank whose peak is highest."""
-        return max(self.ranks, key=lambda rank: rank.peak.bytes)
+        return max(self.ranks, key=lambda rank: rank.peak_bytes)
 
     @property
     def peak(self) -> int:
         """Bytes that the fullest rank holds at its peak."""
-        return self.fullest.peak.bytes
+        return self.fullest.peak_bytes
 
     def rank(self, rank: int) -> RankMemory:
         """What a rank holds, or the rank that stands for it."""
@@ -65,15 +67,24 @@ def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = 
     end = float(trace.step_ends[-1])
     # The last step, as in ``metrics``: it is the one in the steady state.
     window = (end - trace.step, end)
-    of_role: dict[int, Lifetimes] = {}
     ranks = []
     for rank_times, count in zip(trace.representatives, counts, strict=True):
         role = trace.role(rank_times)
-        # Lives depend on the role alone; a hundred ranks often share one role.
-        if id(role) not in of_role:
-            of_role[id(role)] = lifetimes(trace.program, role, always=always, flattened=flattened)
-        ranks.append(rank_memory(trace.program, rank_times, count, of_role[id(role)], window))
+        lives = _lives(trace.program, role, frozenset(always), flattened=flattened)
+        ranks.append(rank_memory(trace.program, rank_times, count, lives, window))
     return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank)
+
+
+_KNOWN: Final[WeakKeyDictionary[Program, dict[tuple[Role, frozenset[str], bool], Lifetimes]]] = WeakKeyDictionary()
+
+
+def _lives(program: Program, role: Role, always: frozenset[str], *, flattened: bool) -> Lifetimes:
+    """The lives of a role's tensors; hundreds of ranks often share a role, and a sweep over links a program."""
+    known = _KNOWN.setdefault(program, {})
+    key = (role, always, flattened)
+    if key not in known:
+        known[key] = lifetimes(program, role, always=always, flattened=flattened)
+    return known[key]
 
 
 def sequential(program: Program) -> Trace:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
+from simpar.program.rows import column, stand
+from simpar.program.tensor import KINDS as TENSOR_KINDS
 from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
@@ -124,21 +126,31 @@ class RankMemory:
         """Bytes that are held at all times."""
         return int(self.lives.bytes[self.lives.always].sum())
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that it holds at the peak."""
+        return self._most[0]
+
     @cached_property
-    def peak(self) -> Peak:
-        """The moment at which the rank holds most."""
+    def _most(self) -> tuple[int, float]:
+        """How many bytes it holds at most, and when."""
         total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
         times = self._edges(slice(None))
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
-        time = float(times[int(np.argmax(rises))])
+        return int(total.max()), float(times[int(np.argmax(rises))])
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The moment at which the rank holds most."""
+        most, time = self._most
         there = self._count(time) > 0
         rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
         size, kinds = self.lives.bytes, self._kinds
         operators = {row: self._operator(row) for row in rows}
         micro_batch, copy = self.lives.micro_batch, self.lives.copy
         return Peak(
-            bytes=int(total.max()),
+            bytes=most,
             time=time,
             action=self.program.action(self.role, self._brings(time)),
             kinds=_sums((kinds[row], size.item(row)) for row in rows),
@@ -167,7 +179,7 @@ class RankMemory:
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
-        sliced = np.array([*(tensor.batch_dim is not None for tensor in self.program.tensors), False], dtype=bool)
+        sliced = np.append(column(self.program.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_), False)
         grows = self._passing & sliced[self.lives.tensor]
         held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
         return held[:, 0], held[:, 1]
@@ -179,15 +191,19 @@ class RankMemory:
 
     @cached_property
     def _kinds(self) -> list[str]:
+        kinds = (*TENSOR_KINDS, BUFFER)
         # The buffer comes last, so that its index -1 finds it.
-        kinds = [*(tensor.kind for tensor in self.program.tensors), BUFFER]
-        return [kinds[index] for index in self.lives.tensor.tolist()]
+        numbers = np.append(
+            column(self.program.tensors, lambda one: kinds.index(one.kind), np.int64), len(TENSOR_KINDS)
+        )
+        return [kinds[number] for number in numbers[self.lives.tensor].tolist()]
 
     def _operator(self, row: int) -> str:
         """The operator that wrote a life, where it is an activation."""
         if self._kinds[row] != 'activation':
             return ''
-        return self.program.op_classes[self.role.op_class.item(self.lives.writer.item(row))].operator
+        op_class = self.role.op_class.item(self.lives.writer.item(row))
+        return stand(self.program.op_classes, op_class).operator
 
     def _told(self, row: int) -> Live:
         """A life in words."""
@@ -238,7 +254,7 @@ def rank_memory(
     begin, end = window
     step = end - begin
     role = program.role(rank_times.rank)
-    receives = np.array([op.kind == 'recv' for op in program.op_classes], dtype=bool)[role.op_class]
+    receives = column(program.op_classes, lambda op: op.kind == 'recv', np.bool_)[role.op_class]
     # A receive is posted with a buffer to receive into.
     begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
     starts, ends = begins_KS[-1], rank_times.end_KS[-1]

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+import numpy as np
+
 from simpar.pipeline.action import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
+from simpar.program.rows import column
 from simpar.trace import Trace
 
 _KINDS: Final[dict[Phase, Kind]] = {'F': 'F', 'I': 'I', 'W': 'W'}
@@ -54,7 +57,7 @@ def stages_of(program: Program, role: Role) -> tuple[int, ...]:
 
 def is_pipeline(program: Program) -> bool:
     """Whether a program has more than one stage."""
-    return any(op.stage for op in program.op_classes)
+    return bool(column(program.op_classes, lambda op: op.stage, np.int64).any())
 
 
 def actions_of(program: Program, role: Role) -> list[Work]:

@@ -21,6 +21,7 @@ from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, union
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
+from simpar.program.rows import column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -193,7 +194,8 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
-        kinds = {program.op_classes[op].kind for op in distinct(role.op_class[role.stream == index]).tolist()}
+        ops = distinct(like_of(program.op_classes)[role.op_class[role.stream == index]])
+        kinds = {stand(program.op_classes, op).kind for op in ops.tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
@@ -220,14 +222,10 @@ class _Kinds(NamedTuple):
     def of(program: Program) -> _Kinds:
         """Those of a program."""
         ops = program.op_classes
-        # ``dict.fromkeys`` keeps the order of first use, in which phases are told.
-        phases = tuple(dict.fromkeys(op.phase for op in ops))
-        return _Kinds(
-            np.array([is_communication(op) for op in ops], dtype=bool),
-            np.array([is_transfer(op) for op in ops], dtype=bool),
-            np.array([phases.index(op.phase) for op in ops], dtype=np.int64),
-            phases,
-        )
+        # In the order of first use, in which phases are told.
+        phases: dict[Phase, int] = {}
+        phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
+        return _Kinds(column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,11 +285,11 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
     """Metrics of a representative rank, which stands for ``ranks`` ranks."""
     window = ops.window
-    computing = ops.between(ops.start, ops.end, ~ops.communicates)
-    communication = ops.communicating(ops.communicates)
+    # Unions, not sums: two streams that compute at once count once. They are made once: what is joined is short.
+    computing = union(ops.between(ops.start, ops.end, ~ops.communicates))
+    communication = union(ops.communicating(ops.communicates))
     transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
-    # Unions, not sums: two streams that compute at once count once.
     compute = length(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
@@ -304,7 +302,7 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
         idle=step - occupied,
         bubble=step - length(np.concatenate((computing, transferring))),
         phases=_phases(ops),
-        exposed_by=_exposed_by(ops, union(computing), compute),
+        exposed_by=_exposed_by(ops, computing, compute),
         streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
 
@@ -324,11 +322,12 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
     # Op class and stream in one number, so that names are made once for a kind, not once a slot.
-    kind = np.where(ops.communicates, role.op_class * count + role.stream, -1).astype(np.int64)
+    like = like_of(ops.program.op_classes)[role.op_class]
+    kind = np.where(ops.communicates, like * count + role.stream, -1)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)
-        named.setdefault(communicator(ops.program.op_classes[op_class], role.streams[stream]), []).append(one)
+        named.setdefault(communicator(stand(ops.program.op_classes, op_class), role.streams[stream]), []).append(one)
     return {
         name: length(np.concatenate((computing, ops.communicating(np.isin(kind, kinds))))) - compute
         for name, kinds in named.items()
@@ -347,7 +346,7 @@ def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
     """Metrics of some streams as if they were one."""
     # Streams taken together may overlap, so their union counts.
     mask = np.isin(ops.role.stream, streams)
-    running = ops.between(ops.start, ops.end, mask)
+    running = union(ops.between(ops.start, ops.end, mask))
     occupied = length(np.concatenate((running, ops.between(ops.arrive, ops.end, mask))))
     busy = length(running)
     return StreamMetrics(

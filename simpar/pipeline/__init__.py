@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from simpar.pipeline.action import overlap as overlap
     from simpar.pipeline.action import parse_action as parse_action
     from simpar.pipeline.automatic import automatic_order as automatic_order
+    from simpar.pipeline.batch import StageTimesTable as StageTimesTable
+    from simpar.pipeline.batch import step_times as step_times
     from simpar.pipeline.checks import Fault as Fault
     from simpar.pipeline.checks import check_order as check_order
     from simpar.pipeline.checks import faults as faults
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from simpar.pipeline.orders import Family as Family
     from simpar.pipeline.orders import family as family
     from simpar.pipeline.orders import named_order as named_order
+    from simpar.pipeline.recurrence import Recurrence as Recurrence
     from simpar.pipeline.table import read_csv as read_csv
     from simpar.pipeline.table import write_csv as write_csv
 
@@ -40,7 +43,9 @@ _HOMES: Final = {
     'Fault': 'simpar.pipeline.checks',
     'ORDERS': 'simpar.pipeline.orders',
     'Order': 'simpar.pipeline.order',
+    'Recurrence': 'simpar.pipeline.recurrence',
     'StageTimes': 'simpar.pipeline.clock',
+    'StageTimesTable': 'simpar.pipeline.batch',
     'automatic_order': 'simpar.pipeline.automatic',
     'check_order': 'simpar.pipeline.checks',
     'draw': 'simpar.pipeline.grid',
@@ -56,6 +61,7 @@ _HOMES: Final = {
     'read_csv': 'simpar.pipeline.table',
     'sends': 'simpar.pipeline.needs',
     'step_time': 'simpar.pipeline.clock',
+    'step_times': 'simpar.pipeline.batch',
     'v_shape': 'simpar.pipeline.order',
     'with_communication': 'simpar.pipeline.communication',
     'write_csv': 'simpar.pipeline.table',

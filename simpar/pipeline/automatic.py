@@ -10,9 +10,10 @@ from typing import Final
 from simpar.pipeline.action import Action
 from simpar.pipeline.build import refuse
 from simpar.pipeline.checks import peak_live
-from simpar.pipeline.clock import StageTimes, run, tasks
+from simpar.pipeline.clock import StageTimes, run
 from simpar.pipeline.greedy import RULES, Setting, greedy
 from simpar.pipeline.order import Order, loop, make_order
+from simpar.pipeline.tasks import tasks
 from simpar.pipeline.zero_bubble import lagging
 from simpar.units import quantise
 
@@ -99,5 +100,5 @@ def _row(rank: int, letters: str) -> list[Action]:
 def _cost(order: Order, times: StageTimes) -> tuple[float, float]:
     """Step time in the steady state, and the first step."""
     # The second step may still feel the empty pipeline of the first; from then on steps repeat.
-    first, second, third = run(tasks(order, times), steps=3)
+    first, second, third = run(tasks(order), times, steps=3)
     return max(third.end) - max(second.end), max(first.end)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from simpar.errors import Problem, ScheduleError
-from simpar.pipeline.action import COMPUTE
-from simpar.pipeline.needs import Result, gives, needs
 from simpar.pipeline.order import Order
+from simpar.pipeline.tasks import Tasks, tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,102 +63,55 @@ class Step:
         return max(end - begin for begin, end in zip(self.begin, self.end, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One action as the clock sees it: seconds, numbers of the results that it gives, and of those that it needs.
-
-    Arguments: ``needs``: (result, seconds that it travels).
-    """
-
-    seconds: float
-    gives: tuple[int, ...]
-    needs: tuple[tuple[int, float], ...]
-
-
 def step_time(order: Order, times: StageTimes, steps: int = 3) -> float:
-    """Seconds of a step in the steady state: between the last end of step ``steps`` and that of the step before."""
-    ran = run(tasks(order, times), steps)
+    """Seconds of a step in the steady state: between the last end of step ``steps`` and that of the step before.
+
+    Of many times for one order, `step_times` does the same at once.
+    Raises `ScheduleError` where the times are for another number of stages, or ranks wait for each other for ever.
+    """
+    ran = run(tasks(order), times, steps)
     return max(ran[-1].end) - (max(ran[-2].end) if steps > 1 else 0.0)
 
 
-def tasks(order: Order, times: StageTimes) -> list[list[Task]]:
-    """An order's computations as the clock runs them; sends and receives take their time on no rank.
-
-    B takes I + W and gives its gradient at its end; an overlap takes the sum of its parts and gives both at its end.
-    Raises `ScheduleError` where the times are for another number of stages.
-    """
-    if times.stages != order.stages:
-        what = f'times of {times.stages} stages, but the order has {order.stages}'
-        raise ScheduleError(Problem('pipeline order', what))
-    # Results as numbers: the automatic search times thousands of orders, and tuples hash slowly.
-    numbers: defaultdict[Result, int] = defaultdict(lambda: len(numbers))
-    seconds = {'F': times.forward, 'I': times.input, 'W': times.weight}
-    # A full backward hands its gradient on at its very end, as autograd's does; that is what splitting it gains.
-    seconds['B'] = tuple(i + w for i, w in zip(times.input, times.weight, strict=True))
-
-    def travel(result: Result, rank: int) -> float:
-        kind, stage, _ = result
-        holder = order.placement[stage]
-        return 0.0 if holder == rank else times.communication[stage if kind == 'F' else stage - 1]
-
-    return [
-        [
-            Task(
-                sum(seconds[part.kind][part.stage] for part in action.parts),
-                tuple(numbers[result] for result in gives(action)),
-                tuple((numbers[need], travel(need, rank)) for need in needs(action, order)),
-            )
-            for action in row
-            # Sends and receives take no time on their ranks here: ``travel`` has it.
-            if action.sub_actions or action.kind in COMPUTE
-        ]
-        for rank, row in enumerate(order.actions)
-    ]
-
-
-def run(rows: Sequence[Sequence[Task]], steps: int = 1) -> list[Step]:
+def run(todo: Tasks, times: StageTimes, steps: int = 1) -> list[Step]:
     """Do each rank's tasks one after the other, as early as their needs allow, for some steps without a barrier.
 
-    Raises `ScheduleError` where ranks wait for each other for ever.
+    Raises `ScheduleError` where the times are for another number of stages.
     """
-    free = [0.0] * len(rows)
-    done = []
+    check_stages(times.stages, todo.stages)
+    seconds = todo.seconds(times.forward, times.input, times.weight)
+    # What stays on its rank travels the way behind the last stage, in no time.
+    travel = (*times.communication, 0.0)
+    free, done = [0.0] * todo.ranks, []
     for _ in range(steps):
-        begin, end = _one_step(rows, free)
+        begin, end = _one_step(todo, seconds, travel, free)
         done.append(Step(tuple(begin), tuple(end)))
         free = end
     return done
 
 
-def _one_step(rows: Sequence[Sequence[Task]], free: Sequence[float]) -> tuple[list[float], list[float]]:
+def check_stages(given: int, stages: int) -> None:
+    """Raise `ScheduleError` where the times are for another number of stages than the order's."""
+    if given != stages:
+        raise ScheduleError(Problem('pipeline order', f'times of {given} stages, but the order has {stages}'))
+
+
+def _one_step(
+    todo: Tasks, seconds: Sequence[float], travel: Sequence[float], free: Sequence[float]
+) -> tuple[list[float], list[float]]:
     # −1 is before any time, so it tells that a rank has not begun.
-    begin, end = [-1.0] * len(rows), list(free)
-    position = [0] * len(rows)
+    begin, end = [-1.0] * todo.ranks, list(free)
     known: dict[int, float] = {}
-    waiting: defaultdict[int, list[int]] = defaultdict(list)
-    ready = list(range(len(rows)))
-    while ready:
-        rank = ready.pop()
-        row, now = rows[rank], end[rank]
-        for task in row[position[rank] :]:
-            start = now
-            for result, travel in task.needs:
-                if result not in known:
-                    waiting[result].append(rank)
-                    break
-                start = max(start, known[result] + travel)
-            else:
-                begin[rank] = start if begin[rank] < 0 else begin[rank]
-                now = start + task.seconds
-                position[rank] += 1
-                for result in task.gives:
-                    known[result] = now
-                    # Ranks wait for one result at a time and look again when it is there: each need is looked at a few
-                    # times only.
-                    ready += waiting.pop(result, ())
-                continue
-            break
-        end[rank] = now
-    if any(at < len(row) for at, row in zip(position, rows, strict=True)):
-        raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
+    for task in todo.in_turn:
+        rank = task.rank
+        now = end[rank]
+        for result, way in task.needs:
+            arrives = known[result] + travel[way]
+            # This is most of the time of a search, and `max` takes twice as long.
+            if arrives > now:  # noqa: PLR1730
+                now = arrives
+        begin[rank] = now if begin[rank] < 0 else begin[rank]
+        end[rank] = now = now + seconds[task.work]
+        for result in task.gives:
+            known[result] = now
     return [max(0.0, at) for at in begin], end

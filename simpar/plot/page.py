@@ -40,6 +40,8 @@ def timeline(
     *,
     names: tuple[str, str] = ('plan', 'baseline'),
     rank: int | None = None,
+    marks: frozenset[tuple[int, int]] = frozenset(),
+    answer: str = '',
 ) -> Figure:
     """The timeline of a plan and, above it, of its baseline.
 
@@ -47,13 +49,15 @@ def timeline(
         names: what to call the plan and the baseline.
         rank: the rank whose streams are shown. Unless given, a pipeline shows all pipeline ranks, and other
             programs show the rank that ends last.
+        marks: (rank, slot) of ops that are outlined on both sides, where one rank is shown.
+        answer: the title, instead of which of the two is faster.
     """
     sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
     # One rank of a pipeline shows little; both sides are drawn alike if either is a pipeline.
     if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
         return pipeline_timeline(sides)
-    views = [view(trace, name, rank) for trace, name in sides]
-    page = _Page(views, _windows(views) if max(v.most_bars for v in views) > EASY else [])
+    views = [view(trace, name, rank, marks) for trace, name in sides]
+    page = _Page(views, _windows(views) if max(v.most_bars for v in views) > EASY else [], answer)
     figure = new_figure(page.height)
     page.draw(figure)
     return figure
@@ -74,6 +78,7 @@ class _Page:
 
     views: list[View]
     windows: list[tuple[float, float]]
+    answer: str = ''
 
     @property
     def rows(self) -> list[int]:
@@ -133,7 +138,9 @@ class _Page:
         if copies > 1:
             lighter = 'lighter: copy 1' if copies == 2 else f'the lighter, the higher the copy, to {copies - 1}'
             patches.append(Patch(facecolor='#7FB8D8', label=lighter))
-        title(figure, headline(*((v.name, v.step) for v in reversed(self.views))), patches)
+        if any(bar.marked for bar in bars):
+            patches.append(Patch(facecolor='none', edgecolor='black', label='not as predicted'))
+        title(figure, self.answer or headline(*((v.name, v.step) for v in reversed(self.views))), patches)
 
 
 def _heading(panel: Panel, averaged: float, *, zoomed: bool) -> str:

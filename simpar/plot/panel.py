@@ -15,6 +15,8 @@ COLOURS: Final[dict[Kind, str]] = {
 }  # fmt: skip
 _MOMENTS: Final = 800
 _LABEL_POINTS: Final = 6.5
+MARKED: Final = 0.9
+"""Height of the outline of a marked op, a bit more than that of its bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class Panel:
             top = floor - 0.8 * share(self.view.intervals(kind, row), times, averaged)
             self.frame.axes.fill_between(times * self.frame.scale, floor, top, color=COLOURS[kind], linewidth=0)
             floor = top
+        # Single ops are too narrow for an outline: a line over the row shows where marked ones are.
+        marked = [self._span(bar.arrive, bar.end) for bar in self.view.bars if bar.row == row and bar.marked]
+        self.frame.axes.broken_barh(marked, (row - MARKED / 2, 0.06), facecolors='black', linewidth=0)
 
     def _bars(self, row: int) -> None:
         """Every op as a bar; a wait for peers as a thinner one; labels where they fit."""
@@ -56,6 +61,14 @@ class Panel:
         self.frame.axes.vlines(edges, row - 0.4, row + 0.4, colors='white', linewidth=0.6)
         for bar in seen:
             self._label(bar)
+        self._mark([bar for bar in seen if bar.marked], row)
+
+    def _mark(self, bars: list[Bar], row: int) -> None:
+        """A black outline around ops that are pointed out."""
+        spans = [self._span(*self._clip(bar.arrive, bar.end)) for bar in bars]
+        self.frame.axes.broken_barh(
+            spans, (row - MARKED / 2, MARKED), facecolors='none', edgecolors='black', linewidth=1.2, zorder=4
+        )
 
     def _draw(self, spans: list[tuple[Bar, float, float]], height: tuple[float, float]) -> None:
         """Parts of bars, each in its bar's colour."""

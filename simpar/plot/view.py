@@ -28,7 +28,8 @@ ZOOMED: Final = 50
 class Bar(NamedTuple):
     """One op on a row, in seconds from the step's begin.
 
-    ``start`` is later than ``arrive`` where it waited in a collective; ``copy`` is None for what is done once for all.
+    ``start`` is later than ``arrive`` where it waited in a collective; ``copy`` is None for what is done once for all;
+    ``marked`` bars are outlined.
     """
 
     row: int
@@ -39,6 +40,7 @@ class Bar(NamedTuple):
     arrive: float
     start: float
     end: float
+    marked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,11 +93,13 @@ class View:
         return float(times[high] - times[low]) if high > low else self.step
 
 
-def view(trace: Trace, name: str, rank: int | None = None) -> View:
+def view(trace: Trace, name: str, rank: int | None = None, marks: frozenset[tuple[int, int]] = frozenset()) -> View:
     """The steady step of a trace.
 
-    Arguments: ``rank``, unless given the one that ends last. Ops that ran before the window are shown at its end, as
-    ``metrics`` counts them.
+    Arguments:
+        rank: unless given the one that ends last.
+        marks: (rank, slot) of the ops to be marked.
+    Ops that ran before the window are shown at its end, as ``metrics`` counts them.
     """
     if rank is None:
         rank = trace.representatives[
@@ -111,7 +115,9 @@ def view(trace: Trace, name: str, rank: int | None = None) -> View:
         step=trace.step,
         streams=tuple(streams),
         metrics=metrics(trace).steady.rank(trace.representatives[representative].rank),
-        bars=tuple(_bars(trace, rank, {index: row for row, name in enumerate(streams) for index in named[name]})),
+        bars=tuple(
+            _bars(trace, rank, {index: row for row, name in enumerate(streams) for index in named[name]}, marks)
+        ),
         copies=trace.program.copies,
     )
 
@@ -132,7 +138,7 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     return np.asarray(covered / (right - left))
 
 
-def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
+def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[int, int]]) -> list[Bar]:
     """The bars of the last step, times counted from its window's begin; ``rows``, stream → row."""
     end = float(trace.step_ends[-1])
     begin = end - trace.step
@@ -147,7 +153,8 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int]) -> list[Bar]:
             copy = span.copy if trace.program.sliced(span.op) else None
             label = _label(span.op.operator if communicates else span.op.name)
             times = (left - begin, start - begin, right - begin)
-            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times))
+            marked = (rank, span.slot) in marks
+            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times, marked))
     return [bar for bar in bars if bar.end > bar.arrive]
 
 

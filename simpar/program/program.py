@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -10,9 +11,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
+from simpar.program.rows import LazyRows, column, stand
 from simpar.program.tensor import BYTES, Tensor
 from simpar.program.turns import Turns, turns_of
 
@@ -33,8 +36,8 @@ class Program:
     roles: tuple[Role, ...]
     role_of_rank: NDArray[np.int32]
     partitions: dict[str, Partition]
-    op_classes: tuple[OpClass, ...]
-    tensors: tuple[Tensor, ...]
+    op_classes: Sequence[OpClass]
+    tensors: Sequence[Tensor]
     micro_batches: int = 1
     copies: int = 1
     notes: tuple[str, ...] = field(default=())
@@ -48,6 +51,25 @@ class Program:
     def tensor(self) -> dict[str, Tensor]:
         """Tensors by name."""
         return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
+        """For each op class the number of its cost key, and an op class of each key: these cost the same."""
+        numbers: dict[tuple[object, ...], int] = {}
+        kinds = column(self.op_classes, lambda op: numbers.setdefault(op.cost_key, len(numbers)), np.int64)
+        _, first = np.unique(kinds, return_index=True)
+        return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
+
+    @cached_property
+    def named(self) -> Csr:
+        """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
+        known = self.op_classes.named if isinstance(self.op_classes, LazyRows) else None
+        if known is not None and known[0] is self.tensors:
+            return known[1]
+        number = {tensor.name: index for index, tensor in enumerate(self.tensors)}
+        lists = [names for op in self.op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
+        item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
+        return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
 
     @cached_property
     def hash(self) -> str:
@@ -74,6 +96,16 @@ class Program:
             frozenset().union(*(touched[index] for index in set(role.op_class.tolist()))) for role in self.roles
         )
 
+    @cached_property
+    def is_sliced(self) -> NDArray[np.bool_]:
+        """Shape [op classes], as ``sliced`` says."""
+        batched = column(self.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_)
+        index, field = np.divmod(self.named.row, 4)
+        # What an op frees, it need not have touched.
+        touched = np.bincount(index[field < 3], minlength=len(self.op_classes))
+        own = np.bincount(index[(field < 3) & batched[self.named.item]], minlength=len(self.op_classes))
+        return np.asarray((touched == 0) | (own > 0))
+
     def holds(self, rank: int, tensor: str) -> bool:
         """Whether a rank has its shard of a tensor."""
         return tensor in self.tensors_of_role[int(self.role_of_rank[rank])]
@@ -90,9 +122,8 @@ class Program:
 
     def action(self, role: Role, slot: int) -> str:
         """A slot as readers name it: ``layer0.qkv.F`` and, where there are several, ``.mb1`` and ``.c0``."""
-        op = self.op(role, slot)
-        name = op.name
-        if not self.sliced(op):
+        name = self.op(role, slot).name
+        if not self.is_sliced[role.op_class[slot]]:
             return name
         if self.micro_batches > 1:
             name += f'.mb{role.micro_batch[slot]}'
@@ -107,13 +138,30 @@ class Program:
         return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
 
     @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape [tensors]: ``local_bytes`` of each."""
+        known: dict[tuple[int, int, str, int | None], int] = {}
+
+        def size(tensor: Tensor) -> int:
+            if tensor.name in self._padding:
+                return self.local_bytes(tensor)
+            # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
+            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim)
+            if key not in known:
+                known[key] = self.local_bytes(tensor)
+            return known[key]
+
+        # Padding goes by the name of a tensor, so that all are needed by their names.
+        return column(tuple(self.tensors) if self._padding else self.tensors, size, np.int64)
+
+    @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
+        packed = column(self.tensors, lambda one: bool(one.members) and one.kind in ('parameter', 'view'), np.bool_)
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
-            for tensor in self.tensors
-            if tensor.members and tensor.kind in ('parameter', 'view')
+            for tensor in map(self.tensors.__getitem__, np.flatnonzero(packed).tolist())
         }
 
     def replace(self, **changes: object) -> Program:

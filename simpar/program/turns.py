@@ -14,8 +14,9 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass, OpKind
 from simpar.program.partition import Partition
 from simpar.program.role import Role
+from simpar.program.rows import column, like_of, stand
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 NONE: Final = -1
 
 
@@ -66,22 +67,22 @@ class Turns:
 
 def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Partition]) -> Turns:
     """The turns of a role's slots."""
-    communicates = np.array([op.kind != 'compute' for op in op_classes], dtype=bool)
+    communicates = column(op_classes, lambda op: op.kind != 'compute', np.bool_)
     slots = np.flatnonzero(communicates[role.op_class])
     streams = len(role.streams)
     # Kinds are worked out once for each op class and stream, not once for each slot.
-    key = role.op_class[slots].astype(np.int64) * streams + role.stream[slots]
+    key = like_of(op_classes)[role.op_class[slots]] * streams + role.stream[slots]
     numbers: dict[Kind, int] = {}
     of_key = np.full(len(op_classes) * streams, NONE, dtype=np.int64)
     for one in np.flatnonzero(np.bincount(key, minlength=1)).tolist():
-        op, stream = op_classes[one // streams], role.streams[one % streams]
+        op, stream = stand(op_classes, one // streams), role.streams[one % streams]
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
     mine = of_key[key]
     # Stable, so that turns of a kind count in issue order.
     order = np.argsort(mine, kind='stable')
     count = np.bincount(mine, minlength=1)
-    of_slot, turn = np.full(len(role), NONE, dtype=np.int64), np.zeros(len(role), dtype=np.int64)
+    of_slot, turn = np.full(len(role), NONE, dtype=np.int32), np.zeros(len(role), dtype=np.int32)
     of_slot[slots] = mine
     turn[slots[order]] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
     return Turns(tuple(numbers), of_slot, turn)

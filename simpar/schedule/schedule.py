@@ -69,6 +69,8 @@ class Schedule(Contents):
 
         Raises `ScheduleError` where ``against`` does not make a schedule, at its line.
         """
+        if not self.differences:
+            return None
         same = Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
         contents = None if problems else _attempt(tree, problems)

@@ -1,22 +1,16 @@
-"""Outcome: what comes of one row, its figures or why it cannot be; rows are predicted here or in processes apart."""
+"""Outcome: what comes of one row, its figures or why it cannot be."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 
 from simpar.case import case_of, check_memory
-from simpar.errors import RunFailed, ScheduleError, SimparError
+from simpar.errors import ScheduleError, SimparError
 from simpar.metrics import is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule import Schedule
 from simpar.units import format_size
-
-Progress = Callable[[int, int], None]
-"""Is told how many are done, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,38 +72,6 @@ def predicted(schedule: Schedule) -> Outcome:
 def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
     """The outcome of what an error refuses; ``outcome``, what is known of it all the same."""
     return replace(outcome, reason=_short_reason(error, outcome), detail=str(error))
-
-
-def predict_all(schedules: Sequence[Schedule], jobs: int = 1, progress: Progress | None = None) -> list[Outcome]:
-    """Predict schedules in their order.
-
-    Arguments: ``jobs``, processes at once; the outcomes are the same whatever their number.
-    Raises ``RunFailed`` where such a process dies.
-    """
-    outcomes = []
-    for outcome in _each(schedules, min(jobs, len(schedules))):
-        outcomes.append(outcome)
-        if progress:
-            progress(len(outcomes), len(schedules))
-    return outcomes
-
-
-def _each(schedules: Sequence[Schedule], jobs: int) -> Iterator[Outcome]:
-    if jobs < 2:
-        yield from map(predicted, schedules)
-        return
-    try:
-        # Spawned, not forked: the caller may have threads.
-        with ProcessPoolExecutor(jobs, mp_context=get_context('spawn'), initializer=_leave_interrupts) as pool:
-            yield from pool.map(predicted, schedules)
-    except BrokenProcessPool:
-        raise RunFailed(f'one of {jobs} processes that predict rows died; try fewer --jobs') from None
-
-
-def _leave_interrupts() -> None:
-    """An interrupt is for the process that asked."""
-    # Ctrl-C reaches all processes of the terminal; tracebacks of workers would hide the parent's message.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _figures(prediction: Prediction) -> Figures:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from simpar.case import cluster_of
 from simpar.document import one_screen
 from simpar.errors import Problem, ScheduleError
-from simpar.schedule import Row, Schedule, load_rows, written
+from simpar.schedule import Row, Schedule, load_rows
 from simpar.sweep.answer import Result, SweepAnswer, gain_over
-from simpar.sweep.outcome import Outcome, Progress, infeasible, predict_all
+from simpar.sweep.identity import content_key, identity, places
+from simpar.sweep.journal import Wanted
+from simpar.sweep.outcome import Outcome, infeasible
+from simpar.sweep.run import Note, Progress, Way, predict_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +31,31 @@ class Sweep:
         """The differences of every row's own baseline; empty where none is given."""
         return self.rows[0].schedule.against or {}
 
-    def predict(self, jobs: int = 1, progress: Progress | None = None) -> SweepAnswer:
+    def predict(
+        self,
+        jobs: int | None = 1,
+        progress: Progress | None = None,
+        *,
+        journal: str | os.PathLike[str] | None = None,
+        scheduler: str = '',
+        note: Note | None = None,
+    ) -> SweepAnswer:
         """Predict every row, and every row's baseline, each of them once.
 
-        Arguments: ``jobs``, processes at once, which change no figure. Raises ``ScheduleError`` where no row has the
-        baseline that ``against`` asks for, ``RunFailed`` where a process dies.
+        Arguments:
+            jobs: processes at once, which change no figure; None, as many as there are cores, where that repays.
+            progress: is told how many rows are done, of how many.
+            journal: a file that takes finished rows as they come; those that it has are not predicted again.
+            scheduler: address of a Dask scheduler whose workers predict.
+            note: is told in a sentence what of journal and scheduler the user should know.
+        Raises ``ScheduleError`` where no row has the baseline that ``against`` asks for, or journal or scheduler are
+        none; ``RunFailed`` where a process dies.
         """
         baselines = self._baselines()
-        # By identity, so that a baseline that is also a row is predicted once.
-        schedules = {
-            _identity(schedule): schedule
-            for schedule in (*self._fitting(), *(other for other in baselines if isinstance(other, Schedule)))
-        }
-        done = dict(zip(schedules, predict_all(list(schedules.values()), jobs, progress), strict=True))
+        every = (*self._fitting(), *(other for other in baselines if isinstance(other, Schedule)))
+        place = Path(journal) if journal else None
+        way = Way(jobs=jobs, progress=progress, journal=place, scheduler=scheduler, note=note)
+        done = self._outcomes(every, way)
         results = [self._result(row, done) for row in self.rows]
         if self.against:
             results = [_measured(*pair, done) for pair in zip(results, baselines, strict=True)]
@@ -51,6 +66,24 @@ class Sweep:
             changed_links=any(set(row.schedule.cluster.links.values()) - {1} for row in self.rows),
         )
         return answer if self.against else _from_first(answer)
+
+    def _outcomes(self, schedules: Sequence[Schedule], way: Way) -> dict[int, Outcome]:
+        """The outcome of each schedule, by the schedule's ``id``."""
+        names = [identity(schedule) for schedule in schedules]
+        # By identity, so that a baseline that is also a row is predicted once: as the row, which comes first.
+        different: dict[str, Schedule] = {}
+        for name, schedule in zip(names, schedules, strict=True):
+            different.setdefault(name, schedule)
+        different = _together(different)
+        settings = {id(row.schedule): row.settings for row in self.rows}
+        wanted = [
+            Wanted(key=content_key(name, schedule), places=places(schedule), settings=settings.get(id(schedule)))
+            for name, schedule in different.items()
+            # Only a journal asks, and profiles are read for it.
+            if way.journal
+        ]
+        found = dict(zip(different, predict_all(list(different.values()), way, wanted), strict=True))
+        return {id(schedule): found[name] for name, schedule in zip(names, schedules, strict=True)}
 
     def _fitting(self) -> list[Schedule]:
         return [row.schedule for row in self.rows if not row.problems]
@@ -65,10 +98,17 @@ class Sweep:
             raise ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
         return found
 
-    def _result(self, row: Row, done: Mapping[str, Outcome]) -> Result:
+    def _result(self, row: Row, done: Mapping[int, Outcome]) -> Result:
         refused = infeasible(ScheduleError(list(row.problems))) if row.problems else None
-        outcome = refused or done[_identity(row.schedule)]
+        outcome = refused or done[id(row.schedule)]
         return Result(settings=row.settings, batch=row.schedule.workload.batch, outcome=outcome)
+
+
+def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
+    """The same, ordered so that schedules of one workload and plan are neighbours: they have one program."""
+    number: dict[str, int] = {}
+    group = {name: number.setdefault(repr((one.workload, one.plan)), len(number)) for name, one in schedules.items()}
+    return dict(sorted(schedules.items(), key=lambda item: group[item[0]]))
 
 
 def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
@@ -110,13 +150,7 @@ def _baseline(schedule: Schedule) -> Schedule | ScheduleError | None:
         return wrong
 
 
-def _identity(schedule: Schedule) -> str:
-    """Equal for schedules of which the same prediction comes."""
-    # ``against`` and ``sweep`` change no prediction of the row itself.
-    return json.dumps({**written(schedule), 'against': None, 'sweep': None})
-
-
-def _measured(result: Result, baseline: Schedule | ScheduleError | None, done: Mapping[str, Outcome]) -> Result:
+def _measured(result: Result, baseline: Schedule | ScheduleError | None, done: Mapping[int, Outcome]) -> Result:
     """A row with its gain over a baseline of its own, as `simpar run` has it."""
     if result.step is None:
         return result
@@ -124,7 +158,7 @@ def _measured(result: Result, baseline: Schedule | ScheduleError | None, done: M
         return replace(result, baseline=result.step, gain=0.0, is_baseline=True)
     if isinstance(baseline, ScheduleError):
         return replace(result, why_no_gain=infeasible(baseline).reason)
-    outcome = done[_identity(baseline)]
+    outcome = done[id(baseline)]
     if outcome.figures is None:
         return replace(result, why_no_gain=f'against: {outcome.reason}')
     step = outcome.figures.step

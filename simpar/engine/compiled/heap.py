@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
-from simpar.engine.compiled.jit import Array, inner
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.engine.compiled.jit import Array, part
+from simpar.engine.compiled.records import NONE
+
+# Unsigned, so that places are: numbers that may be negative cost a test at every look.
+_ZERO: Final = np.uint64(0)
+_ONE: Final = np.uint64(1)
+_TWO: Final = np.uint64(2)
 
 
-@inner
-def sift_up(time: Array, heap: Array, place: Array, at: int, stream: int) -> None:
-    """Let a stream rise from a place of the heap."""
-    key = time[stream]
-    while at > 0:
-        above = (at - 1) >> 1
+@part
+def rise(heap: Array, streams: Array, at: Any, stream: int, time: float) -> None:
+    """Let an event rise from a place of the heap."""
+    while at > _ZERO:
+        above = (at - _ONE) >> _ONE
         other = heap[above]
-        if time[other] <= key:
+        if other.time <= time:
             break
-        heap[at] = other
-        place[other] = at
+        heap[at].time, heap[at].stream = other.time, other.stream
+        streams[other.stream].place = at
         at = above
-    heap[at] = stream
-    place[stream] = at
+    heap[at].time, heap[at].stream = time, stream
+    streams[stream].place = at
 
 
-@inner
-def sift_down(time: Array, heap: Array, place: Array, size: int, at: int, stream: int) -> None:
-    """Let a stream sink from a place of the heap."""
-    key = time[stream]
+@part
+def sink(heap: Array, streams: Array, size: int, at: Any, stream: int, time: float) -> None:
+    """Let an event sink from a place of the heap."""
+    # Behind the last event stands one that never comes, so that every event above it has two below.
+    heap[size].time = np.inf
     while True:
-        below = 2 * at + 1
+        below = _TWO * at + _ONE
         if below >= size:
             break
-        if below + 1 < size and time[heap[below + 1]] < time[heap[below]]:
-            below += 1
+        # A sum and no branch, which would be guessed wrong half of the time.
+        below += np.uint64(heap[below + _ONE].time < heap[below].time)
         other = heap[below]
-        if time[other] >= key:
+        if other.time >= time:
             break
-        heap[at] = other
-        place[other] = at
+        heap[at].time, heap[at].stream = other.time, other.stream
+        streams[other.stream].place = at
         at = below
-    heap[at] = stream
-    place[stream] = at
+    heap[at].time, heap[at].stream = time, stream
+    streams[stream].place = at
 
 
-@inner
-def push(time: Array, heap: Array, place: Array, size: int, stream: int, due: float) -> int:
-    """Put a stream's event on the heap, or move it; return the size of the heap."""
-    at = place[stream]
-    if at < 0:
-        time[stream] = due
-        sift_up(time, heap, place, size, stream)
-        return size + 1
-    earlier = due < time[stream]
-    time[stream] = due
-    if earlier:
-        sift_up(time, heap, place, at, stream)
+@part
+def push(heap: Array, streams: Array, loop: Any, stream: int, time: float) -> None:
+    """Put a stream's event on the heap, or move it."""
+    at = streams[stream].place
+    if at == NONE:
+        rise(heap, streams, loop.size, stream, time)
+        loop.size += 1
+    elif time < heap[at].time:
+        rise(heap, streams, at, stream, time)
     else:
-        sift_down(time, heap, place, size, at, stream)
-    return size
+        sink(heap, streams, loop.size, at, stream, time)
+
+
+@part
+def pop(heap: Array, streams: Array, loop: Any) -> int:
+    """Take the first event off the heap; return its stream."""
+    first: int = heap[0].stream
+    streams[first].place = NONE
+    loop.size -= 1
+    last = heap[loop.size]
+    if loop.size:
+        sink(heap, streams, loop.size, _ZERO, last.stream, last.time)
+    return first

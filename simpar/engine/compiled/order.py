@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, kernel
+from simpar.engine.compiled.jit import Array, kernel, walker
+
+HELPERS: Final = '0cf1ee04044ccd8e'
+"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
+LIST: Final = 1 << 31
+"""Two steps have fewer nodes."""
+_UNKNOWN: Final = LIST - 1
 
 
 @kernel
@@ -14,47 +22,102 @@ def topological(start: Array, after: Array, left: Array, order: Array) -> int:
     Arguments:
         start, after: of each node, the nodes that come after it.
         left: for each node how many it comes after; -1 where the number is no node's. Is used up.
-        order: what is written.
+        order: what is written; as long as there are nodes.
     """
-    count = 0
-    for number in range(len(left)):
+    # What waits for nothing more is kept at the end of the order, on a stack that grows to the front. So a node stands
+    # close behind what let it go on, and what is used together is close in memory.
+    top = len(order)
+    for turned in range(len(left)):
+        number = len(left) - 1 - turned
         if left[number] == 0:
-            order[count] = number
-            count += 1
-    # Kahn's order: the list grows while it is walked.
+            top -= 1
+            order[top] = number
     done = 0
-    while done < count:
-        number = order[done]
+    while top < len(order):
+        number = order[top]
+        top += 1
+        order[done] = number
         done += 1
         for edge in range(start[number], start[number + 1]):
             later = after[edge]
             left[later] -= 1
             if left[later] == 0:
-                order[count] = later
-                count += 1
-    return count
+                top -= 1
+                order[top] = later
+    return done
 
 
 @kernel
-def recurrence(order: Array, start: Array, before: Array, issued: Array, lasts: Array, end: Array) -> None:
-    """Write when nodes end, where nothing slows anything; as ``replay``.
+def arrange_nodes(
+    order: Array, node: Array, op: Array, before: Array, carried: Array, count: Array, first: Array, second: Array,
+    more: Array,
+) -> None:  # fmt: skip
+    """Write what nodes come after: two each, or where the list of them begins.
 
     Arguments:
         order: nodes, each behind all that it comes after.
-        start, before: of each node in order, the places of what it comes after; those of the step before come first.
-        issued: shape [steps, N], when the last host has issued a node.
-        lasts: of each node in order, its seconds.
-        end: shape [steps, N], what is written.
+        node: of each op. op, before, carried: edges, as of ``Graph``.
+        count: of each number, how many edges lead to its node; is used up.
+        first, second: of each node in order, what it comes after, among the nodes of two steps: those of the step
+            before come first. Where there are more than two, ``second`` is ``LIST`` + the place of their list.
+        more: lists of what nodes come after, each behind its length.
     """
-    count = len(order)
-    ends = np.zeros(2 * count)
-    for step in range(len(issued)):
-        for place in range(count):
-            time = issued[step, order[place]]
-            for edge in range(start[place], start[place + 1]):
-                other = ends[before[edge]]
-                time = max(time, other)
-            time += lasts[place]
-            ends[count + place] = time
-            end[step, order[place]] = time
-        ends[:count] = ends[count:]
+    at = 0
+    for place in range(len(order)):
+        number = order[place]
+        first[place] = second[place] = _UNKNOWN
+        if count[number] > 2:
+            second[place] = LIST + at
+            more[at] = 0
+            at += count[number] + 1
+        # From here on, the place of the node in order.
+        count[number] = place
+    for edge in range(len(op)):
+        place = count[node[op[edge]]]
+        number = before[edge] if carried[edge] else len(node) + before[edge]
+        if first[place] == _UNKNOWN:
+            first[place] = number
+        if second[place] < LIST:
+            second[place] = number
+        else:
+            begin = second[place] - LIST
+            more[begin] += 1
+            more[begin + more[begin]] = number
+
+
+@walker
+def recurrence(
+    order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: np.uint64, time: Array
+) -> None:
+    """Write when nodes end, where nothing slows anything; as ``replay``.
+
+    Arguments:
+        order, first, second, more: as ``arrange_nodes`` writes them.
+        lasts: of each node, at its number, its seconds.
+        time: shape [steps · per_step]; when the last host has issued a node; then, when it ends.
+    """
+    # Before the first step everything has ended.
+    begin, known = np.uint64(0), per_step
+    while begin < len(time):
+        # Unsigned numbers wrap around, so that the step before the first begins where it should.
+        before = begin - per_step
+        for place in range(len(order)):
+            number = begin + order[place]
+            latest = time[number]
+            one, other = first[place], second[place]
+            # `max` also looks for what is not a number, and takes longer.
+            if one >= known:
+                end = time[before + one]
+                latest = end if end > latest else latest  # noqa: FURB136
+            if other < LIST:
+                if other >= known:
+                    end = time[before + other]
+                    latest = end if end > latest else latest  # noqa: FURB136
+            else:
+                at = other - LIST
+                for index in range(at + 1, at + 1 + more[at]):
+                    if more[index] >= known:
+                        latest = max(latest, time[before + more[index]])
+            time[number] = latest + lasts[order[place]]
+        begin += per_step
+        known = np.uint64(0)

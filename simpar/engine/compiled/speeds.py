@@ -4,109 +4,92 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, inner
+from simpar.engine.compiled.jit import Array, part
+from simpar.engine.compiled.records import NONE
 
 
-@inner
-def fill(
-    flows: Array,
-    count: int,
-    head: Array,
-    entry_next: Array,
-    entry_stream: Array,
-    entries: Array,
-    entry_link: Array,
-    entry_demand: Array,
-    links: Array,
-    on_link: Array,
-    in_flows: Array,
-    left: Array,
-    share: Array,
-    demands: Array,
-    top: Array,
-    speeds: Array,
-) -> int:
-    """Find all that share links with some flows, and their max-min fair speeds, as ``fair_speeds``.
+@part
+def component(
+    flowing: Array, count: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
+) -> tuple[int, int]:
+    """Find all that share links with some flows, directly or through others; return how many flows and links.
 
-    Return how many flows there are. The first flows of ``flows`` are rising, those behind them have their speed.
+    Arguments:
+        flowing: streams that lead flows, ``count`` of them at first; written behind them.
+        found: where links are written.
     """
     found_links = 0
     for place in range(count):
-        in_flows[flows[place]] = True
+        flows[flowing[place]].solved = 1
     # The list grows while it is walked: a breadth-first search.
     place = 0
     while place < count:
-        stream = flows[place]
-        place += 1
-        for entry in range(entries[stream], entries[stream + 1]):
-            link = entry_link[entry]
-            if link < 0:
-                break
-            if on_link[link]:
+        begin = flowing[place] * widest
+        for at in range(begin, begin + flows[flowing[place]].links):
+            link = links[entries[at].link]
+            if link.seen:
                 continue
-            on_link[link] = True
-            links[found_links] = link
+            link.seen, link.left = 1, 1.0
+            found[found_links] = entries[at].link
             found_links += 1
-            other = head[link]
-            while other >= 0:
-                neighbour = entry_stream[other]
-                if not in_flows[neighbour]:
-                    in_flows[neighbour] = True
-                    flows[count] = neighbour
+            other = link.head
+            while other != NONE:
+                neighbour = entries[other].stream
+                if not flows[neighbour].solved:
+                    flows[neighbour].solved = 1
+                    flowing[count] = neighbour
                     count += 1
-                other = entry_next[other]
+                other = entries[other].behind
+        place += 1
     for place in range(found_links):
-        link = links[place]
-        left[link] = 1.0
-        on_link[link] = False
-    rising = count
-    while rising:
-        for place in range(found_links):
-            demands[links[place]] = 0.0
-        level = np.inf
-        for place in range(rising):
-            stream = flows[place]
-            level = min(level, top[stream])
-            for entry in range(entries[stream], entries[stream + 1]):
-                link = entry_link[entry]
-                if link < 0:
-                    break
-                demands[link] += entry_demand[entry]
-        for place in range(found_links):
-            link = links[place]
-            if demands[link] > 0.0:
-                share[link] = left[link] / demands[link]
-                level = min(level, share[link])
-            else:
-                share[link] = np.inf
-            demands[link] = 0.0
-        kept = 0
-        for place in range(rising):
-            stream = flows[place]
-            fixed = top[stream] <= level
-            for entry in range(entries[stream], entries[stream + 1]):
-                link = entry_link[entry]
-                if link < 0 or fixed:
-                    break
-                # No tolerance: the level is one of these shares, to the bit.
-                fixed = share[link] <= level
-            if fixed:
-                speeds[stream] = level
-                for entry in range(entries[stream], entries[stream + 1]):
-                    link = entry_link[entry]
-                    if link < 0:
-                        break
-                    demands[link] += entry_demand[entry]
-            else:
-                flows[place] = flows[kept]
-                flows[kept] = stream
-                kept += 1
-        for place in range(found_links):
-            link = links[place]
-            # Once a level, so that no result depends on the order of flows.
-            if demands[link] > 0.0:
-                left[link] -= level * demands[link]
-        rising = kept
+        links[found[place]].seen = 0
     for place in range(count):
-        in_flows[flows[place]] = False
-    return count
+        flows[flowing[place]].solved = 0
+    return count, found_links
+
+
+@part
+def fill(
+    flowing: Array, rising: int, found: Array, widest: np.uint64, flows: Array, entries: Array, links: Array
+) -> int:
+    """Let flows rise until one meets its top or a link is full, and fix the speeds of those; return how many rise on.
+
+    Arguments: ``rising``, how many of ``flowing`` rise, in front; ``found``, the links of all, and no others.
+    """
+    for place in range(len(found)):
+        links[found[place]].demand = 0.0
+    level = np.inf
+    for place in range(rising):
+        begin = flowing[place] * widest
+        level = min(level, flows[flowing[place]].top)
+        for at in range(begin, begin + flows[flowing[place]].links):
+            links[entries[at].link].demand += entries[at].demand
+    for place in range(len(found)):
+        link = links[found[place]]
+        link.share = np.inf
+        if link.demand > 0.0:
+            link.share = link.left / link.demand
+            level = min(level, link.share)
+        link.demand = 0.0
+    kept = 0
+    for place in range(rising):
+        stream = flowing[place]
+        flow, begin = flows[stream], stream * widest
+        fixed = flow.top <= level
+        for at in range(begin, begin + flow.links):
+            # No tolerance: the level is one of these shares, to the bit.
+            fixed = fixed or links[entries[at].link].share <= level
+        if fixed:
+            flow.speed = level
+            for at in range(begin, begin + flow.links):
+                links[entries[at].link].demand += entries[at].demand
+        else:
+            flowing[place] = flowing[kept]
+            flowing[kept] = stream
+            kept += 1
+    for place in range(len(found)):
+        link = links[found[place]]
+        # Once a level, so that no result depends on the order of flows.
+        if link.demand > 0.0:
+            link.left -= level * link.demand
+    return kept

@@ -5,12 +5,14 @@ An operator is one class in one file of this folder, and one row of the registry
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
 
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
@@ -59,8 +61,10 @@ def operator(kind: type[T]) -> type[T]:
 @cache
 def _hints(base: type) -> dict[str, Any]:
     """A base's own keys, as types: their names mean nothing in the module of an operator."""
-    every = get_type_hints(base, include_extras=True)
-    return {name: every[name] for name in get_annotations(base) if get_origin(every[name]) is not ClassVar}
+    # Python 3.10 cannot evaluate a ClassVar that says nothing more, so these are left out by their text.
+    own = {name: hint for name, hint in get_annotations(base).items() if not str(hint).startswith('ClassVar')}
+    names = vars(sys.modules[base.__module__])
+    return get_type_hints(SimpleNamespace(__annotations__=own), names, include_extras=True)
 
 
 class MisfitError(Exception):

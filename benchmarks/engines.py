@@ -1,0 +1,102 @@
+"""What surrounds the machines: SimPy, Python and compiled on one program; folded and unfolded; lowering; sweeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from benchmarks.laps import Laps, Spread, in_turns, timed
+from benchmarks.programs import Case
+from simpar.engine import fast, simulate
+from simpar.engine.graph import Graph, graph_of
+from simpar.engine.node_costs import node_costs
+from simpar.engine.ops import ops_of
+from simpar.engine.representatives import fold
+from simpar.engine.simulate import Engine
+from simpar.program import Program
+from simpar.sweep import load_sweep
+
+ENGINES: Final[dict[str, Engine]] = {'SimPy': 'simpy', 'Python': 'python', 'compiled': 'compiled'}
+SWEPT: Final = Path(__file__).parent.parent / 'examples' / 'transformer_h100_7b.yaml'
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """From a plan to its trace, CPU seconds of each stage.
+
+    Arguments: ``slots``, of all steps and representatives. ``simulation``, the machine with the arrays it works on.
+    """
+
+    ranks: int
+    slots: int
+    lowering: Spread
+    pricing: Spread
+    folding: Spread
+    graph: Spread
+    costs: Spread
+    simulation: Spread
+
+    @property
+    def microseconds(self) -> Spread:
+        """Of the simulation, a slot and step."""
+        return self.simulation.times(1e6 / self.slots)
+
+
+def slots_of(program: Program) -> int:
+    """How many slots all ranks have in a step."""
+    return sum(len(program.roles[role]) for role in program.role_of_rank.tolist())
+
+
+def engines(case: Case, rounds: int, *, effects: bool) -> tuple[int, Laps]:
+    """Slots and laps of the three engines on every rank of a case, one step; from its program to its trace."""
+    program = case.program()
+    costs = case.costs(program, effects=effects)
+
+    def contender(engine: Engine) -> Callable[[], Callable[[], object]]:
+        return lambda: _anew(lambda: simulate(program, costs, steps=1, unfold=True, engine=engine))
+
+    return slots_of(program), in_turns({name: contender(engine) for name, engine in ENGINES.items()}, rounds)
+
+
+def stages(case: Case, rounds: int, *, unfold: bool | None = None, steps: int = 3) -> Stages:
+    """The stages of a case with all effects."""
+    found = [_lap(case, unfold, steps) for _ in range(rounds)]
+    slots, _ = found[0]
+    seconds = map(list, zip(*(laps for _, laps in found), strict=True))
+    return Stages(case.ranks, slots, *map(Spread.of, seconds))
+
+
+def swept(rounds: int) -> tuple[int, Spread]:
+    """Rows of the sweep of ``SWEPT``, and the CPU seconds of it in one process."""
+    sweep = load_sweep(SWEPT)
+    return len(sweep.rows), timed(lambda: sweep.predict(jobs=1), rounds)
+
+
+def _lap(case: Case, unfold: bool | None, steps: int) -> tuple[int, list[float]]:
+    """Slots of all steps, and CPU seconds of each stage."""
+    ends = [time.process_time()]
+    program = case.program()
+    ends.append(time.process_time())
+    costs = case.costs(program)
+    ends.append(time.process_time())
+    representatives = fold(program, costs, unfold)
+    ends.append(time.process_time())
+    graph = _anew(lambda: graph_of(program, tuple(representatives.of_rank), compiled=True))()
+    ends.append(time.process_time())
+    assert isinstance(graph, Graph), 'a plan ends'
+    by_node = node_costs(graph.ops, program, costs, representatives, steps)
+    ends.append(time.process_time())
+    fast.run_events(graph, by_node, len(costs.links))
+    ends.append(time.process_time())
+    return by_node.issued.size, [end - begin for begin, end in pairwise(ends)]
+
+
+def _anew(run: Callable[[], object]) -> Callable[[], object]:
+    """A run that finds nothing that one before it has kept."""
+    graph_of.cache_clear()
+    ops_of.cache_clear()
+    return run

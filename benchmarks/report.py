@@ -1,0 +1,193 @@
+"""docs/performance.md, from what was measured."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numba
+import numpy as np
+import simpy
+
+from benchmarks.engines import SWEPT, Stages
+from benchmarks.laps import Laps, Spread, short
+from benchmarks.machines import Race, exponent
+from benchmarks.peers import PEERS, Peer, commit_of
+from benchmarks.reference import FLAGS
+
+PAGE: Final = Path(__file__).parent.parent / 'docs' / 'performance.md'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All that is reported.
+
+    Arguments:
+        rounds: how often each contender ran.
+        compiler: of the reference.
+        loops, replays: of each size.
+        gpt3: event loop and replay of GPT-3, folded, three steps.
+        engines: what was simulated by all engines, its slots, and their laps.
+        stages: what was timed stage by stage, and what it took.
+        swept: rows of the sweep, and its seconds.
+        peers: those that were given.
+    """
+
+    rounds: int
+    compiler: str
+    loops: list[Race]
+    replays: list[Race]
+    gpt3: tuple[Race, Race]
+    engines: dict[str, tuple[int, Laps]]
+    stages: dict[str, Stages]
+    swept: tuple[int, Spread]
+    peers: list[Peer]
+
+
+def page(found: Measured) -> str:
+    """The whole page."""
+    parts = (_head(found), _reference(found), _engines(found), _stages(found), _sweep(found), _peers(found))
+    return '\n\n'.join(parts) + '\n'
+
+
+def _head(found: Measured) -> str:
+    versions = f'numba {numba.__version__}, NumPy {np.__version__}, SimPy {simpy.__version__}, {found.compiler}'
+    return f"""# Performance
+
+`make bench` measures all of this and writes this page. Measured at commit {_commit()}, on two shared cores,
+Python {platform.python_version()}, {versions}.
+
+- Figures are CPU seconds of one thread, so that what others do on the machine counts little. Contenders run in turns,
+  at most {found.rounds} rounds. A figure is the median, and in brackets stand the quartiles.
+- **Speed** is a ratio within a round: 1 is as fast, 2 twice as fast.
+- A **slot** is an op of a rank in a step. A prediction simulates three steps, and each slot counts in each of them.
+- Whatever stands beside C++ has the same bits: the ends of all ops are compared before anything is timed."""
+
+
+def _reference(found: Measured) -> str:
+    rows = [
+        _race(f'{machine}, {_count(race.slots)} slots', race)
+        for machine, races in (('event loop', found.loops), ('replay', found.replays))
+        for race in races
+    ]
+    rows += [
+        _race(f'{machine}, GPT-3 folded, 3 steps', race)
+        for machine, race in zip(('event loop', 'replay'), found.gpt3, strict=True)
+    ]
+    grows = [
+        f'{machine} {exponent(races, "compiled"):.2f} (C++ {exponent(races, "C++"):.2f})'
+        for machine, races in (('event loop', found.loops), ('replay', found.replays))
+    ]
+    return f"""## Compiled machines beside C++
+
+`benchmarks/events.cpp` and `benchmarks/replay.cpp` do the same in C++, on the same arrays. They are compiled with
+`{' '.join(FLAGS[1:4])}`. The event loop has all effects: compute and communication slow each other, waiting slows,
+links are shared, hosts issue. The replay has none but the hosts. Programs are transformers on 16 to 512 ranks, of which
+every rank is simulated in one step. The column "C++ again" is C++ against itself: what noise alone does.
+
+{_table(('', 'C++, ns a slot', 'compiled, ns a slot', 'speed of compiled', 'C++ again', 'bytes a slot'), rows)}
+
+Bytes are of all arrays that a machine is given, works on and writes. Several steps share all but their times.
+Seconds grow with slots to the power of: {', '.join(grows)}."""
+
+
+def _engines(found: Measured) -> str:
+    rows = [
+        (name, _count(slots), *(_micro(laps.of(engine), slots) for engine in laps.seconds), _times(laps))
+        for name, (slots, laps) in found.engines.items()
+    ]
+    heads = (
+        '',
+        'slots',
+        *(f'{engine}, µs a slot' for engine in ('SimPy', 'Python', 'compiled')),
+        'compiled over SimPy',
+    )
+    return f"""## SimPy, Python and compiled
+
+From a program and its costs to its trace, every rank, one step; graph and trace included.
+
+{_table(heads, rows)}"""
+
+
+def _stages(found: Measured) -> str:
+    rows = [
+        (
+            name, f'{stages.ranks:,}', _count(stages.slots),
+            *(short(part.median) for part in (
+                stages.lowering, stages.pricing, stages.folding, stages.graph, stages.costs, stages.simulation,
+            )),
+            str(stages.microseconds),
+        )
+        for name, stages in found.stages.items()
+    ]  # fmt: skip
+    heads = ('', 'ranks', 'slots of all steps', 'lower', 'price', 'fold', 'graph', 'costs', 'simulate', 'µs a slot')
+    return f"""## From a plan to its times
+
+CPU seconds of each stage with all effects, three steps. Folded, one rank stands for all that behave alike; the times
+are the same to the bit. The last column is the simulation alone, with the arrays that it works on.
+
+{_table(heads, rows)}"""
+
+
+def _sweep(found: Measured) -> str:
+    rows, seconds = found.swept
+    return f"""## Sweep
+
+`examples/{SWEPT.name}` has {rows} rows, with step and memory. One process takes {seconds} CPU seconds for them:
+{short(rows / seconds.median)} rows a second and core."""
+
+
+def _peers(found: Measured) -> str:
+    own = found.stages['GPT-3, folded']
+    parts = (own.lowering, own.pricing, own.folding, own.graph, own.costs, own.simulation)
+    rows = [
+        (
+            'simpar',
+            'the times of every op of every rank, three steps',
+            short(sum(part.median for part in parts)),
+            _commit(),
+        )
+    ]
+    given = {peer.name: peer for peer in found.peers}
+    for name in PEERS:
+        peer = given.get(name)
+        seconds, commit = (str(peer.seconds), peer.commit) if peer else ('not given', '')
+        rows.append((name, 'closed formulas of a layer and a pipeline', seconds, commit))
+    return f"""## Peers
+
+One evaluation of GPT-3 of 175 billion weights on 1,024 A100s: tensor 8, pipeline 16, data 8, 192 micro-batches, with
+sequence parallelism and recomputed attention. Peers run from their source, with the A100 that they describe. What is
+timed there evaluates formulas and no events: it is faster, and does not simulate what overlaps with what.
+
+{_table(('', 'what it evaluates', 'CPU seconds', 'commit'), rows)}"""
+
+
+def _race(name: str, race: Race) -> tuple[str, ...]:
+    laps = race.laps
+    figures = (laps.of(each).times(1e9 / race.slots) for each in ('C++', 'compiled'))
+    speeds = (laps.speed(each, 'C++') for each in ('compiled', 'C++ again'))
+    return (name, *map(str, figures), *map(str, speeds), f'{race.memory / race.slots:.1f}')
+
+
+def _times(laps: Laps) -> str:
+    return str(laps.speed('compiled', 'SimPy'))
+
+
+def _micro(seconds: Spread, slots: int) -> str:
+    return str(seconds.times(1e6 / slots))
+
+
+def _count(slots: int) -> str:
+    return f'{slots:,}'
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    rule = ('---', *('--:' for _ in heads[1:]))
+    return '\n'.join(f'| {" | ".join(row)} |' for row in (heads, rule, *rows))
+
+
+def _commit() -> str:
+    return commit_of(PAGE.parent)

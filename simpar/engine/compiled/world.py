@@ -1,0 +1,100 @@
+"""The world of the event loop at time 0: a graph and its costs as records, and room for all that it keeps."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.engine.compiled.arrange import arrange_meetings, arrange_ops
+from simpar.engine.compiled.records import (
+    DEVICE,
+    ENTRY,
+    EVENT,
+    FLOW,
+    LINK,
+    LOOP,
+    MEETING,
+    NONE,
+    OP,
+    STREAM,
+    World,
+    per_step_of,
+)  # fmt: skip
+from simpar.engine.graph import Graph
+from simpar.engine.node_costs import NodeCosts
+
+
+def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
+    """What the event loop works on; it is used up.
+
+    Arguments: ``links``, how many there are.
+    Raises ``SimparError`` where a step has more ops than a record can number.
+    """
+    ops, needs, heads = _ops(graph, costs)
+    meetings, members, devices, beside = _meetings(graph, costs, ops)
+    streams = np.zeros(len(heads), dtype=STREAM)
+    streams['op'], streams['device'] = heads, np.repeat(np.arange(len(devices)), np.diff(graph.ops.first_stream))
+    for name in ('place', 'lead', 'behind'):
+        streams[name] = NONE
+    ready, begun, touched, flowing = (np.zeros(len(heads), dtype=np.uint32) for _ in range(4))
+    busy = np.flatnonzero(heads != NONE)
+    ready[: len(busy)] = busy
+    loop = np.zeros(1, dtype=LOOP)
+    loop['ready'] = len(busy)
+    on_links = np.zeros(links, dtype=LINK)
+    on_links['head'] = NONE
+    pairs = [pair for load in costs.loads for pair in load]
+    widest = max(map(len, costs.loads), default=0)
+    return World(
+        len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
+        ops, meetings, members, needs,
+        np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
+        np.array([link for link, _ in pairs], dtype=np.uint32), np.array([demand for _, demand in pairs], dtype=float),
+        devices, beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0),
+        streams, np.zeros(len(heads) + 1, dtype=EVENT), np.zeros(len(heads), dtype=FLOW),
+        np.zeros(len(heads) * widest, dtype=ENTRY), on_links,
+        ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
+    )  # fmt: skip
+
+
+def _ops(graph: Graph, costs: NodeCosts) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Ops, their lists of needs, and the first op of each stream."""
+    of = graph.ops
+    several = np.diff(of.need.start) + np.diff(of.carry.start)
+    several = several[several > 1]
+    ops = np.empty(len(graph), dtype=OP)
+    needs = np.empty(several.sum() + len(several), dtype=np.uint32)
+    heads = np.empty(of.first_stream[-1], dtype=np.uint32)
+    # Streams behind the last that has ops have no rows.
+    rows = np.full(len(heads) + 1, of.streams.start[-1])
+    rows[: len(of.streams.start)] = of.streams.start
+    arrange_ops(
+        _narrow(graph.node), of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item,
+        rows, of.streams.item, costs.seconds, costs.beside, np.zeros(len(graph), dtype=bool), ops, needs, heads,
+    )  # fmt: skip
+    return ops, needs, heads
+
+
+def _meetings(
+    graph: Graph, costs: NodeCosts, ops: NDArray[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.void], NDArray[np.uint32]]:
+    """Meetings, the streams of all, devices, and their streams."""
+    of = graph.ops
+    first_stream = of.first_stream.astype(np.int32)
+    meetings = np.zeros(np.count_nonzero(of.leads), dtype=MEETING)
+    members = np.empty(len(graph) - np.count_nonzero(of.computes), dtype=np.uint32)
+    devices = np.zeros(len(of.roles), dtype=DEVICE)
+    # A stream may compute and communicate.
+    beside = np.empty(2 * first_stream[-1], dtype=np.uint32)
+    arrange_meetings(
+        ops, _narrow(graph.node), _narrow(of.stream), costs.alpha, _narrow(costs.kind), first_stream,
+        np.zeros(first_stream[-1], dtype=np.uint8), meetings, members, devices, beside,
+    )  # fmt: skip
+    return meetings, members, devices, beside
+
+
+def _narrow(numbers: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Numbers as the kernels take them, whatever type they have."""
+    return numbers.astype(np.int32, copy=False)

@@ -1,0 +1,68 @@
+"""Growing: a model of many equal layers is lowered with few of them, and its program is grown to all.
+
+Who may grow is decided beforehand, by the model and the plan: nothing in them may tell one layer of the middle from
+another. Whoever may grow and turns out not to be periodic is lowered in full, as all others are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from simpar.lower.fusion import by_size
+from simpar.lower.given import has_strategies
+from simpar.lower.optimizer_parallel import choice_of
+from simpar.lower.period import Layers
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+_REPAYS: Final = 2
+"""Times as many layers as are lowered, from which on growing takes less time than lowering them."""
+_EQUAL: Final = 2
+"""Layers in the middle that must be equal."""
+_FUSIONS: Final = ('layer', 'none', 'all', 'auto')
+
+
+def few_layers(workload: Workload, plan: Plan) -> Layers | None:
+    """How many layers to lower, and how many to add; None: the plan may tell layers apart, or they are few."""
+    model = workload.model
+    edge = _unlike(workload, plan)
+    count = 2 * edge + _EQUAL
+    if not isinstance(model, Transformer) or model.layers < _REPAYS * count or not _equal(plan):
+        return None
+    if has_strategies(with_layers(workload, count), plan):
+        return None
+    return Layers(count, edge, model.layers - count)
+
+
+def _unlike(workload: Workload, plan: Plan) -> int:
+    """How many of the first, and of the last, layers differ from those between."""
+    if 'weights' not in choice_of(plan).parts:
+        return 1
+    # A gather that is issued ahead makes as many layers more begin and end unlike the others. And an update waits for
+    # its sum by itself where no gather behind that sum has been waited for, unless it waits for a look at all sums.
+    return 1 + plan.prefetch + (not workload.clip_norm and workload.loss_scale == 1)
+
+
+def with_layers(workload: Workload, layers: int) -> Workload:
+    """The workload of a transformer with so many layers."""
+    assert isinstance(workload.model, Transformer)
+    return replace(workload, model=replace(workload.model, layers=layers))
+
+
+def _equal(plan: Plan) -> bool:
+    """Whether a plan does the same with all layers that stand between the first and the last."""
+    one_stage = plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows
+    # Split points and ids count parameters and layers.
+    fusion = plan.fusion in _FUSIONS or by_size(plan)
+    recompute = () if isinstance(plan.recompute, str) else plan.recompute
+    return one_stage and fusion and all(map(_blind, (*recompute, *plan.unsharded)))
+
+
+def _blind(pattern: str) -> bool:
+    """Whether a pattern of names cannot tell ``layer3`` from ``layer12``.
+
+    What stands behind the number may be told; before that, only a star may match a digit.
+    """
+    return pattern.startswith(('layer*.', '*.')) or not re.search(r'[\d?\[]', pattern)

@@ -1,0 +1,290 @@
+"""A program of few equal layers becomes one of many: what its middle layers do is done by more layers.
+
+Rows of all tables are told by a key and a layer. What a row of a layer names stands at a distance from it: ``layer3``
+reads what ``layer2`` wrote. The layers in the middle must be equal so, or ``NotPeriodic`` is raised. What is of no
+layer names the first layers as they are, and the last ones as they are from the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
+from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
+from simpar.lower.references import References
+from simpar.program import Csr, OpClass, Program, Role, Tensor
+from simpar.program.op import Attribute
+from simpar.program.rows import LazyRows
+
+_BUCKET: Final = re.compile(r'\bbucket(\d+)\b')
+_COUNTED: Final = re.compile(r'^(layer\*\S* )\((\d+) of them\)')
+
+
+def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
+    """The program with more layers.
+
+    Arguments: ``by_size``: messages are fused by their size, so that what is one message of all layers here may be
+    several there.
+    Raises ``NotPeriodic`` where it cannot be told.
+    """
+    tensors = _Tensors(small, layers)
+    ops = _Ops(small, layers, tensors, by_size)
+    ops.check()
+    rows = LazyRows(tensors.made, tensors.stand, tensors.table.like(tensors.unlike))
+    return small.replace(
+        roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
+        tensors=rows,
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (rows, ops.lists)),
+        notes=tuple([_note(note, layers) for note in small.notes]),
+    )
+
+
+def _note(note: str, layers: Layers) -> str:
+    """A note, which may count the parameters of all layers, as many in each."""
+
+    def counted(found: re.Match[str]) -> str:
+        each, rest = divmod(int(found.group(2)), layers.count)
+        if rest:
+            raise NotPeriodic('a note counts what not all layers have')
+        return f'{found.group(1)}({each * layers.total} of them)'
+
+    return _COUNTED.sub(counted, note)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensors:
+    """The tensors as they are, and as they will be."""
+
+    small: Program
+    layers: Layers
+
+    @cached_property
+    def table(self) -> Table:
+        """Their rows; raises ``NotPeriodic`` where a buffer is that of a numbered bucket."""
+        names = [tensor.name for tensor in self.small.tensors]
+        if any(map(_bucket, names)):
+            raise NotPeriodic('the numbers of buckets are followed in ops alone')
+        return Table(rows_of(map(seen, names)), self.layers)
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """Those that are unlike the tensors of other layers."""
+        layers = self.table.rows.layer.tolist()
+        return self.table.unlike([_facts(*pair) for pair in zip(self.small.tensors, layers, strict=True)])
+
+    def name(self, row: int) -> str:
+        """The name of a tensor to be."""
+        return self.table.renamed(self.stand(row).name, row)
+
+    def stand(self, row: int) -> Tensor:
+        """A tensor to be but for names."""
+        return self.small.tensors[self.table.source.item(row)]
+
+    def made(self, row: int) -> Tensor:
+        """A tensor to be."""
+        like, renamed = self.stand(row), self.table.renamed
+        if not self.table.shift[row]:
+            return like
+        members = tuple([renamed(name, row) for name in like.members])
+        return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
+
+
+def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
+    """All of a tensor but its name, as seen from its layer."""
+    belongs = seen_from(tensor.like, layer) if tensor.like else '', [seen_from(name, layer) for name in tensor.members]
+    shape = tensor.shape, tensor.splits, tensor.partial, tensor.batch_dim
+    return tensor.kind, tensor.dtype, tensor.initial, shape, belongs
+
+
+def _bucket(name: str) -> int | None:
+    """The number of the bucket that a name tells; None: it tells none."""
+    found = _BUCKET.search(name) if 'bucket' in name else None
+    return int(found.group(1)) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Ops:
+    """The op classes as they are, and as they will be."""
+
+    small: Program
+    layers: Layers
+    tensors: _Tensors
+    by_size: bool
+
+    def check(self) -> None:
+        """Find what cannot be told before any row is asked for."""
+        _ = self._of_all, self._numbers, self.unlike, self.tensors.unlike
+
+    @cached_property
+    def table(self) -> Table:
+        """Their rows."""
+        seen_all = (self._seen(number, op.name) for number, op in enumerate(self.small.op_classes))
+        return Table(rows_of(seen_all), self.layers)
+
+    def _seen(self, number: int, name: str) -> tuple[object, int]:
+        """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
+        key, layer = seen(name)
+        if layer != NONE or _bucket(name) is None:
+            return key, layer
+        item = self.small.named.item[self.small.named.start[4 * number] : self.small.named.start[4 * number + 4]]
+        rows = self.tensors.table.rows
+        touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
+        own = next((one for _, one in touched if one != NONE), NONE)
+        if own == NONE:
+            return key, NONE
+        if len(set(touched)) != len({one for one, _ in touched}):
+            if self.by_size:
+                raise NotPeriodic(f'{name} has several layers, and with more of them might be several messages')
+            return key, NONE
+        # Buckets are alike where their members are, whatever their numbers.
+        members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
+        return (_BUCKET.sub('', name), members), own
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """Those that are unlike the ops of other layers."""
+        layers = self.table.rows.layer.tolist()
+        found = self.table.unlike([_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
+        return np.union1d(found, self._references.unlike)
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self.table, self.tensors.table, self.small.named, NEAR)
+
+    @cached_property
+    def lists(self) -> Csr:
+        """For each op to be four lists: the tensors to be that it reads, writes, accumulates to and frees."""
+        return self._references.grown()
+
+    @cached_property
+    def _number(self) -> Ints:
+        """For each op as it is the number of its bucket; -1 for none."""
+        found = [_bucket(op.name) for op in self.small.op_classes]
+        return np.array([NONE if one is None else one for one in found], dtype=np.int64)
+
+    @cached_property
+    def _numbers(self) -> Ints:
+        """For each op to be the number of its bucket; -1 for none."""
+        table, layers = self.table, self.layers
+        number = self._number
+        through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
+        if not through.any():
+            return number[table.source]
+        steps, away = (number - number[table.model])[through], (table.rows.layer - layers.cut)[through]
+        step = int(steps[away == 1][0])
+        alone = number[~through & (number != NONE)]
+        low, high = number[through].min(), number[through].max()
+        if (steps != step * away).any() or ((alone > low) & (alone < high)).any():
+            raise NotPeriodic('the numbers of buckets do not rise evenly')
+        moves = np.where(through[table.source], table.shift, layers.more * (number > low)[table.source])
+        return np.where(number[table.source] == NONE, NONE, number[table.source] + step * moves)
+
+    @cached_property
+    def _of_all(self) -> dict[int, OpClass]:
+        """Ops of all layers, whose work grows with these, by their numbers as ops to be; with names as they are."""
+        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self.small.named, self.lists))
+        changed = np.flatnonzero((now != before[self.table.source]).any(axis=1))
+        return {row: self._summed(row, self.table.source.item(row)) for row in changed.tolist()}
+
+    def _summed(self, row: int, source: int) -> OpClass:
+        op, small = self.small.op_classes[source], self.small
+        field = 1 if op.operator == 'all_gather' else 0
+        before = small.named.items(4 * source + field)
+        # Tensors to be are as large as those that they are like, which are among those before.
+        now = self.tensors.table.source[self.lists.items(4 * row + field)].tolist()
+        of = {one: small.tensors[one] for one in before}
+        size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
+        held, had, holds, has = (sum(size[one][part] for one in some) for some in (before, now) for part in (0, 1))
+        each = op.flops / had if had else 0.0
+        if op.bytes not in (0.0, held) or each != int(each):
+            raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
+        attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
+        return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
+
+    def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
+        """An attribute of an op of all layers: where it has several words, one for each tensor."""
+        if not isinstance(value, str) or ' ' not in value:
+            return value
+        words, model = value.split(' '), self.tensors.table.model
+        of = dict(zip(before, words, strict=False))
+        if len(words) != len(before) or any(of[one] != of.get(model.item(one)) for one in before):
+            raise NotPeriodic('an attribute of all layers is not a word for each')
+        return ' '.join([of[one] for one in now])
+
+    @cached_property
+    def _changed(self) -> Flags:
+        """Shape [ops to be], whether each differs from what it is like."""
+        names = self.lists.row[self.tensors.table.shift[self.lists.item] != 0]
+        changed = np.bincount(names // 4, minlength=len(self.table.source)) > 0
+        changed |= (self.table.shift != 0) | (self._numbers != self._number[self.table.source])
+        changed[list(self._of_all)] = True
+        return changed
+
+    def stand(self, row: int) -> OpClass:
+        """An op class to be, but for the names that it lists."""
+        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
+        return replace(like, name=self._name(row, like.name)) if self._changed[row] else like
+
+    def _name(self, row: int, like: str) -> str:
+        number = self._numbers.item(row)
+        name = self.table.renamed(like, row)
+        return _BUCKET.sub(f'bucket{number}', name) if number != NONE else name
+
+    def made(self, row: int) -> OpClass:
+        """An op class to be."""
+        like = self.stand(row)
+        if not self._changed[row]:
+            return like
+        bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
+        items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
+        reads, writes, accumulates, frees = (tuple(map(self.tensors.name, own)) for own in items)
+        renamed = self.table.renamed
+        attributes = {
+            key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()
+        }
+        return OpClass(
+            like.name, like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
+            like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes, like.stage,
+        )  # fmt: skip
+
+
+def _work(op: OpClass, layer: int) -> tuple[object, ...]:
+    """All of an op but names, as seen from its layer."""
+    attributes = {
+        key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
+    }
+    kind = op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce
+    return kind, op.dims, op.flops, op.bytes, attributes
+
+
+def _role(role: Role, ops: Table, layers: Layers) -> Role:
+    """A role with more layers: slots, and what they need."""
+    columns = (ops.rows.key[role.op_class], role.stream, role.micro_batch, role.copy)
+    told, first, key = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    slots = Table(Rows(key.ravel(), ops.rows.layer[role.op_class]), layers)
+    # A gather needs what freed its memory, as many layers away as it is issued ahead.
+    near = NEAR + layers.edge - 1
+    need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
+    like = first[slots.grown.key]
+    return replace(
+        role,
+        op_class=ops.at[told[0][slots.grown.key], slots.grown.layer].astype(role.op_class.dtype),
+        stream=role.stream[like],
+        micro_batch=role.micro_batch[like],
+        copy=role.copy[like],
+        need=_ordered(need, -1),
+        carry=_ordered(carry, 1),
+    )
+
+
+def _ordered(lists: Csr, way: int) -> Csr:
+    """The lists with rising items; falling where ``way`` is -1."""
+    return Csr(lists.start, lists.item[np.lexsort((way * lists.item, lists.row))])

@@ -1,0 +1,140 @@
+"""References: which rows of a table the rows of another name, and which they will name with more layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from simpar.lower.layered import Table
+from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows, grown
+from simpar.program import Csr
+
+_NOWHERE: Final = 2**40
+"""How many layers away a row of no layer is."""
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """What the rows of a table name: near them what stands at a distance, else the first or the last layers.
+
+    Arguments:
+        of: the table whose rows name.
+        to: the table of what they name.
+        lists: rows of ``to``; for each row of ``of`` as many lists, one behind the other.
+        near: how many layers away a row's neighbours stand at most.
+    """
+
+    of: Table
+    to: Table
+    lists: Csr
+    near: int
+
+    def grown(self) -> Csr:
+        """What the rows to be name, as rows to be.
+
+        Raises ``NotPeriodic`` where rows of equal layers name unequal things, or where it is not plain which layers a
+        row speaks of.
+        """
+        self._check()
+        key, count = self._key, np.diff(self.lists.start).astype(np.int64)
+        layer, moves = np.where(self._is_near, self._layer, self.to.layers.moved(self._layer)), self._is_near
+        # From the last on, so that the places of earlier lists stay as they are.
+        for number in self._of_all[::-1].tolist():
+            own = slice(self.lists.start.item(number), self.lists.start.item(number + 1))
+            more = grown(Rows(self._key[own], self._layer[own]), self.to.layers)
+            count[number] = len(more.key)
+            still = np.zeros(len(more.key), dtype=bool)
+            key, layer, moves = (
+                np.concatenate((column[: own.start], new, column[own.stop :]))
+                for column, new in ((key, more.key), (layer, more.layer), (moves, still))
+            )
+        return self._stamped(key, layer, moves, count)
+
+    def _stamped(self, key: Ints, layer: Ints, moves: Flags, count: Ints) -> Csr:
+        """The lists of all rows to be.
+
+        Arguments: of the lists as they are, one behind the other: keys, layers, and whether these move with the row;
+        and the lengths of the lists.
+        """
+        lists = (self.of.source[:, None] * self._each + np.arange(self._each)).ravel()
+        lengths = count[lists]
+        item = _ranges((np.cumsum(count) - count)[lists], lengths)
+        shift = np.repeat(np.repeat(self.of.shift, self._each), lengths)
+        found = self.to.at[key[item], layer[item] + np.where(moves[item], shift, 0)]
+        if (found == NONE).any():
+            raise NotPeriodic('a row names what is not there')
+        return Csr.counted(lengths, found)
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """The rows that name other things than their models, as seen from their layers."""
+        has_model = self.of.model != np.arange(len(self.of.model))
+        lists = np.flatnonzero(np.repeat(has_model, self._each))
+        row, which = np.divmod(lists, self._each)
+        model, count = self.of.model[row] * self._each + which, np.diff(self.lists.start).astype(np.int64)
+        equal = count[lists] == count[model]
+        mine, theirs = (_ranges(self.lists.start[some[equal]], count[lists[equal]]) for some in (lists, model))
+        differs = (self._key[mine] != self._key[theirs]) | (self._away[mine] != self._away[theirs])
+        return np.unique(np.append(row[~equal], self._owner[mine[differs]]))
+
+    def _check(self) -> None:
+        own, is_core = self.of.rows.layer, self.to.layers.is_core
+        if is_core(own[self.unlike]).any():
+            raise NotPeriodic('equal layers name unequal things')
+        core, layered = is_core(own)[self._owner], self._layer != NONE
+        if (core & layered & ~self._is_near).any():
+            raise NotPeriodic('an equal layer names one that is far away')
+        # What is near a row that is like no other may be meant from the other end, if it stands beyond the cut.
+        alone = self.of.model == np.arange(len(own))
+        alone[self.unlike] = True
+        across = (own[self._owner] > self.to.layers.cut) != (self._layer > self.to.layers.cut)
+        if (across & self._is_near & alone[self._owner] & ~core).any():
+            raise NotPeriodic('a layer may be meant as near or from the other end')
+
+    @property
+    def _each(self) -> int:
+        """Lists of a row."""
+        return len(self.lists) // max(len(self.of.rows.key), 1)
+
+    @cached_property
+    def _owner(self) -> Ints:
+        """Shape [items], the row that names each."""
+        return self.lists.row // max(self._each, 1)
+
+    @cached_property
+    def _key(self) -> Ints:
+        return self.to.rows.key[self.lists.item]
+
+    @cached_property
+    def _layer(self) -> Ints:
+        return self.to.rows.layer[self.lists.item]
+
+    @cached_property
+    def _away(self) -> Ints:
+        """Shape [items], how many layers behind the row that names it each stands."""
+        own = self.of.rows.layer[self._owner]
+        return np.where((own == NONE) | (self._layer == NONE), _NOWHERE, self._layer - own)
+
+    @cached_property
+    def _is_near(self) -> Flags:
+        """Shape [items], whether it is in a layer near that of the row that names it."""
+        return np.abs(self._away) <= self.near
+
+    @cached_property
+    def _of_all(self) -> Ints:
+        """The lists of rows of no layer that name one key in several of the equal layers, and so in all layers."""
+        far = np.flatnonzero(~self._is_near & self.to.layers.is_core(self._layer))
+        keys = max(len(self.to.place), 1)
+        pairs, count = np.unique(self.lists.row[far] * keys + self._key[far], return_counts=True)
+        found = np.unique(pairs[count > 1] // keys)
+        if (self.of.rows.layer[found // max(self._each, 1)] != NONE).any():
+            raise NotPeriodic('a row of one layer names all of them')
+        return found
+
+
+def _ranges(first: Ints, lengths: Ints) -> Ints:
+    """Whole numbers from each first on, so many of each, behind one another."""
+    return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)

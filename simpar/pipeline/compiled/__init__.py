@@ -1,0 +1,1 @@
+"""Compiled recurrences of pipeline orders by numba, to the bit those in numpy."""

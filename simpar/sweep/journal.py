@@ -1,0 +1,148 @@
+"""Journal: the finished rows of a sweep in a file, a line each as they come, so that an interrupted sweep goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from simpar.document import Tree, build, dump, one_screen
+from simpar.errors import Problem, ScheduleError
+from simpar.sweep.outcome import Outcome
+
+HEAD: Final = b'{"format": "simpar sweep rows 1"}\n'
+_SECONDS: Final = 1.0
+"""Longest time for which finished rows are not yet on the disk itself, but with the operating system."""
+_MEND: Final = 'delete the line, and its row is predicted again'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a row is known by.
+
+    Arguments:
+        key: as of ``content_key``.
+        places: as of ``places``.
+        settings: dotted keys and what the row sets them to, for readers of the file; None of a baseline.
+    """
+
+    key: str
+    places: str
+    settings: Mapping[str, Any] | None = None
+
+
+class Journal:
+    """A file of finished rows; nothing is made before the first row is written.
+
+    A line that was torn when the process ended is left out, and so is a row of another schedule, profile or simpar.
+
+    Arguments: ``path``, in a folder that exists.
+    Raises ``ScheduleError`` with file:line of every broken line, ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+        self._kept: dict[str, tuple[int, dict[str, Any]]] = {}
+        """By key: line and content."""
+        self._whole = 0
+        """Bytes of whole lines."""
+        self._synced = time.monotonic()
+        self._read()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._file is not None:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, wanted: Sequence[Wanted]) -> dict[str, Outcome]:
+        """The outcomes, by key, of those rows that are finished; raises ``ScheduleError`` with all that is wrong."""
+        found: dict[str, Outcome] = {}
+        problems: list[Problem] = []
+        for row in wanted:
+            number, line = self._kept.get(row.key, (0, {}))
+            # A message about a row names lines of the schedule's file: it holds as long as they stay where they are.
+            if not line or line.get('places') not in ('', row.places):
+                continue
+            try:
+                found[row.key] = build(Tree(root=line.get('outcome'), origins={(): self._place(number)}), Outcome)
+            except ScheduleError as wrong:
+                problems += [Problem(one.place, one.what, _MEND) for one in wrong.problems]
+        if problems:
+            raise ScheduleError(one_screen(problems))
+        return found
+
+    def write(self, row: Wanted, outcome: Outcome) -> None:
+        """Append a finished row; it stays whatever becomes of this process."""
+        line = {
+            'settings': row.settings,
+            'outcome': dump(outcome),
+            'key': row.key,
+            'places': row.places if outcome.detail else '',
+        }
+        data = json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b'\n'
+        try:
+            self._append(data)
+        except OSError as wrong:
+            raise OSError(wrong.errno, wrong.strerror, str(self.path)) from None
+
+    def _append(self, data: bytes) -> None:
+        if self._file is None:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            # A torn line would make the next one unreadable, too.
+            os.ftruncate(self._file, self._whole)
+            data = data if self._whole else HEAD + data
+        # In one write, so that a line is there or not.
+        if os.write(self._file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        now = time.monotonic()
+        # Only a machine that fails loses what is not yet on the disk, and each wait for it takes milliseconds.
+        if now - self._synced > _SECONDS:
+            os.fsync(self._file)
+            self._synced = now
+
+    def _read(self) -> None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        # ``torn`` is what follows the last whole line: mostly nothing.
+        *lines, torn = data.split(b'\n')
+        first = lines[0] + b'\n' if lines else torn
+        # Someone else's file is neither read nor written.
+        if not (first == HEAD or (not lines and HEAD.startswith(torn))):
+            raise ScheduleError(Problem(self._place(1), 'not rows of a simpar sweep', 'name another file as --journal'))
+        read = {number: _row(text) for number, text in enumerate(lines[1:], 2)}
+        broken = [number for number, line in read.items() if line is None]
+        if broken:
+            raise ScheduleError(
+                one_screen([Problem(self._place(number), 'not a finished row', _MEND) for number in broken])
+            )
+        self._kept = {line['key']: (number, line) for number, line in read.items() if line is not None}
+        self._whole = len(data) - len(torn)
+
+    def _place(self, number: int) -> str:
+        return f'{self.path}:{number}'
+
+
+def _row(text: bytes) -> dict[str, Any] | None:
+    """What a line holds; None where that is no row."""
+    try:
+        line = json.loads(text)
+    # Brackets without end nest deeper than Python does.
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get('key'), str) else None

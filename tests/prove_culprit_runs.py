@@ -1,0 +1,193 @@
+"""Sabotage of real runs: emulated compute, real messages over a paced network; which class and place is named first.
+
+python tests/prove_culprit_runs.py [--ranks 2] [--draws 2] [--clean 7] [--seed 0]
+"""
+
+import argparse
+import os
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+from sabotage_kinds import Truth, right
+
+from executor.backend import Pool
+from executor.rank import Request
+from executor.validation.calibration import CalibratedCollectives, Samples, kinds_of, program_of, sizes_around
+from executor.validation.cases import network
+from executor.validation.validation import emulated_cluster
+from simpar.cost.price import price
+from simpar.diagnosis import diagnose, sentence
+from simpar.diagnosis.fault import Bench, apart, in_turn, later, longer
+from simpar.diagnosis.sites import sites_of
+from simpar.engine import simulate
+from simpar.hardware.net import parse_net
+from simpar.lower import lower
+from simpar.plan import Plan
+
+STEPS = 12
+
+
+def slow_rank(bench, sites, rng, strength, step):
+    rank = rng.randrange(sites.program.world)
+    mask = sites.computes & (sites.rank == rank)
+    return longer(bench, sites, mask, 1 + strength), Truth('compute', f'rank {rank}', mask)
+
+
+def slow_op_kind(bench, sites, rng, strength, step):
+    mask = _phase(sites, rng.choice('FIW'))
+    return longer(bench, sites, mask, 1 + strength), Truth('compute', 'one phase', mask)
+
+
+def slow_op_kind_on_rank(bench, sites, rng, strength, step):
+    rank = rng.randrange(sites.program.world)
+    mask = _phase(sites, rng.choice('FIW')) & (sites.rank == rank)
+    return longer(bench, sites, mask, 1 + strength), Truth('compute', f'one phase on rank {rank}', mask)
+
+
+def longer_messages(bench, sites, rng, strength, step):
+    """Of one partition: every message is longer."""
+    ops = bench.program.op_classes
+    partition = rng.choice(sorted({op.partition for op in ops} - {''}))
+    ops = tuple(
+        replace(op, bytes=op.bytes * (1 + strength) // 64 * 64) if op.partition == partition else op for op in ops
+    )
+    mask = np.array([op.partition == partition for op in ops])[sites.op]
+    return replace(bench, program=bench.program.replace(op_classes=ops)), Truth(
+        'communication', f'messages of {partition}', mask
+    )
+
+
+def slow_link(bench, sites, rng, strength, step):
+    """Of a rank: what it sends goes at a lower rate."""
+    rank = rng.randrange(sites.program.world)
+    # A message between two is slower if this rank sends it, a collective if it takes part.
+    mask = _sent(sites, rank)
+    made, touched = apart(bench, sites, mask & (sites.rank == rank))
+    communication = dict(made.costs.communication)
+    for index in touched.tolist():
+        communication[index] = tuple(
+            replace(one, links=tuple((link, share / (1 + strength)) for link, share in one.links))
+            for one in communication[index]
+        )
+    return replace(made, costs=replace(made.costs, communication=communication)), Truth(
+        'communication', f'link of rank {rank}', mask
+    )
+
+
+def lost_overlap(bench, sites, rng, strength, step):
+    return in_turn(bench, range(sites.program.world), sites.streams), Truth(
+        'overlap', 'all', streams=frozenset(sites.streams)
+    )
+
+
+def lost_overlap_on_rank(bench, sites, rng, strength, step):
+    rank = rng.randrange(sites.program.world)
+    return in_turn(bench, [rank], sites.streams), Truth(
+        'overlap', f'rank {rank}', ranks=(rank,), streams=frozenset(sites.streams)
+    )
+
+
+def late_host(bench, sites, rng, strength, step):
+    rank = rng.randrange(sites.program.world)
+    mask = sites.rank == rank
+    issues = bench.costs.host[sites.op[mask]].sum()
+    return later(bench, sites, mask, ((1 + strength) * step - issues) / mask.sum()), Truth(
+        'host', f'rank {rank}', ranks=(rank,)
+    )
+
+
+def slow_compute_beside(bench, sites, rng, strength, step):
+    costs = replace(bench.costs, beside_communication=bench.costs.beside_communication / (1 + strength))
+    return replace(bench, costs=costs), Truth('compute beside communication', 'everywhere')
+
+
+KINDS = [slow_rank, slow_op_kind, slow_op_kind_on_rank, longer_messages, slow_link, lost_overlap, lost_overlap_on_rank,
+         late_host, slow_compute_beside]  # fmt: skip
+
+
+def _sent(sites, rank):
+    """The collectives that a rank takes part in, and the messages that it sends, on both ends."""
+    kinds = np.array([op.kind for op in sites.program.op_classes])[sites.op]
+    pairs = np.isin(kinds, ('send', 'recv'))
+    sending = {*sites.channel[(kinds == 'send') & (sites.rank == rank)].tolist()}
+    met = np.array([rank in ranks for ranks in sites.channels])
+    return ~sites.computes & np.where(pairs, np.isin(sites.channel, [*sending]), met[sites.channel])
+
+
+def _phase(sites, phase):
+    return sites.computes & np.array([op.phase == phase for op in sites.program.op_classes])[sites.op]
+
+
+def schedules(world):
+    """Three schedules whose steps take 0.1 to 0.5 s on the network that is the default."""
+    small = network(256, width=512, inner=1024)
+    plans = [Plan(tensor=world, copies=2), Plan(data=world), Plan(pipeline=2, data=world // 2, micro_batches=4)]
+    names = [f'tensor {world}, two copies', f'data {world}', f'pipeline 2 × data {world // 2}']
+    return {name: lower(small, plan, world) for name, plan in zip(names, plans, strict=True)}
+
+
+def main():
+    """Print a table as Markdown, and every run that was named wrongly."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--ranks', type=int, default=2)
+    parser.add_argument('--draws', type=int, default=2, help='strengths of each kind on each schedule')
+    parser.add_argument('--clean', type=int, default=7, help='clean runs of each schedule')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--net', default='paced:150mbit,200us')
+    options = parser.parse_args()
+    rng, net = random.Random(options.seed), parse_net(options.net)
+    hardware = emulated_cluster(net, options.ranks)
+    programs = schedules(options.ranks)
+    found, wrong = defaultdict(list), []
+    with Pool(options.ranks, net=net, timeout=60, pinned=options.ranks <= 2) as pool:
+        lines = calibrate(pool, programs, hardware, options.ranks)
+        for name, program in programs.items():
+            sites, given = sites_of(program), price(program, hardware)
+            costs = price(program, hardware, collective=CalibratedCollectives(lines))
+            predicted = simulate(program, costs)
+            for kind in [None] * options.clean + KINDS * options.draws:
+                strength, bench, truth = rng.uniform(0.1, 0.5), Bench(program, given), None
+                if kind:
+                    bench, truth = kind(bench, sites, rng, strength, predicted.step)
+                diagnosis = diagnose(program, costs, measure(pool, bench, program))
+                cause = diagnosis.causes[0] if diagnosis.causes else None
+                good = right(truth, cause, sites, predicted) if truth else cause is None
+                label = kind.__name__ if kind else 'clean'
+                found[label].append(good)
+                if not good:
+                    what = f'{label}: {truth.what}, {strength:.0%}' if truth else label
+                    ratio = diagnosis.measured / diagnosis.predicted
+                    wrong.append(f'| {what} | {name} | {ratio:.2f} | {sentence(diagnosis)} |')
+            print(f'{name}: {predicted.step * 1e3:.0f} ms a step, load {os.getloadavg()[0]:.1f}', flush=True)
+    every = [one for label, each in found.items() if label != 'clean' for one in each]
+    clean = found['clean']
+    print(f'right: {sum(every)} of {len(every)}; clean and named: {clean.count(False)} of {len(clean)}\n')
+    print('| kind | right | of |\n|---|---|---|')
+    print('\n'.join(f'| {label} | {sum(each)} | {len(each)} |' for label, each in found.items()))
+    print('\n| sabotage | schedule | step ÷ predicted | first line |\n|---|---|---|---|')
+    print('\n'.join(wrong))
+
+
+def measure(pool, bench, program):
+    """The trace of a run of the bench, as one of the program."""
+    request = Request(compute='emulated', costs=bench.costs, steps=STEPS)
+    return replace(pool.perform(bench.program, request).trace, program=program)
+
+
+def calibrate(pool, programs, hardware, world):
+    """Lines of seconds over bytes, measured on the same pool."""
+    lines = {}
+    for kind, used in kinds_of(programs.values()).items():
+        program, samples = program_of(kind, sizes_around(used), world), Samples()
+        for turn in range(4):
+            execution = pool.perform(program, Request(compute='emulated', costs=price(program, hardware), steps=3))
+            if turn:
+                samples.add(execution)
+        lines[kind] = samples.fit()
+    return lines
+
+
+if __name__ == '__main__':
+    main()

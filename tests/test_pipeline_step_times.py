@@ -1,0 +1,206 @@
+"""Many cases of stage times at once give what the clock gives for each, to the bit, by numpy and by numba."""
+
+import importlib.util
+import random
+
+import numpy as np
+import pytest
+from pipeline_cases import any_order
+
+from simpar.errors import ScheduleError, SimparError
+from simpar.pipeline import (
+    ORDERS,
+    Action,
+    Order,
+    Recurrence,
+    StageTimes,
+    StageTimesTable,
+    batch,
+    named_order,
+    scan,
+    step_time,
+    step_times,
+    with_communication,
+)
+
+ENGINES = ['numpy', 'compiled']
+
+
+def drawn(draw, stages, least=0.0):
+    """Times of ties, zeros (also −0) and anything between."""
+
+    def some(count):
+        return tuple(
+            draw.choice([0.0, -0.0, 0.5, 1.0, draw.random(), 1e9 * draw.random()]) + least for _ in range(count)
+        )
+
+    return StageTimes(forward=some(stages), input=some(stages), weight=some(stages), communication=some(stages - 1))
+
+
+def check(order, cases):
+    table = StageTimesTable.of(cases)
+    for steps in (1, 2, 3):
+        expected = np.array([step_time(order, case, steps) for case in cases])
+        for engine in ENGINES:
+            assert step_times(order, table, steps, engine=engine).tobytes() == expected.tobytes(), (engine, steps)
+
+
+@pytest.mark.parametrize('block', range(4))
+def test_orders_that_nobody_would_write(block):
+    """Stages anywhere, micro-batches that overtake, backwards whole, in two parts and in overlaps."""
+    for seed in range(25 * block, 25 * block + 25):
+        draw = random.Random(seed)
+        ranks = draw.randint(1, 5)
+        order = any_order(draw, ranks, ranks + draw.randint(0, 3), draw.randint(1, 6))
+        check(order, [drawn(draw, order.stages) for _ in range(draw.choice([1, 3, 8]))])
+
+
+@pytest.mark.parametrize('name', ORDERS)
+def test_orders_by_name(name):
+    draw = random.Random(name)
+    for ranks, micro_batches in ((1, 2), (2, 4), (4, 8)):
+        for sequence_chunks in (1, 2) if ORDERS[name].sequences and ranks > 1 else (1,):
+            order = named_order(name, ranks, micro_batches, sequence_chunks=sequence_chunks)
+            check(order, [drawn(draw, order.stages) for _ in range(3)])
+
+
+def test_sends_and_receives_take_their_time_on_no_rank():
+    order = named_order('interleaved-1f1b', 3, 6)
+    cases = [drawn(random.Random(0), order.stages) for _ in range(3)]
+    table = StageTimesTable.of(cases)
+    for engine in ENGINES:
+        sent = step_times(with_communication(order, 'late'), table, engine=engine)
+        assert sent.tolist() == step_times(order, table, engine=engine).tolist()
+
+
+@pytest.mark.parametrize('cases', [1, 63, 64, 65, 129])
+def test_any_number_of_cases(cases, monkeypatch):
+    """Blocks are full or not; each case has its own place."""
+    monkeypatch.setattr(scan, 'BLOCK', 60)
+    draw = random.Random(cases)
+    check(named_order('zb-h1', 2, 3), [drawn(draw, 2) for _ in range(cases)])
+
+
+@pytest.mark.parametrize('engine', ENGINES)
+def test_no_cases_take_no_time(engine):
+    none = StageTimesTable(
+        forward=np.zeros((0, 2)), input=np.zeros((0, 2)), weight=np.zeros((0, 2)), communication=np.zeros((0, 1))
+    )
+    assert step_times(named_order('1f1b', 2, 2), none, engine=engine).shape == (0,)
+
+
+def test_an_idle_rank_ends_when_it_begins():
+    row = tuple(Action(0, kind, 0) for kind in 'FB')
+    check(Order((row, ()), (0,), 1), [drawn(random.Random(1), 1)])
+
+
+def test_an_action_on_another_rank_than_its_stage_is_waited_for():
+    """Orders are not checked where they are made: stage 0 lies on rank 1, which lacks its forward."""
+    rows = ((Action(0, 'F', 0),), (Action(1, 'F', 0), Action(1, 'B', 0), Action(0, 'B', 0)))
+    check(Order(rows, (1, 1), 1), [StageTimes.uniform(2, 1.0, 1.0, 1.0), drawn(random.Random(2), 2, least=0.1)])
+
+
+@pytest.mark.parametrize('engine', ENGINES)
+@pytest.mark.parametrize(('ranks', 'micro_batches'), [(1, 4), (2, 3), (4, 9), (5, 2), (16, 24)])
+def test_1f1b_is_its_recurrence(ranks, micro_batches, engine):
+    """Forwards and backwards from their definition, without an order."""
+    chance = np.random.default_rng(ranks)
+    F, I, W = 1 + chance.random((3, 20, ranks))
+    # Shorter than the work beside it, so that no message waits for the one before.
+    travel = chance.random((20, ranks - 1))
+    table = StageTimesTable(forward=F, input=I, weight=W, communication=travel)
+    found = step_times(named_order('1f1b', ranks, micro_batches), table, 1, engine=engine)
+    expected = [first_step(F[case], I[case] + W[case], travel[case], micro_batches) for case in range(20)]
+    assert found.tolist() == expected
+
+
+def first_step(F, B, travel, micro_batches):
+    """The first step of 1F1B with links that carry one message at a time.
+
+    Forward m of rank r comes behind backward m − (p − r), backward m behind forward m + p − 1 − r, or the last one.
+    """
+    ranks = len(F)
+    forward, backward, sent, returned = {}, {}, {}, {}
+
+    def f(r, m):
+        if (r, m) not in forward:
+            free = b(r, m - ranks + r) if m >= ranks - r else f(r, m - 1) if m else 0.0
+            forward[r, m] = max(free, send(r - 1, m) if r else 0.0) + F[r]
+        return forward[r, m]
+
+    def b(r, m):
+        if (r, m) not in backward:
+            ahead = m + ranks - 1 - r
+            free = f(r, ahead) if ahead < micro_batches else max(b(r, m - 1) if m else 0.0, f(r, micro_batches - 1))
+            backward[r, m] = max(free, turn(r + 1, m) if r + 1 < ranks else 0.0) + B[r]
+        return backward[r, m]
+
+    def send(r, m):
+        if (r, m) not in sent:
+            sent[r, m] = max(f(r, m), send(r, m - 1) if m else 0.0) + travel[r]
+        return sent[r, m]
+
+    def turn(r, m):
+        if (r, m) not in returned:
+            returned[r, m] = max(b(r, m), turn(r, m - 1) if m else 0.0) + travel[r - 1]
+        return returned[r, m]
+
+    return max(b(r, micro_batches - 1) for r in range(ranks))
+
+
+def test_few_rows_are_in_use():
+    """Where 1F1B has some thousand results, the rows of a rank and of its neighbour are enough."""
+    kept = Recurrence.of(named_order('1f1b', 16, 64))
+    assert len(kept.code) == 2 * 16 * 64
+    assert kept.rows - kept.given <= 3 * 16
+
+
+@pytest.mark.parametrize(
+    ('shapes', 'what'),
+    [
+        (((3, 2), (3, 2), (3, 2), (3, 2)), r'tables of shapes \(3, 2\), \(3, 2\), \(3, 2\), \(3, 2\)'),
+        (((3, 2), (4, 2), (3, 2), (3, 1)), r'shapes \(3, 2\), \(4, 2\)'),
+        (((2,), (2,), (2,), (1,)), r'shapes \(2,\), \(2,\)'),
+    ],
+)
+def test_tables_of_other_shapes_are_refused(shapes, what):
+    forward, inputs, weight, communication = map(np.ones, shapes)
+    with pytest.raises(ScheduleError, match=what):
+        StageTimesTable(forward=forward, input=inputs, weight=weight, communication=communication)
+
+
+@pytest.mark.parametrize('bad', [-1.0, float('nan'), float('inf')])
+def test_times_that_cannot_be_are_refused(bad):
+    times = np.ones((3, 2))
+    times[1, 1] = bad
+    with pytest.raises(ScheduleError, match='negative or not finite'):
+        StageTimesTable(forward=np.ones((3, 2)), input=times, weight=np.ones((3, 2)), communication=np.ones((3, 1)))
+
+
+def test_times_of_another_number_of_stages_are_refused():
+    with pytest.raises(ScheduleError, match='times of 3 stages, but the order has 4'):
+        step_times(named_order('1f1b', 4, 4), StageTimesTable.of([StageTimes.uniform(3, 1.0, 1.0, 1.0)]))
+
+
+def test_ranks_that_wait_for_each_other_are_told():
+    rows = tuple(tuple(Action(rank, kind, 0) for kind in kinds) for rank, kinds in enumerate(('BF', 'FB')))
+    with pytest.raises(ScheduleError, match='ranks wait for each other'):
+        Recurrence.of(Order(rows, (0, 1), 1))
+
+
+def test_numba_is_loaded_where_it_repays(monkeypatch):
+    monkeypatch.setattr(batch, '_done', [0])
+    monkeypatch.delitem(batch.sys.modules, 'simpar.pipeline.compiled.scan', raising=False)
+    assert not batch._repays(batch.REPAYS // 2, 'auto')
+    assert batch._repays(batch.REPAYS // 2, 'auto')
+    assert not batch._repays(batch.REPAYS, 'numpy')
+    assert batch._repays(1, 'compiled')
+
+
+def test_without_numba_numpy_does_all(monkeypatch):
+    monkeypatch.setattr(batch, '_done', [0])
+    monkeypatch.delitem(batch.sys.modules, 'simpar.pipeline.compiled.scan', raising=False)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    assert not batch._repays(2 * batch.REPAYS, 'auto')
+    with pytest.raises(SimparError, match='numba, which is not installed; write: pip install numba'):
+        batch._repays(1, 'compiled')

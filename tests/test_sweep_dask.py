@@ -1,0 +1,183 @@
+"""A sweep on a Dask cluster of real processes: the same answer, also when a worker is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from sweep_cases import run, write
+
+from simpar.errors import RunFailed, ScheduleError
+from simpar.sweep import dask as on_dask
+from simpar.sweep import load_sweep
+from simpar.sweep.identity import content_key, identity
+from simpar.sweep.table import as_csv
+
+distributed = pytest.importorskip('distributed', reason='needs the extra `cluster`')
+SWEEP = f'{{plan.copies: [1, 2, 3], cluster.links.nvlink: {[1 + n / 8 for n in range(10)]}}}'
+"""Thirty rows, of which ten cannot be and are not predicted."""
+PREDICTED = 20
+KILLED_AT = 5
+
+
+@pytest.fixture(scope='module')
+def cluster(tmp_path_factory):
+    """A scheduler here and two workers in processes of their own."""
+    folder = str(tmp_path_factory.mktemp('dask'))
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=':0', local_directory=folder
+    ) as made:
+        yield made
+
+
+def slowly():
+    """On a worker: rows take a while from now on."""
+    real = on_dask.predicted
+
+    def slow(schedule):
+        time.sleep(0.05)
+        return real(schedule)
+
+    on_dask.predicted = slow
+
+
+@pytest.mark.parametrize('allowed', [3, 0], ids=['Dask gives it away again', 'Dask gives it up'])
+def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allowed, cluster, tmp_path, monkeypatch):
+    path, journal = write(tmp_path, sweep=SWEEP), tmp_path / 'rows'
+    kept = []
+
+    def progress(done, of):
+        if done == KILLED_AT:
+            kept.extend(journal.read_bytes().splitlines())
+            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+
+    monkeypatch.setattr(cluster.scheduler, 'allowed_failures', allowed)
+    with distributed.Client(cluster, set_as_default=False) as client:
+        client.wait_for_workers(2)
+        client.run(slowly)
+    begin = len(cluster.scheduler.transition_log)
+    answer = load_sweep(path).predict(None, progress, journal=journal, scheduler=cluster.scheduler_address)
+    plain = load_sweep(path).predict()
+    assert answer == plain
+    assert as_csv(answer) == as_csv(plain)
+    lines = journal.read_bytes().splitlines()
+    assert lines[: len(kept)] == kept
+    assert len({json.loads(line)['key'] for line in lines[1:]}) == len(lines) - 1 == PREDICTED
+    # What the scheduler saw: every row came into being, and none again that had come before the worker died.
+    log = list(cluster.scheduler.transition_log)[begin:]
+    made = Counter(name for name, before, after, *_ in log if (before, after) == ('processing', 'memory'))
+    assert len(made) == PREDICTED
+    schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
+    place_of = {content_key(identity(schedule), schedule): place for place, schedule in enumerate(schedules)}
+    finished = {place_of[json.loads(line)['key']] for line in kept[1:]}
+    assert len(finished) == KILLED_AT
+    assert {count for name, count in made.items() if int(name[-6:]) in finished} == {1}
+    # Something was under way on the worker that died, and was given away again.
+    assert any(before == 'processing' and after != 'memory' for _, before, after, *_ in log)
+
+
+def test_rows_of_a_journal_are_not_sent(cluster, tmp_path, capsys):
+    path, table = write(tmp_path, sweep='{plan.copies: [1, 2, 4]}'), tmp_path / 'out.csv'
+    load_sweep(path, sweeps=['plan.copies=2,4']).predict(journal=tmp_path / 'out.csv.rows')
+    begin = len(cluster.scheduler.transition_log)
+    assert run(path, '--csv', table, '--scheduler', cluster.scheduler_address) == 0
+    assert capsys.readouterr().err == f'Note: 2 rows are finished in {table}.rows\n'
+    log = list(cluster.scheduler.transition_log)[begin:]
+    assert len({name for name, *_ in log}) == 1
+    assert run(path, '--csv', tmp_path / 'plain.csv') == 0
+    assert table.read_bytes() == (tmp_path / 'plain.csv').read_bytes()
+
+
+def test_messages_of_workers_name_files_as_the_user_wrote_them(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'deep').mkdir()
+    write(tmp_path / 'deep', sweep='{plan.order: [1f1b, wrong.csv, lost.csv]}')
+    (tmp_path / 'deep' / 'wrong.csv').write_text('0F0,nothing\n', encoding='utf-8')
+    fixed = ['plan.pipeline=2', 'plan.micro_batches=2']
+    answer = load_sweep('deep/schedule.yaml', fixed).predict(scheduler=cluster.scheduler_address)
+    assert answer == load_sweep('deep/schedule.yaml', fixed).predict()
+    assert [result.outcome.detail.partition(':')[0] for result in answer.results] == [
+        '',
+        'deep/wrong.csv',
+        'deep/lost.csv',
+    ]
+
+
+def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, monkeypatch):
+    sweep = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}'))
+    with monkeypatch.context() as patched:
+        patched.setattr(on_dask, 'source_content', lambda: 'another')
+        with pytest.raises(ScheduleError, match=r'--scheduler: workers of tcp://.* have another simpar than here'):
+            sweep.predict(scheduler=cluster.scheduler_address)
+    monkeypatch.setattr(on_dask, 'read_content', lambda schedule: 'another')
+    with pytest.raises(ScheduleError, match='read another h100-sxm-8 than here; give both the same files'):
+        sweep.predict(scheduler=cluster.scheduler_address)
+
+
+class Lacking:
+    """What is unpickled with a module that is not there."""
+
+    def __reduce__(self):
+        return __import__, ('simpar_of_tomorrow',)
+
+
+def test_workers_without_simpar_are_told(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_dask, '_Row', lambda *parts: Lacking())
+    with pytest.raises(ScheduleError, match='lack simpar_of_tomorrow; install simpar there'):
+        load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}')).predict(scheduler=cluster.scheduler_address)
+
+
+def test_a_scheduler_that_goes_away_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_dask, '_TIMEOUT', 2.0)
+    path, where, said = write(tmp_path, sweep='{plan.copies: [1, 2]}'), tmp_path / 'where.json', []
+    words = ['--port', '0', '--no-dashboard', '--scheduler-file', str(where)]
+    with subprocess.Popen(
+        [sys.executable, '-m', 'distributed.cli.dask_scheduler', *words], stderr=subprocess.DEVNULL
+    ) as scheduler:
+        while not (where.exists() and where.stat().st_size):
+            time.sleep(0.05)
+        address = json.loads(where.read_text(encoding='utf-8'))['address']
+
+        def note(text):
+            said.append(text)
+            scheduler.kill()
+
+        with pytest.raises(RunFailed, match=f'the scheduler at {address} is gone'):
+            load_sweep(path).predict(scheduler=address, note=note)
+    start = f'dask worker {address} --nworkers -1 --nthreads 1'
+    assert said == [f'{address} has no workers yet; rows wait for some ({start})']
+
+
+def test_where_no_scheduler_is_that_is_told_soon(cluster, tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
+    monkeypatch.setattr(on_dask, '_TIMEOUT', 0.5)
+    with socket.create_server(('127.0.0.1', 0)) as silent, socket.create_server(('127.0.0.1', 0)) as closed:
+        ports = [one.getsockname()[1] for one in (silent, closed)]
+        closed.close()
+        worker = next(iter(cluster.workers.values())).worker_address
+        for address, told in {
+            f'tcp://127.0.0.1:{ports[0]}': 'no scheduler of Dask answers at tcp://127.0.0.1:',
+            f'tcp://127.0.0.1:{ports[1]}': 'within 0.5 s; write the address that `dask scheduler` tells',
+            'nowhere': "answers at nowhere (missing port number in address 'nowhere')",
+            'http://a:1': 'answers at http://a:1 (unknown address scheme',
+            worker: f'{worker} is no scheduler of Dask, but a Worker; write the address',
+        }.items():
+            assert run(path, '--scheduler', address) == 2
+            said = capsys.readouterr().err
+            assert said.startswith('--scheduler: ')
+            assert told in said
+            assert len(said.splitlines()) == 1
+
+
+def test_without_dask_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'distributed', None)
+    assert run(write(tmp_path, sweep='{plan.copies: [1, 2]}'), '--scheduler', 'tcp://127.0.0.1:8786') == 2
+    told = '--scheduler: Dask is not installed; install the extra: pip install "simpar[cluster]"\n'
+    assert capsys.readouterr().err == told
