@@ -1,7 +1,7 @@
 """The command line: verbs, flags and exit codes. What a verb does stands in ``simpar/commands/``.
 
-Exit codes: 0 good, 2 the file or the command line is wrong, 3 infeasible or deadlock, 4 outside tolerance, 5 a run
-failed, 6 numerics wrong. Start-up time is a feature: a verb's modules are imported when the verb is called.
+Exit codes: 0 good, 2 the file or the command line is wrong, 3 infeasible, deadlock or over --limit, 4 out of tolerance,
+5 a run failed, 6 numerics wrong. Start-up time is a feature: a verb's modules are imported when the verb is called.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 SimparError
 ├── ScheduleError     2  the user's file is wrong: a list of problems, each with file:line
 │   └── ProfileError  2  a hardware profile is wrong
-├── Infeasible        3  the plan cannot be on this cluster
+├── Infeasible        3  the plan cannot be on this cluster, or its prediction is over the limit
 ├── Deadlock          3  the program cannot finish; draws what every stream waits for
 ├── OutsideTolerance  4  prediction and measurement differ by more than asked
 ├── RunFailed         5  a real run broke: rank, op and peer named
@@ -83,7 +83,7 @@ class ProfileError(ScheduleError):
 
 
 class Infeasible(SimparError):
-    """The plan cannot be on this cluster."""
+    """The plan cannot be on this cluster, or predicting it takes more than the limit."""
 
     exit_code = 3
 

@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+_AT_ONCE: Final = 2**20
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
@@ -20,13 +23,18 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     # Without waiting: opening a FIFO that nobody writes to would block.
     handle = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_CLOEXEC', 0))
     with os.fdopen(handle, 'rb') as file:
-        mode = os.fstat(handle).st_mode
+        told = os.fstat(handle)
+        mode = told.st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, 'not a regular file but a FIFO, socket or device', str(path))
-        # One byte more than allowed is enough to know; what is read may grow meanwhile.
-        data = file.read(most + 1)
+        # One byte more than allowed is enough to know. Python makes room for all that is asked for, so no more is asked
+        # for than the file says that it has.
+        data = file.read(min(told.st_size, most) + 1)
+        # It may have grown, and files of the kernel say that they are empty.
+        while len(data) <= most and (more := file.read(min(_AT_ONCE, most + 1 - len(data)))):
+            data += more
     if len(data) > most:
         raise OSError(errno.EFBIG, f'more than {most} bytes', str(path))
     return data

@@ -49,6 +49,9 @@ def main():
     options.add_argument('--cases', type=int, default=50, metavar='N', help='(default: 50)')
     options.add_argument('--seed', type=int, default=0, help='(default: 0)')
     options = options.parse_args()
+    git = ['git', '-C', str(ROOT), 'rev-parse', '--short', 'HEAD']
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    print(f'sizes of {options.cases} predictions, commit {commit or "unknown"}, seed {options.seed}')
     worst = [0.0, 0.0]
     for case in cases(options.cases, options.seed):
         estimated, real = told(ESTIMATE, case), told(PREDICT, case)
