@@ -4,15 +4,12 @@
 # make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
-
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
 # make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
-# make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
-# make prove-engines  120,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 

@@ -6,7 +6,6 @@ All read ``qkv`` [batch, sequence, groups × (queries + 2) × head_dim], split b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
@@ -139,7 +138,7 @@ class Attention(Sharded):
 
     key = 'attention'
     written = False
-    primitives: ClassVar = {'attention': ATTENTION}
+    primitives = {'attention': ATTENTION}
     inputs_told = 'qkv, keys [batch]'
     unsharded = 'sequence'
     roles = ('qkv', 'keys')
@@ -196,7 +195,7 @@ class AttentionScores(Sharded):
 
     key = 'attention_scores'
     written = False
-    primitives: ClassVar = {'attention_scores': SCORES}
+    primitives = {'attention_scores': SCORES}
     inputs_told = 'qkv'
     unsharded = 'sequence'
     roles = ('qkv',)
@@ -231,7 +230,7 @@ class AttentionValues(Operator):
 
     key = 'attention_values'
     written = False
-    primitives: ClassVar = {'attention_values': VALUES}
+    primitives = {'attention_values': VALUES}
     inputs_told = 'probabilities, qkv'
     unsharded = 'sequence'
     roles = ('kept', 'qkv')
@@ -275,7 +274,7 @@ class CausalSoftmax(SameShape):
 
     key = 'causal_softmax'
     written = False
-    primitives: ClassVar = {'softmax': SOFTMAX}
+    primitives = {'softmax': SOFTMAX}
     unsharded = 'last two dims'
 
     window: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -37,7 +37,7 @@ class Conv2d(Biased):
     """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
 
     key = 'conv2d'
-    primitives: ClassVar = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
+    primitives = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
     inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
     unsharded = 'all but the batch'
 

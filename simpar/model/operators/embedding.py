@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -33,7 +33,7 @@ class Embedding(Weighted):
     """Rows of a weight [vocab, width] by the tokens of a sample; the first layer."""
 
     key = 'embedding'
-    primitives: ClassVar = {'embedding': GATHER}
+    primitives = {'embedding': GATHER}
     inputs_told = 'weight [vocab, width], tokens'
     lead = 1
     roles = ('tokens',)

@@ -45,7 +45,7 @@ class SwiGlu(Gated):
 
     key = 'swiglu'
     written = False
-    primitives: ClassVar = {'swiglu': SWIGLU}
+    primitives = {'swiglu': SWIGLU}
     flops = (6, 12)
 
 
@@ -55,7 +55,7 @@ class GeGlu(Gated):
 
     key = 'geglu'
     written = False
-    primitives: ClassVar = {'geglu': GEGLU}
+    primitives = {'geglu': GEGLU}
     flops = (11, 14)
 
 
@@ -65,7 +65,7 @@ class GeGluTanh(Gated):
 
     key = 'geglu_tanh'
     written = False
-    primitives: ClassVar = {'geglu_tanh': GEGLU_TANH}
+    primitives = {'geglu_tanh': GEGLU_TANH}
     flops = (11, 14)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd, prod
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -117,7 +117,7 @@ class Dense(Biased):
     """y = x · weightᵀ + bias."""
 
     key = 'dense'
-    primitives: ClassVar = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
+    primitives = {'matmul': MAT_MUL, 'bias': BIAS_ADD}
     inputs_told = 'x [rows, in], weight [in, out]'
     splits_result = 2
 
@@ -188,7 +188,7 @@ class Product(Weighted, Unary):
 
     key = 'product'
     written = False
-    primitives: ClassVar = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
+    primitives = {'matmul': ROW_PRODUCT, 'bias': BIAS_ADD}
     inputs_told = 'x [..., in], weight [in, out]'
     splits_result = 2
 

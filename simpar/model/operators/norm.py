@@ -115,7 +115,7 @@ class LayerNorm(Norm):
     """LayerNorm over the last dim, with gain and bias."""
 
     key = 'layer_norm'
-    primitives: ClassVar = {'norm': LAYER_NORM}
+    primitives = {'norm': LAYER_NORM}
     operator, kept, flops = 'norm', ('mean', 'rstd'), (8, 12, 4)
     inputs_told = 'x, gain, bias'
     unsharded = 'last dim'
@@ -136,7 +136,7 @@ class RmsNorm(Norm):
     """Division by the root mean square over the last dim, with a gain (Zhang and Sennrich 2019)."""
 
     key = 'rms_norm'
-    primitives: ClassVar = {'rms_norm': RMS_NORM}
+    primitives = {'rms_norm': RMS_NORM}
     operator, kept, flops = 'rms_norm', ('rstd',), (5, 9, 3)
     inputs_told = 'x, gain'
     unsharded = 'last dim'
@@ -156,7 +156,7 @@ class Softmax(SameShape, Sharded, Unary):
     """Softmax over the last dim."""
 
     key = 'softmax'
-    primitives: ClassVar = {'softmax': SOFTMAX}
+    primitives = {'softmax': SOFTMAX}
     unsharded = 'last dim'
 
     def call(self, result: Shape) -> Call:

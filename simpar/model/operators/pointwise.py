@@ -78,7 +78,7 @@ class Relu(Pointwise, Sharded, Unary):
     """y = max(x, 0)."""
 
     key = 'relu'
-    primitives: ClassVar = {'relu': RELU}
+    primitives = {'relu': RELU}
 
     strategy: Annotated[
         Strategy, Field(max_length=1, description='slices of x [batch, features], e.g. [[2, 4]]; empty: as x lies')
@@ -94,7 +94,7 @@ class Gelu(Pointwise, Sharded, Unary):
     """y = x · Φ(x), the exact (erf) form."""
 
     key = 'gelu'
-    primitives: ClassVar = {'gelu': GELU}
+    primitives = {'gelu': GELU}
 
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
@@ -107,7 +107,7 @@ class GeluTanh(Pointwise, Sharded, Unary):
 
     key = 'gelu_tanh'
     written = False
-    primitives: ClassVar = {'gelu_tanh': GELU_TANH}
+    primitives = {'gelu_tanh': GELU_TANH}
 
     def ops(self, local: Local) -> Ops:
         """About ten operations an element in both directions."""
@@ -120,7 +120,7 @@ class Softcap(Pointwise, Sharded, Unary):
 
     key = 'softcap'
     written = False
-    primitives: ClassVar = {'softcap': SOFTCAP}
+    primitives = {'softcap': SOFTCAP}
 
     cap: float
 
@@ -135,7 +135,7 @@ class SquaredRelu(Pointwise, Sharded, Unary):
     """y = max(x, 0)² (So et al. 2021)."""
 
     key = 'squared_relu'
-    primitives: ClassVar = {'squared_relu': SQUARED_RELU}
+    primitives = {'squared_relu': SQUARED_RELU}
 
     def ops(self, local: Local) -> Ops:
         """The backward reads x: dx = 2 · max(x, 0) · dy."""
@@ -147,7 +147,7 @@ class Silu(Pointwise, Sharded, Unary):
     """y = x · σ(x), also called swish."""
 
     key = 'silu'
-    primitives: ClassVar = {'silu': SILU}
+    primitives = {'silu': SILU}
 
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, eight backward."""
@@ -179,7 +179,7 @@ class Add(Alike):
     """The sum of two results of one shape."""
 
     key = 'add'
-    primitives: ClassVar = {'residual': ADD}
+    primitives = {'residual': ADD}
     inputs_told = 'both'
     verb = 'adds'
 
@@ -197,7 +197,7 @@ class Multiply(Alike):
     """The product, element by element, of two results of one shape; ``mul`` with two in ``of`` is the same."""
 
     key = 'multiply'
-    primitives: ClassVar = {'multiply': MUL}
+    primitives = {'multiply': MUL}
     inputs_told = 'both'
     verb = 'multiplies'
 
@@ -220,7 +220,7 @@ class Mul(Pointwise, Sharded):
     """y = factor · x; of two results in ``of``, without a factor, their product: ``multiply``."""
 
     key = 'mul'
-    primitives: ClassVar = {'mul': MUL}
+    primitives = {'mul': MUL}
 
     factor: Annotated[float | None, Field(ge=-1e12, le=1e12, description='a constant; none: of has two layers')] = None
     strategy: Annotated[

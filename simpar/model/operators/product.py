@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -48,7 +48,7 @@ class MatMul(Sharded, Binary):
     """The product of two results [batch..., m, k] and [batch..., k, n] for each index of the leading dims."""
 
     key = 'matmul'
-    primitives: ClassVar = {'batch_matmul': BATCH_MAT_MUL}
+    primitives = {'batch_matmul': BATCH_MAT_MUL}
     inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
     roles = ('a', 'b')
 

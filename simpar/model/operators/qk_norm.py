@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.attention import Heads, Qkv
@@ -25,7 +24,7 @@ class QkNorm(SameShape, Trained, Unary):
 
     key = 'qk_norm'
     written = False
-    primitives: ClassVar = {'qk_norm': QK_NORM}
+    primitives = {'qk_norm': QK_NORM}
     inputs_told = 'qkv'
 
     heads: Heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -54,7 +54,7 @@ class Reduce(Sharded, Unary):
     """The sum or the mean over dims behind dim 0, which counts samples."""
 
     key = 'reduce'
-    primitives: ClassVar = {'sum': REDUCE_SUM, 'mean': REDUCE_MEAN}
+    primitives = {'sum': REDUCE_SUM, 'mean': REDUCE_MEAN}
     inputs_told = 'x; where a dim that goes is split, what ranks have is summed'
 
     dims: Annotated[

@@ -6,7 +6,6 @@ Feature i of r is turned with feature i + r / 2, by position × theta^(−2i / r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.attention import Heads, Qkv
@@ -44,7 +43,7 @@ class Rotary(SameShape, Sharded, Unary):
 
     key = 'rotary'
     written = False
-    primitives: ClassVar = {'rotary': ROTARY}
+    primitives = {'rotary': ROTARY}
     inputs_told = 'qkv'
 
     heads: Heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -133,7 +133,7 @@ class Flatten(Sharded, Unary):
     """All dims of a sample into one; a change of shape, no work."""
 
     key = 'flatten'
-    primitives: ClassVar = {'reshape': FLATTEN}
+    primitives = {'reshape': FLATTEN}
     unsharded = 'dims behind the second, for all but dim 0 become one'
 
     strategy: Annotated[
@@ -156,7 +156,7 @@ class Reshape(Unary):
     """The same elements in another shape; lies as its input does, as far as that can be."""
 
     key = 'reshape'
-    primitives: ClassVar = {'reshape': RESHAPE}
+    primitives = {'reshape': RESHAPE}
     inputs_told = 'none: it lies as its input does; of dims that become one the first is split'
     unsharded = 'the others of these'
 
@@ -200,7 +200,7 @@ class Transpose(Sharded, Unary):
     """Dims in another order, dim 0 as it was."""
 
     key = 'transpose'
-    primitives: ClassVar = {'transpose': TRANSPOSE}
+    primitives = {'transpose': TRANSPOSE}
 
     permutation: Annotated[
         tuple[Annotated[int, Field(ge=0, le=7)], ...],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from simpar.layout import TensorLayout
 from simpar.layout.operator import ONE
@@ -46,7 +45,7 @@ class Position(SameShape, Trained):
 
     key = 'position'
     written = False
-    primitives: ClassVar = {'position': POSITION}
+    primitives = {'position': POSITION}
     inputs_told = 'x, weight [sequence, hidden]'
     unsharded = 'last dim, and the weight'
 
@@ -87,7 +86,7 @@ class Dropout(SameShape):
 
     key = 'dropout'
     written = False
-    primitives: ClassVar = {'dropout': DROPOUT}
+    primitives = {'dropout': DROPOUT}
     inputs_told = 'x, keys [batch]'
     roles = ('x', 'keys')
 
@@ -117,7 +116,7 @@ class Residual(SameShape, Trained):
 
     key = 'residual'
     written = False
-    primitives: ClassVar = {'residual': ADD}
+    primitives = {'residual': ADD}
     inputs_told = 'both, keys [batch]'
     unsharded = 'last dim, where there is a bias'
     roles = ('x', 'z', 'keys')
@@ -172,7 +171,7 @@ class Bias(SameShape, Trained):
 
     key = 'bias'
     written = False
-    primitives: ClassVar = {'bias': BIAS_ADD}
+    primitives = {'bias': BIAS_ADD}
     inputs_told = 'x, bias'
 
     product: str
