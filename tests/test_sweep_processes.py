@@ -102,7 +102,7 @@ from simpar.sweep import processes, run
 real = processes.predicted
 
 def slow(schedule):
-    time.sleep(0.05)
+    time.sleep(0.15)
     return real(schedule)
 
 # Processes import this file, too.
