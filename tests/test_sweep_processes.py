@@ -97,7 +97,7 @@ def test_processes_are_started_where_they_repay(each, rows, apart, monkeypatch):
 
 
 SLOW = """\
-import sys, time
+import signal, sys, time
 from simpar.sweep import processes, run
 real = processes.predicted
 
@@ -109,6 +109,8 @@ def slow(schedule):
 processes.predicted = run.predicted = slow
 if __name__ == '__main__':
     from simpar.cli import entry
+    # What a shell starts in the background begins with interrupts ignored, and so does all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     entry()
 """
 
