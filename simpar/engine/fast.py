@@ -46,9 +46,10 @@ def repays(slots: int, *, asked: bool) -> bool:
         raise SimparError('the compiled machines need numba, which is not installed; write: pip install numba')
     if asked or 'simpar.engine.compiled.events' in sys.modules:
         return asked or slots >= LOADED
-    # As many again are likely to follow: who has walked so far, as in a sweep, goes on.
+    # A prediction simulates several times, so its first one stands for five. Whoever has walked for as long as loading
+    # takes, as a sweep has, is likely to go on.
     _walked[0] += slots
-    return is_installed() and max(slots, _walked[0] / 2) >= (LOADS if is_compiled() else COMPILES)
+    return is_installed() and max(slots, _walked[0] / 5) >= (LOADS if is_compiled() else COMPILES)
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:
