@@ -11,6 +11,8 @@ import pytest
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'pipeline_h100.yaml'
 TARGET = 2.4
 """CPU seconds that 64 GPUs may take on a quiet core of 2023."""
+FOLDING = 0.36
+"""CPU seconds more that 1,024 may take: 15 % of what 64 took when this was first held. Now 64 take half as long."""
 SLACK = 2.0
 """How much slower a machine may be that runs tests, and that others use too."""
 RUNS = 2
@@ -42,4 +44,4 @@ def test_64_gpus_take_seconds(seconds):
 
 
 def test_1024_gpus_take_no_longer(seconds):
-    assert seconds[1024] < 1.15 * seconds[64], 'they behave as 4 do; the rest is folding them'
+    assert seconds[1024] < seconds[64] + FOLDING, 'they behave as 4 do; the rest is folding them'
