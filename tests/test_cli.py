@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', 'file'],
+    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
     'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--set', 'file'],
     'sweep': [
@@ -32,6 +32,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],
 }  # fmt: skip
 
@@ -132,7 +133,6 @@ def test_a_program_written_by_check_is_read_back(tmp_path, capsys):
 
 
 WRONG = {
-    'no verb': ([], 2, 'VERB'),
     'verb': (['rnu', 'x'], 2, 'did you mean run?'),
     'flag': (['run', 'x.yaml', '--polt', 'y'], 2, 'did you mean --plot?'),
     'missing file': (['run', 'nowhere.yaml'], 2, 'nowhere.yaml'),

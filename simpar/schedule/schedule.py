@@ -29,7 +29,7 @@ from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.schedule.terms import key_term, value_term
-from simpar.workload import MODEL
+from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
@@ -217,6 +217,10 @@ def _in_full(root: Any) -> Any:
         if 'network' in model and not isinstance(model['network'], dict):
             model['network'] = {'layers': model['network']}
         workload[MODEL] = model
+        optimizer = workload.get('optimizer')
+        # An unknown name is left as it is, for the message that names the nearest.
+        if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+            workload['optimizer'] = {optimizer: {}}
     return root
 
 
