@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from simpar.ablation import unchanged_baseline, unused_links, without_effect
+from simpar.cost.compute import FP8
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
@@ -92,8 +93,14 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *([swept] if self.schedule.sweep is not None else []),
+            *self._in_8_bits(),
             *self.schedule.notes,
         )
+
+    def _in_8_bits(self) -> Iterator[str]:
+        device = self.cluster.profile.device
+        if self.workload.fp8 != 'none' and FP8 not in device.matrix:
+            yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""

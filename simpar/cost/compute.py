@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from simpar.cost import roofline
 from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
@@ -26,8 +27,9 @@ MATRIX = PRODUCTS | priced('attention') | {ITERATED}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
+FP8: Final = 'fp8'
 HALF = frozenset({'fp16', 'bf16'})
-BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
+BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1}
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
@@ -67,7 +69,20 @@ class DeviceCompute:
             return self._attention(op)
         return self._streaming(op)
 
+    def _in_8_bits(self, op: OpClass) -> ComputeCost:
+        """By formula, for no table has products of 8 bits; on a device without them as in 16 bits, or what it has."""
+        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        if FP8 in self._matrix:
+            shape = self.device.matmul
+            device = dataclasses.replace(self.device, matmul=dataclasses.replace(shape, share=shape.fp8 or shape.share))
+            return _priced(roofline.matmul(device, self._matrix[FP8], size, op.bytes))
+        wider = next((dtype for dtype in ('bf16', 'fp16', 'fp32') if dtype in self._matrix), op.dtype)
+        cost = self._matmul(_product(dataclasses.replace(op, dtype=wider), *size))
+        return dataclasses.replace(cost, why=f'no 8 bits on this device, in {wider}: {cost.why}')
+
     def _matmul(self, op: OpClass) -> ComputeCost:
+        if op.dtype == FP8 and (FP8 in self._matrix or HALF & self._matrix.keys()):
+            return self._in_8_bits(op)
         size = (op.dims['m'], op.dims['n'], op.dims['k'])
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):

@@ -10,6 +10,7 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.feed import once_a_step
+from simpar.lower.fp8 import cast_weights, in_fp8
 from simpar.lower.fusion import by_size, fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
@@ -78,6 +79,7 @@ def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = N
     if not order.communicates:
         order = with_communication(order, plan.receive)
     tape, graph = recorded(workload, plan, world, order.placement)
+    in_fp8(tape, workload, plan)
     if plan.sum_loss:
         sum_loss(tape)
     return _Assembly(tape, graph, plan, workload).program(order)
@@ -191,4 +193,4 @@ class _Assembly:
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         order = order.behind(self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope))
-        return once_a_step(self.tape, order, place)
+        return once_a_step(self.tape, cast_weights(self.tape, order, place), place)

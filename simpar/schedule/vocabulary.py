@@ -119,6 +119,8 @@ KEYS: Final[Mapping[str, str]] = {
     'workload.clip_norm': 'clip_grad gradient_clipping max_grad_norm grad_clip clip_grad_norm gradient_clip_val '
     'grad_clip_norm',
     'workload.loss_scale': 'initial_loss_scale static_loss_scale loss_scaling loss_scale_value',
+    'workload.fp8': 'fp8 fp8_format fp8_hybrid float8 e4m3 e5m2 enable_fp8',
+    'workload.fp8_except': 'first_last_layers_bf16 filter_fqns',
     'workload.precision': 'bf16 fp16 fp32 dtype params_dtype torch_dtype compute_dtype mixed_precision amp '
     'param_dtype data_type half bfloat16 float16',
     'workload.gradients': 'grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 reduce_dtype grad_dtype main_grads '
@@ -143,8 +145,8 @@ ABSENT: Final[Mapping[str, str]] = {
     'moe_grouped_gemm moe_token_dispatcher_type moe_layer_freq moe_aux_loss_coeff experts router',
     'a position bias (ALiBi)': 'alibi use_alibi relative_position_bias',
     'sparse or linear attention': 'sparse_attention linear_attention block_sparse mamba ssm state_space',
-    '8-bit and smaller numbers': 'fp8 fp8_format fp8_hybrid fp8_recipe float8 mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
-    'quantization quant load_in_8bit load_in_4bit e4m3 e5m2 hif8',
+    'smaller numbers than fp8, and fp8 by blocks': 'fp8_recipe mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
+    'quantization quant load_in_8bit load_in_4bit hif8',
     'TF32 as a precision': 'tf32 allow_tf32',
     'offloading to host memory or disk': 'offload cpu_offload offload_optimizer offload_param optimizer_cpu_offload '
     'optimizer_offload activation_offload activation_offloading offload_activations zero_offload zero_infinity '
@@ -237,7 +239,7 @@ ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe
 FAMILIES: Final[Mapping[str, str]] = {
     r'context_parallel|ring_att|ulysses': 'context parallelism',
     r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
-    r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
+    r'(^|_)(mxfp8|int8)(_|$)': 'smaller numbers than fp8, and fp8 by blocks',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',
 }
