@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from simpar.cost import roofline
@@ -12,6 +12,7 @@ from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
 from simpar.cost.model import ComputeCost
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
@@ -138,11 +139,11 @@ class DeviceCompute:
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
         grid, fastest = self._attention_lookup
-        seen = _seen(op)
-        seconds = factor * seen * grid(*_attention_point(op))
-        if seen != 1:
-            # Tables have no windows: what is scaled is an estimate.
-            times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        share = _seen(op)
+        seconds = factor * sum(part * grid(*point) for part, point in _attention_points(op))
+        if share != 1:
+            # Tables have no windows and no documents: what is scaled or put together is an estimate.
+            times, rests = f'{times}{share:.3g} of the pairs of tokens, ', [*rests, 'estimate']
         if 'value_dim' in op.dims:
             # Nor values of another width than keys: the table is read at the mean of both.
             times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
@@ -247,13 +248,19 @@ def _of_keys(op: OpClass) -> float:
 
 
 def _seen(op: OpClass) -> float:
-    """Pairs of tokens within a window, as a share of those of causal attention without one."""
-    share = op.dims.get('window', op.dims['sequence']) / op.dims['sequence']
-    return share * (2 - share)
+    """Pairs of tokens within a window and a document, as a share of those of causal attention without either."""
+    return seen(counts_of(op.dims), op.dims.get('window', 0), op.dims['sequence'])
 
 
-def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
-    """Queries for each key and value head, width of a head, sequence, heads over all samples."""
+def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+    """For each length of documents the share of its time that counts, and the point of its time.
+
+    The point has queries for each key and value head, width of a head, sequence, heads over all samples. A length
+    counts by its share of a sample's tokens, at the time of samples that are full of it: documents run side by side.
+    """
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
-    return queries, _width(op), dims['sequence'], dims['batch'] * dims['heads']
+    sequence, pairs, window = dims['sequence'], dims['batch'] * dims['heads'], dims.get('window', 0)
+    for length, count in counts_of(dims).items():
+        share = count * length / sequence
+        yield share * seen({length: 1}, window, length), (queries, _width(op), length, pairs * sequence / length)

@@ -86,6 +86,8 @@ KEYS: Final[Mapping[str, str]] = {
     f'{TRANSFORMER}rope_scaling: [8]': 'rotary_seq_len_interpolation_factor rope_scaling_factor',
     f'{TRANSFORMER}window': 'sliding_window sliding_window_size window_size window_attn attention_window '
     'local_attention sliding_window_attention',
+    f'{TRANSFORMER}documents': 'packing sequence_packing packed_sequence packed_documents thd reset_attention_mask '
+    'reset_position_ids document_lengths cu_seqlens',
     f'{TRANSFORMER}activation: swiglu': 'swiglu gated_linear_unit gated_mlp',
     f'{TRANSFORMER}activation: geglu': 'geglu',
     f'{TRANSFORMER}activation': 'hidden_act hidden_activation activation_function mlp_activations',
@@ -163,8 +165,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
-    'packed or variable sequences': 'packing sequence_packing packed_sequence variable_seq_lengths thd '
-    'variable_length reset_attention_mask',
+    'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
     'inference': 'kv_cache prefill decode speculative_decoding max_new_tokens inference',
