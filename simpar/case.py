@@ -25,7 +25,7 @@ from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
 from simpar.throughput import Throughput, throughput
-from simpar.workload import Workload
+from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
@@ -94,6 +94,7 @@ class Case:
             *([links.format(', '.join(changed))] if changed else []),
             *([swept] if self.schedule.sweep is not None else []),
             *self._in_8_bits(),
+            *self._untrained(),
             *self.schedule.notes,
         )
 
@@ -101,6 +102,10 @@ class Case:
         device = self.cluster.profile.device
         if self.workload.fp8 != 'none' and FP8 not in device.matrix:
             yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
+
+    def _untrained(self) -> Iterator[str]:
+        if self.workload.phase == 'forward' and self.workload.optimizer != Sgd():
+            yield 'phase forward has no update: workload.optimizer changes nothing'
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""

@@ -174,6 +174,10 @@ class Workload:
     gradients: Annotated[
         Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')
     ] = None
+    phase: Annotated[
+        Literal['train', 'forward'],
+        Field(description='a step of training, or its forward alone (prefill, evaluation): no backward, no update'),
+    ] = 'train'
     optimizer: Annotated[
         Optimizer,
         OneOf(short=True, **OPTIMIZERS),

@@ -52,7 +52,9 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
         tape.notes.append(
             f'fp8: {left[0]}{more} in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
         )
-    _Rewriting(tape, frozenset(chosen), workload.fp8, once='on-use' not in choice_of(plan).gather).run()
+    phases = 'F' if workload.phase == 'forward' else 'FIW'
+    once = 'on-use' not in choice_of(plan).gather
+    _Rewriting(tape, frozenset(chosen), workload.fp8, once=once, phases=phases).run()
 
 
 def _check(patterns: Sequence[str], products: Collection[str]) -> None:
@@ -68,13 +70,15 @@ def _check(patterns: Sequence[str], products: Collection[str]) -> None:
 class _Rewriting:
     """One tape being rewritten.
 
-    Arguments: ``chosen``, products by name; ``form`` of numbers; ``once``: weights are cast once a step.
+    Arguments: ``chosen``, products by name; ``form`` of numbers; ``once``: weights are cast once a step;
+        ``phases``, whose products matter; others stay as they are.
     """
 
     tape: Tape
     chosen: frozenset[str]
     form: str
     once: bool
+    phases: str
     made: list[OpClass] = field(default_factory=list)
     cast: set[str] = field(default_factory=set)
     wanted: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class _Rewriting:
 
     def run(self) -> None:
         ops = self.tape.ops
-        for op in ops:
+        for op in (op for op in ops if op.phase in self.phases):
             operands = self._operands(op)
             for name, form in operands.items():
                 self.wanted.setdefault(name, {})[form] = None
@@ -97,13 +101,13 @@ class _Rewriting:
     def _operands(self, op: OpClass) -> dict[str, str]:
         """What a chosen product reads in 8 bits, and in which form; nothing of other ops."""
         name, _, phase = op.name.rpartition('.')
-        if op.operator != PRODUCT or name not in self.chosen:
+        if op.operator != PRODUCT or name not in self.chosen or phase not in self.phases:
             return {}
         first, second = op.reads[:2]
         return {first: COLUMNS if phase == 'W' else ROWS, second: ROWS if phase == 'F' else COLUMNS}
 
     def _put(self, op: OpClass) -> None:
-        gathered = op.writes[0] if op.operator == 'all_gather' else ''
+        gathered = op.writes[0] if op.operator == 'all_gather' and op.phase in self.phases else ''
         if gathered in self.wanted and gathered not in self.others and len(op.reads) == 1:
             self._gather(op, gathered)
             return

@@ -123,6 +123,7 @@ KEYS: Final[Mapping[str, str]] = {
     'workload.loss_scale': 'initial_loss_scale static_loss_scale loss_scaling loss_scale_value',
     'workload.fp8': 'fp8 fp8_format fp8_hybrid float8 e4m3 e5m2 enable_fp8',
     'workload.fp8_except': 'first_last_layers_bf16 filter_fqns',
+    'workload.phase: forward': 'prefill forward_only eval evaluation inference_mode no_grad',
     'workload.precision': 'bf16 fp16 fp32 dtype params_dtype torch_dtype compute_dtype mixed_precision amp '
     'param_dtype data_type half bfloat16 float16',
     'workload.gradients': 'grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 reduce_dtype grad_dtype main_grads '
@@ -168,7 +169,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
-    'inference': 'kv_cache prefill decode speculative_decoding max_new_tokens inference',
+    'inference beyond a forward': 'kv_cache decode speculative_decoding max_new_tokens inference',
     'faults and noise of machines': 'fault_tolerance elastic mtbf jitter noise stragglers',
     'compilers and captured graphs as a choice of the schedule': 'cuda_graph cuda_graphs enable_cuda_graph '
     'torch_compile compile xla jit jit_level',
