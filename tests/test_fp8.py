@@ -175,9 +175,7 @@ def test_a_device_without_eight_bits_is_said_so(tmp_path):
 
 def test_what_cannot_be_in_eight_bits_is_said(tmp_path):
     case = load_case(written(tmp_path, more='  fp8_except: [layer0.fc1]'))
-    assert case.program.notes == (
-        'fp8: head stays in bf16: rows, outputs and inputs on a rank must be multiples of 16',
-    )
+    assert case.program.notes == ('fp8: head stay in bf16: rows, outputs and inputs on a rank must be multiples of 16',)
 
 
 @pytest.mark.parametrize(

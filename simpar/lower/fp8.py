@@ -10,6 +10,7 @@ Does not model: scales, their history and the sums of it over ranks; a cast fuse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -47,10 +48,11 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in workload.fp8_except)]
     chosen = [name for name in wanted if all(size % MULTIPLE == 0 for size in sizes[name].values())]
     left = [name for name in wanted if name not in chosen]
+    # One name for all layers that are alike.
+    shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
     if left:
-        more = f' and {len(left) - 1} more stay' if left[1:] else ' stays'
         tape.notes.append(
-            f'fp8: {left[0]}{more} in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
+            f'fp8: {shown} stay in {tape.dtype}: rows, outputs and inputs on a rank must be multiples of {MULTIPLE}'
         )
     phases = 'F' if workload.phase == 'forward' else 'FIW'
     once = 'on-use' not in choice_of(plan).gather
