@@ -37,11 +37,12 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     baseline = prediction.baseline
     parts: list[RenderableType] = [answer(prediction)]
     parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
-    parts += ['', _figures(prediction)]
+    parts += ['', figures(prediction)]
     if baseline:
         parts += ['', _why(prediction, baseline)]
-    staged = is_pipeline(prediction.program)
-    parts += ['', _stages(prediction), '', _mean_streams(prediction)] if staged else ['', _streams(prediction)]
+    if is_pipeline(prediction.program):
+        parts += ['', _stages(prediction)]
+    parts += ['', streams(prediction)]
     parts += ['', prediction.critical_path.summary]
     parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
@@ -120,7 +121,7 @@ def grades_line(prediction: Prediction) -> str:
     return f'Grades of the numbers (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
 
-def _figures(prediction: Prediction) -> Table:
+def figures(prediction: Prediction) -> Table:
     """Plan and baseline, figure by figure; means over the ranks."""
     sides = [prediction, prediction.baseline] if prediction.baseline else [prediction]
     rows = table('', *(side.name for side in sides))
@@ -170,6 +171,11 @@ def _why(prediction: Prediction, baseline: Prediction) -> Table:
         rows.add_row(row.effect, _signed(row.seconds), format_time(row.step), format_time(row.baseline))
     rows.add_row('together', _signed(baseline.step - prediction.step), '', '', style='bold')
     return rows
+
+
+def streams(prediction: Prediction) -> Table:
+    """The streams: of a pipeline their means over the ranks, else those of the ranks that differ."""
+    return _mean_streams(prediction) if is_pipeline(prediction.program) else _streams(prediction)
 
 
 def _streams(prediction: Prediction) -> Table:

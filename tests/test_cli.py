@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
+    'run': ['--html', '--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
     'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--set', 'file'],
     'sweep': [
@@ -32,6 +32,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],
 }  # fmt: skip

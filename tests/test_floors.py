@@ -12,7 +12,7 @@ FLOORS = [
     ],
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
+    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
