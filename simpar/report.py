@@ -77,6 +77,8 @@ def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width:
         file=text,
         width=width,
         force_terminal=coloured,
+        # In a notebook rich would show each part by itself, beside the text that is asked for.
+        force_jupyter=False,
         color_system='standard' if coloured else None,
         highlight=False,
         markup=False,
