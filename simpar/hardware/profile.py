@@ -18,6 +18,7 @@ from simpar.hardware.figure import (
     Text,
     TimeFigure,
 )
+from simpar.lazy import card
 
 Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16', 'fp8']
 Issue = Literal['eager', 'graph', 'sink']
@@ -213,3 +214,6 @@ class Profile:
     slow_down: SlowDown
     tables: Tables = field(default_factory=Tables)
     net: str = ''
+
+    def _repr_html_(self) -> str:
+        return card(self)
