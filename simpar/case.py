@@ -23,6 +23,7 @@ from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
+from simpar.throughput import Throughput, throughput
 from simpar.workload import Workload
 
 _LONGEST: Final = 40
@@ -61,6 +62,13 @@ class Case:
         """How many numbers the model trains."""
         # Of any batch: it shapes no parameter.
         return self.workload.model.graph(self.workload.batch).parameters
+
+    @property
+    def throughput(self) -> Throughput:
+        """What a step does: samples, tokens, FLOPs."""
+        work, profile = self.workload, self.cluster.profile
+        graph = work.model.graph(work.batch)
+        return throughput(self.program, graph, profile, batch=work.batch, precision=work.precision)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -108,7 +116,10 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
         )
-        return replace(prediction, without_effect=self.without_effect()) if tell else prediction
+        if not tell:
+            return prediction
+        below = replace(prediction.baseline, throughput=other.throughput) if prediction.baseline and other else None
+        return replace(prediction, baseline=below, throughput=self.throughput, without_effect=self.without_effect())
 
 
 def on_net(case: Case, net: Net) -> Case:

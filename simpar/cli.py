@@ -23,11 +23,25 @@ from simpar.errors import SimparError
 WRONG_USE = 2
 INTERNAL = 70
 INTERRUPTED = 130
-ALONE = frozenset({'run', 'check', 'resolve', 'profiles', 'schema'})
+ALONE = frozenset({'run', 'check', 'resolve', 'profiles', 'schema', 'examples'})
 """Verbs that start no process and leave nothing to be closed."""
 GARBAGE = 100_000
 """Objects made before garbage is looked for: nearly all that a verb makes lives until it has answered, and looking
 through it every 700 takes a tenth of a prediction's time."""
+
+
+WAY_IN = """\
+simpar predicts the step of a training schedule on Ascend and GPU clusters, and says why.
+
+  simpar examples                        what comes with it: models, clusters, plans
+  simpar examples --copy schedules       write these into a folder, to be changed
+  simpar run schedules/multi_copy.yaml   predict one: step, gain over a baseline, why, memory
+  simpar sweep FILE --sweep plan.copies=1,2,4    a table over keys
+  simpar check FILE                      what every rank does; --numerics trains a step and compares
+  simpar measure FILE                    train it with torch.distributed, compare with the prediction
+  simpar profiles                        the clusters that it knows
+
+simpar --help lists all verbs, simpar VERB --help the flags of one."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,8 +75,14 @@ def parser() -> argparse.ArgumentParser:
 
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
+    run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
     run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
+
+    run.add_argument(
+        '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
+        help='days and cost of a whole run, e.g. tokens=15T, price=2.5, mtbf=50000h; may be repeated',
+    )  # fmt: skip
 
     check = _verb(verbs, 'check', 'ranks, groups, collectives; what is simulated and executable', file=True)
     check.add_argument(
@@ -125,6 +145,13 @@ def parser() -> argparse.ArgumentParser:
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 
+    examples = _verb(verbs, 'examples', 'the schedules that come with simpar, to read, copy and change')
+    examples.add_argument('name', nargs='?', metavar='NAME')
+    examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
+
+    show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
+    show.add_argument('page', type=Path, metavar='PAGE.html')
+
     _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
     return top
@@ -137,7 +164,7 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
         verb.add_argument(
             '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
         )
-    if name != 'schema':
+    if name not in ('schema', 'show'):
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
     return verb
 
@@ -160,6 +187,17 @@ def _limit(text: str) -> str:
     return text
 
 
+def _train(text: str) -> str:
+    from simpar.budget import parse_budget
+
+    try:
+        # Alone no item has to be all that is needed.
+        parse_budget([text] if text.startswith('tokens=') else ['tokens=1', text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix('%')) / 100
@@ -173,7 +211,11 @@ def _percent(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; never a traceback."""
     gc.set_threshold(GARBAGE)
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        print(WAY_IN)
+        return 0
+    options = parser().parse_args(words)
     try:
         verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
         code = verb(options)

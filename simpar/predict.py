@@ -22,6 +22,7 @@ from simpar.hardware import Cluster, Profile
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
+from simpar.throughput import Throughput
 from simpar.trace import Trace
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Prediction:
         baseline: a prediction without a baseline.
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
+        throughput: what a step does, where it was made of a schedule.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Prediction:
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
+    throughput: Throughput | None = None
 
     @property
     def program(self) -> Program:
@@ -108,6 +111,11 @@ class Prediction:
     def device_memory(self) -> float:
         """Bytes of a device."""
         return self.profile.device.memory.size.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank holds more than its device."""
+        return self.memory.peak <= self.device_memory
 
     @property
     def gain(self) -> float | None:

@@ -102,6 +102,7 @@ class Muon:
 
 
 Optimizer = Sgd | Momentum | Adam | AdamW | Muon
+OPTIMIZERS: Final = {'sgd': Sgd, 'momentum': Momentum, 'adam': Adam, 'adamw': AdamW, 'muon': Muon}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class Workload:
     ] = None
     optimizer: Annotated[
         Optimizer,
-        OneOf(sgd=Sgd, momentum=Momentum, adam=Adam, adamw=AdamW, muon=Muon),
+        OneOf(short=True, **OPTIMIZERS),
         Field(description='what updates the weights; sgd unless given'),
     ] = Sgd()
     clip_norm: Annotated[

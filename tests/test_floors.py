@@ -5,14 +5,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
+    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

@@ -109,7 +109,7 @@ CASES = {
     'workload.transformer.rotary_base': 'unknown key; write rope_theta',
     'workload.transformer.sliding_window': 'unknown key; write window',
     'workload.transformer.swiglu': 'unknown key; write activation: swiglu',
-    'workload.transformer.mla': 'not modelled: latent attention',
+    'workload.transformer.mla': 'unknown key; write kv_lora_rank',
     'workload.transformer.num_experts': 'not modelled: a mixture of experts',
     'workload.optimizer.adam.lr': 'unknown key; write learning_rate',
     'workload.optimizer.lion': 'not modelled: this optimizer',

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from typing import Any, Final
+from typing import Any
 
 from simpar.plan import Plan
 from simpar.schedule import Schedule
-from simpar.workload import MODEL, Workload
+from simpar.workload import MODEL, OPTIMIZERS, Workload
 
 Path = tuple[str | int, ...]
-_OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'AdamW': 'adamw', 'Muon': 'muon'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ def written_keys(schedule: Schedule) -> Iterator[Key]:
 def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Iterator[Key]:
     workload = schedule.workload
     yield from _of(workload, 'workload', ('workload',))
-    name = _OPTIMIZERS[type(workload.optimizer).__name__]
+    name = next(name for name, kind in OPTIMIZERS.items() if type(workload.optimizer) is kind)
     yield from _of(workload.optimizer, f'workload.optimizer.{name}', ('workload', 'optimizer'))
     model = workload.model
     yield from _of(model, f'workload.{model.key}', ('workload', 'model'))

@@ -114,7 +114,7 @@ class DeviceCompute:
         """The forward by table or share of the peak; the backward takes ``backward`` times as long."""
         backward = self.device.attention.backward
         # Tables have forwards only; a flash backward does 5 products to the forward's 2, and some more work.
-        factor = 1.0 if op.phase == 'F' else backward.value
+        factor = 1.0 if op.phase == 'F' else backward.value * _of_keys(op)
         flops = factor * _forward_flops(op)
         table = self.profile.tables.attention
         rests: list[Grade] = [] if op.phase == 'F' else [backward.grade]
@@ -128,6 +128,9 @@ class DeviceCompute:
         if seen != 1:
             # Tables have no windows: what is scaled is an estimate.
             times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        if 'value_dim' in op.dims:
+            # Nor values of another width than keys: the table is read at the mean of both.
+            times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
         why = f'{times}by the attention table: {op.flops / seconds / 1e12:.4g} TFLOP/s'
         return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
 
@@ -213,7 +216,19 @@ def _alike(dtype: str, measured: str | None) -> bool:
 def _forward_flops(op: OpClass) -> float:
     """Causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
-    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * dims['head_dim'] * _seen(op)
+    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * _width(op) * _seen(op)
+
+
+def _width(op: OpClass) -> float:
+    """Features of a product of attention: the mean of those of keys and of values."""
+    keys = op.dims['head_dim']
+    return (keys + op.dims.get('value_dim', keys)) / 2
+
+
+def _of_keys(op: OpClass) -> float:
+    """What the backward does more than its share where keys are wider: 3 of its 5 products are as wide as keys."""
+    keys = op.dims['head_dim']
+    return (3 * keys + 2 * op.dims.get('value_dim', keys)) / 5 / _width(op)
 
 
 def _seen(op: OpClass) -> float:
@@ -226,4 +241,4 @@ def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
     """Queries for each key and value head, width of a head, sequence, heads over all samples."""
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
-    return queries, dims['head_dim'], dims['sequence'], dims['batch'] * dims['heads']
+    return queries, _width(op), dims['sequence'], dims['batch'] * dims['heads']

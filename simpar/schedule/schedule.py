@@ -21,15 +21,16 @@ from simpar.document import (
     put,
     read,
 )
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
 from simpar.huggingface.schema import with_model
+from simpar.profiles import profile_path
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.schedule.terms import key_term, value_term
-from simpar.workload import MODEL
+from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
@@ -98,7 +99,8 @@ def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
-        raise ScheduleError(one_screen([*problems, *_problems_of_against(found, problems)]))
+        against = _problems_of_against(found, problems)
+        raise ScheduleError(one_screen([*problems, *_problems_of_profile(found.tree), *against]))
     schedule = _schedule(found, contents, Path(path).parent)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
@@ -217,6 +219,10 @@ def _in_full(root: Any) -> Any:
         if 'network' in model and not isinstance(model['network'], dict):
             model['network'] = {'layers': model['network']}
         workload[MODEL] = model
+        optimizer = workload.get('optimizer')
+        # An unknown name is left as it is, for the message that names the nearest.
+        if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+            workload['optimizer'] = {optimizer: {}}
     return root
 
 
@@ -261,6 +267,21 @@ def _in_the_model(key: str, origins: Mapping[Key, str]) -> str:
     parts = tuple(key.split('.'))
     beside = MODEL_KEY in origins and parts[:1] == MODEL_KEY[:1] and parts[1:2] and parts[1] in KEYS
     return '.'.join((*map(str, TRANSFORMER), *parts[1:])) if beside else key
+
+
+def _problems_of_profile(tree: Tree) -> list[Problem]:
+    """That there is no such profile, in a file that is wrong elsewhere: else it is told only after all is mended."""
+    cluster = tree.get(('cluster',))
+    name = cluster if isinstance(cluster, str) else tree.get(('cluster', 'profile'))
+    # A path is told by what reads it.
+    if not isinstance(name, str) or not name or '/' in name or os.sep in name:
+        return []
+    try:
+        profile_path(name)
+    except ProfileError as wrong:
+        where = tree.where(('cluster', 'profile'))
+        return [replace(problem, where=where, what=f'cluster: {problem.what}') for problem in wrong.problems]
+    return []
 
 
 def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]:

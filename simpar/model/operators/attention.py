@@ -1,6 +1,7 @@
 """Attention with grouped queries: flash, which keeps no probabilities, or unfused, which keeps them, dropped or not.
 
-All read ``qkv`` [batch, sequence, groups × (queries + 2) × head_dim], split by batch and by groups of heads.
+All read ``qkv`` [batch, sequence, groups × width], split by batch and by groups of heads. A group is as wide as its
+queries, one key and one value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Heads:
     Arguments:
         groups: of heads that share a key and a value.
         queries: heads of a group.
-        head_dim: features of a head.
+        head_dim: features of a query and of a key.
+        value_dim: features of a value; 0: head_dim.
         causal: no token sees those behind it.
         window: how many tokens one sees, itself and those before it; 0: all.
         scale: what scores are multiplied by; 0: 1 / √head_dim.
@@ -37,6 +39,7 @@ class Heads:
     groups: int
     queries: int
     head_dim: int
+    value_dim: int = 0
     causal: bool = True
     window: int = 0
     scale: float = 0.0
@@ -46,6 +49,16 @@ class Heads:
     def count(self) -> int:
         """Heads of queries."""
         return self.groups * self.queries
+
+    @property
+    def values(self) -> int:
+        """Features of a value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Features of a group: its queries, its key and its value."""
+        return (self.queries + 1) * self.head_dim + self.values
 
     def groups_held(self, layout: TensorLayout) -> int:
         """Groups on one rank, from the layout of ``qkv``."""
@@ -62,7 +75,8 @@ class Heads:
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
-        return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim}
+        apart: Attributes = {'value_dim': self.values} if self.values != self.head_dim else {}
+        return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim, **apart}
 
     def seen(self, sequence: int) -> float:
         """Pairs of tokens of which one sees the other, as a share of those without a window.
@@ -147,8 +161,8 @@ class Attention(Sharded):
     dropout: float = 0.0
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """[batch, sequence, heads × head_dim]."""
-        return (*reads[0][:2], self.heads.count * self.heads.head_dim)
+        """[batch, sequence, heads × features of a value]."""
+        return (*reads[0][:2], self.heads.count * self.heads.values)
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
@@ -166,10 +180,14 @@ class Attention(Sharded):
             'heads': held * heads.queries,
             'kv_heads': held,
             'head_dim': heads.head_dim,
+            **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
             **({'window': heads.window} if heads.window and heads.window < sequence else {}),
         }
-        # Two products of 2 operations each, half of them masked: 2.0 × this. ``causal: false`` is counted alike.
-        product = dims['batch'] * dims['heads'] * sequence * sequence * heads.head_dim * heads.seen(sequence)
+        # A product takes 2 operations for each pair and feature, half of the pairs masked. ``causal: false`` is counted
+        # alike. Forward: scores and values. Backward: scores again, and four more.
+        pairs, seen = dims['batch'] * dims['heads'] * sequence * sequence, heads.seen(sequence)
+        forward = 2.0 * (pairs * ((heads.head_dim + heads.values) / 2) * seen)
+        backward = 5.0 * (pairs * ((3 * heads.head_dim + 2 * heads.values) / 5) * seen)
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
@@ -178,9 +196,9 @@ class Attention(Sharded):
         if self.dropout:
             told, keys = {**told, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
-            F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=2.0 * product, dims=dims,
+            F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
                    attributes=told),
-            I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=5.0 * product,
+            I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=backward,
                            dims=dims, attributes=told)},
             kept=(kept,),
         )  # fmt: skip
@@ -214,7 +232,7 @@ class AttentionScores(Sharded):
 
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
-        rows, sequence, width, product = _product(local, self.heads, 'y')
+        rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
         told = self.heads.told(local)
         return Ops(
             F=Work(operator='attention_scores', reads=('qkv',), writes=('y',), flops=product,
@@ -238,8 +256,8 @@ class AttentionValues(Operator):
     heads: Heads
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """[batch, sequence, heads × head_dim]."""
-        return (*reads[1][:2], self.heads.count * self.heads.head_dim)
+        """[batch, sequence, heads × features of a value]."""
+        return (*reads[1][:2], self.heads.count * self.heads.values)
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
@@ -248,12 +266,12 @@ class AttentionValues(Operator):
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
         heads = self.heads
-        rows, sequence, width, product = _product(local, heads, 'kept')
+        rows, sequence, width, product = _product(local, 'kept', heads.values)
         told = heads.told(local)
         # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
-            shape=(*local.shape('qkv')[:2], heads.groups * heads.head_dim),
+            shape=(*local.shape('qkv')[:2], heads.groups * heads.values),
             layout=local.layout('qkv'),
         )
         return Ops(
@@ -295,8 +313,8 @@ class CausalSoftmax(SameShape):
         )
 
 
-def _product(local: Local, heads: Heads, scores: str) -> tuple[int, int, int, float]:
+def _product(local: Local, scores: str, features: int) -> tuple[int, int, int, float]:
     """Rows of all heads on one rank, tokens, features, and floating-point operations of one product."""
     sequence = local.shape('qkv')[1]
     rows = local.elements(scores) // sequence
-    return rows, sequence, heads.head_dim, 2.0 * rows * sequence * heads.head_dim
+    return rows, sequence, features, 2.0 * rows * sequence * features
