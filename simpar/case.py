@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simpar.ablation import unchanged_baseline, unused_links, without_effect
+from simpar.cost.compute import FP8
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
@@ -26,7 +27,7 @@ from simpar.schedule.changed import changed
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
 from simpar.throughput import Throughput, throughput
-from simpar.workload import Workload
+from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
@@ -111,8 +112,19 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *([swept] if self.schedule.sweep is not None else []),
+            *self._in_8_bits(),
+            *self._untrained(),
             *self.schedule.notes,
         )
+
+    def _in_8_bits(self) -> Iterator[str]:
+        device = self.cluster.profile.device
+        if self.workload.fp8 != 'none' and FP8 not in device.matrix:
+            yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
+
+    def _untrained(self) -> Iterator[str]:
+        if self.workload.phase == 'forward' and self.workload.optimizer != Sgd():
+            yield 'phase forward has no update: workload.optimizer changes nothing'
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
