@@ -16,6 +16,7 @@ MARKS = {
     'waits': {
         'test_executor_command',
         'test_executor_faults',
+        'test_executor_route',
         'test_files',
         'test_measure',
         'test_validation',
