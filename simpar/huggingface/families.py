@@ -289,7 +289,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         # Norms of latents have the default of their class, whatever the config says of others.
         always={**_ALWAYS, 'latent_epsilon': 1e-6, 'rope_interleaved': True},
         defaults={**_DEFAULTS, **_DEEPSEEK, 'first_k_dense_replace': 0},
-        only=_NO_DROPOUT,
+        only=deepseek.ONLY,
         rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.dense, deepseek.further,
                _biases(qkv='attention_bias', proj='attention_bias', ffn='mlp_bias')),
         reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', *deepseek.READ, *deepseek.EXPERTS),
@@ -300,7 +300,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always={**_ALWAYS, 'latent_epsilon': 1e-6},
         defaults={**_WITHOUT_MLP, **_DEEPSEEK, 'num_key_value_heads': 128, 'first_k_dense_replace': 3,
                   'rope_interleave': True},
-        only=_NO_DROPOUT,
+        only=deepseek.ONLY,
         rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.interleaved, deepseek.dense,
                deepseek.further, _biases(qkv='attention_bias', proj='attention_bias')),
         reads=('hidden_act', *ROPE, 'attention_bias', *deepseek.READ, *deepseek.EXPERTS),
