@@ -58,6 +58,7 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
         slices=plan.micro_batches * plan.copies,
         tensor=plan.tensor,
         sequence_parallel=plan.sequence_parallel,
+        expert=plan.expert,
     )
 
 

@@ -16,6 +16,7 @@ from simpar.model.advice import divisors, multiple
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
+from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Heads
@@ -105,6 +106,9 @@ class Transformer(Model):
         float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
     ] = 1.0
     pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
+    experts: Annotated[
+        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
+    ] = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -141,6 +145,10 @@ class Transformer(Model):
             return None
         features = int(self.head_width * self.rotary_share)
         return Rotation(features=features, theta=self.rope_theta, scaling=self.rope_scaling)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it is dense."""
+        return self.experts if self.experts is not None and self.experts.in_layer(layer) else None
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
@@ -199,7 +207,7 @@ class Transformer(Model):
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _parts(self), _asked(asked), _degrees(self, asked))
+        return chain(_sizes(self), _parts(self), _mixture(self, asked), _asked(asked), _degrees(self, asked))
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
@@ -239,6 +247,19 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.rotation and not model.rotation.features:
         what = f'{model.rotary_share:g} of {model.head_width} features is none'
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
+
+
+def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Experts, and the ranks that share them."""
+    experts, at = model.experts, (*FILE, 'experts')
+    if experts is None:
+        if asked.expert > 1:
+            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
+        return
+    yield from mixture_problems(experts, at, model.layers, model.sequence)
+    if experts.count % asked.expert:
+        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
 def _asked(asked: Asked) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from simpar.model.operators import (
     attention,
     conv,
     embedding,
+    experts,
     gated,
     linear,
     loss,
@@ -17,6 +18,7 @@ from simpar.model.operators import (
     qk_norm,
     reduce,
     rotary,
+    router,
     shape,
     stream,
 )
@@ -64,6 +66,13 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     gated.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
+    router.Route,
+    router.Balance,
+    router.AuxLoss,
+    experts.Dispatch,
+    experts.GroupedProduct,
+    experts.Combine,
+    experts.SigmoidGate,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}
