@@ -26,7 +26,8 @@ class Reference:
     """Trains the full model on the full batch in one process.
 
     Arguments: ``plan``: its copies and whether their losses are averaged or summed; where experts are balanced by an
-    auxiliary loss, also its micro-batches and data ranks. All else of it must not matter.
+    auxiliary loss, also its micro-batches and data ranks; where they drop tokens, its slices of a sequence. All else
+    of it must not matter.
     """
 
     def __init__(self, workload: Workload, plan: Plan, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
@@ -62,8 +63,8 @@ class Reference:
         # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
-            self._model.loss(self._workload, self.parameters, *slices)
-            for slices in zip(x.chunk(slices), target.chunk(slices), keys.chunk(slices), strict=True)
+            self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
+            for own in zip(x.chunk(slices), target.chunk(slices), keys.chunk(slices), strict=True)
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)
@@ -101,6 +102,11 @@ def _in_groups(workload: Workload) -> bool:
     """Whether the loss is not the mean of those of its samples."""
     model = workload.model
     return isinstance(model, Transformer) and model.experts is not None and model.experts.aux_loss > 0
+
+
+def _of_sequence(plan: Plan) -> int:
+    """How many slices of a sequence ranks hold: each counts the slots of experts for itself."""
+    return plan.tensor if plan.sequence_parallel else 1
 
 
 def _optimizer(workload: Workload, parameters: Parameters) -> Steps:

@@ -29,10 +29,10 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor
+    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: int
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
-    logits, aux_loss = _transformer(_model(workload), parameters, x, keys)
+    logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
 
 
@@ -83,7 +83,7 @@ def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
 
 
 def _transformer(
-    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor
+    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits, and the sum of auxiliary losses."""
 
@@ -126,7 +126,7 @@ def _transformer(
         if experts is None:
             x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
             continue
-        mixed, aux = mixture(experts, partial(_activation, model), parameters, layer, y)
+        mixed, aux = mixture(experts, partial(_activation, model), parameters, layer, y, slices)
         x, aux_loss = attended + branched(layer, 2, mixed), aux_loss + aux
     head = parameters['embedding.weight' if model.tied else 'head.weight']
     logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))

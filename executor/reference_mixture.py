@@ -30,9 +30,12 @@ def mixture_parameters(model: Transformer, experts: Experts, layer: str, weight:
 
 
 def mixture(
-    experts: Experts, activation: Activation, parameters: Parameters, layer: str, x: torch.Tensor
+    experts: Experts, activation: Activation, parameters: Parameters, layer: str, x: torch.Tensor, slices: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a mixture makes of x [batch, sequence, hidden], and its auxiliary loss over all of x."""
+    """What a mixture makes of x [batch, sequence, hidden], and its auxiliary loss over all of x.
+
+    Arguments: ``slices`` of a sequence that ranks hold, each with its share of an expert's slots.
+    """
 
     def weight(name: str) -> torch.Tensor:
         return parameters[f'{layer}.{name}.weight']
@@ -48,7 +51,7 @@ def mixture(
     for expert in range(experts.count):
         goes = (chosen == expert).any(-1)
         if experts.capacity:
-            goes &= goes.cumsum(1) <= experts.slots(x.shape[1])
+            goes = _first(goes, experts.slots(x.shape[1]), slices)
         share = (picked * (chosen == expert)).sum(-1)[goes]
         inside = functional.linear(x[goes], weight('experts.fc1')[expert].reshape(-1, x.shape[-1]))
         rows = activation(inside) @ weight('experts.fc2')[expert].T
@@ -58,6 +61,14 @@ def mixture(
         beside = activation(inside) @ weight('shared.fc2').T
         y = y + (beside * (x @ weight('shared.gate').T).sigmoid() if experts.shared_gate else beside)
     return y, _aux_loss(experts, scores, chosen)
+
+
+def _first(goes: torch.Tensor, slots: int, slices: int) -> torch.Tensor:
+    """The first tokens of each sequence that have a slot; of each slice, where slots can be dealt out to slices."""
+    if goes.shape[1] % slices or slots % slices:
+        slices = 1
+    each = goes.unflatten(1, (slices, -1))
+    return (each & (each.cumsum(2) <= slots // slices)).flatten(1)
 
 
 def _chosen(experts: Experts, scores: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,8 @@ NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
+GROUP_TILE = 128
+"""Rows to which a grouped product fills up those of each expert: a tile of cuBLAS, CUTLASS and DeepGEMM."""
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
@@ -68,7 +70,7 @@ class DeviceCompute:
         return self._streaming(op)
 
     def _matmul(self, op: OpClass) -> ComputeCost:
-        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        size = _product_size(op)
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
@@ -192,6 +194,21 @@ def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
     # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
+
+
+def _product_size(op: OpClass) -> tuple[int, int, int]:
+    """m, n, k of a product; a grouped one is priced as one product of all experts' rows.
+
+    It is one kernel, whose tiles of all experts fill the device together. The rows of each expert fill whole tiles.
+    Where they are what is summed over (W), each expert has a result of its own.
+    """
+    m, n, k = (op.dims[name] for name in 'mnk')
+    groups = op.dims.get('groups', 1)
+    if groups == 1:
+        return m, n, k
+    if op.phase == 'W':
+        return m * groups, n, -(-k // groups)
+    return groups * -(-m // (groups * GROUP_TILE)) * GROUP_TILE, n, k
 
 
 def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:

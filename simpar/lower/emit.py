@@ -66,6 +66,11 @@ class Site:
         elements, fill = prod(self.slice_shape(role)) // self.copies, self.values[role].fill
         return elements if fill == 1 else round(elements * fill)
 
+    def fullest(self, role: str) -> float:
+        """What the fullest rank has of a value over the mean of all ranks."""
+        load = self.values[role].load
+        return self.values[role].fill / load.mean if load else 1.0
+
     def share(self, role: str) -> float:
         """The part of a value's gradient that this rank gives, where several ranks make the same gradient."""
         return 1.0 / size_of(self.tape.gradient_layout(self.values[role]).partial)

@@ -157,6 +157,9 @@ class Local(Protocol):
     def loss_scale(self) -> float:
         """What multiplies gradients, and not the loss."""
 
+    def fullest(self, role: str) -> float:
+        """What the fullest rank has of a value over the mean of all ranks."""
+
     def share(self, role: str) -> float:
         """The part of a value's gradient that this rank gives, where several ranks make the same gradient."""
 

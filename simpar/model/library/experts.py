@@ -153,7 +153,7 @@ def mixture_nodes(
     yield node('mixture', Add(of=('', '')), '.combine', beside)
 
 
-def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int, sequence: int) -> Iterator[Problem]:
+def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iterator[Problem]:
     """What of a mixture's keys does not fit together.
 
     Arguments: ``at``, where a file has it.

@@ -203,7 +203,10 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
+        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
+        return replace(
+            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
+        )
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
@@ -256,7 +259,10 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
         if asked.expert > 1:
             yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
         return
-    yield from mixture_problems(experts, at, model.layers, model.sequence)
+    yield from mixture_problems(experts, at, model.layers)
+    if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
+        left = ', '.join(one for one in model.bias if one != 'ffn')
+        yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')

@@ -186,7 +186,7 @@ class GroupedProduct(Weighted, Unary):
         yield Step(primitive=GROUPED_MATMUL, reads=(*reads, weight), shape=result)
 
     def ops(self, local: Local) -> Ops:
-        """2·m·n·k operations in each phase; m counts the tokens of all experts that the fullest rank holds."""
+        """2·m·n·k operations in each phase; m counts the tokens of the fullest rank, operations those of the mean."""
         of_experts, in_axes, out_axes = local.inputs[1].dims
         dims = (of_experts, out_axes, *((),) * (len(self.outputs) - 1), in_axes)
         (weight,) = self.parameters(())
@@ -194,7 +194,8 @@ class GroupedProduct(Weighted, Unary):
         groups = self.experts // size_of(of_experts)
         n, k = prod(self.outputs) // size_of(out_axes), self.inputs // size_of(in_axes)
         m = local.elements('x') // k
-        flops = 2.0 * m * n * k
+        # The rank that has most decides how long it takes; all ranks together do no more than all tokens need.
+        flops = 2.0 * m * n * k / local.fullest('x')
         return Ops(
             F=Work(operator='grouped_matmul', reads=('x', 'weight'), writes=('y',), flops=flops,
                    dims={'m': m, 'n': n, 'k': k, 'groups': groups}),
