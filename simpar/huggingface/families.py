@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any, Final
 
+from simpar.huggingface import mixtures
 from simpar.huggingface.family import Config, Family, Refused, Says
 
 GATES: Final = {
@@ -182,6 +183,15 @@ _QWEN: Final = {
     'sliding_window': 4096,
     'max_window_layers': 28,
 }
+_QWEN_MOE: Final = {
+    **{key: value for key, value in _DEFAULTS.items() if key not in ('attention_bias', 'mlp_bias')},
+    **mixtures.AUX_LOSS,
+    'use_sliding_window': False,
+    'norm_topk_prob': False,
+    'decoder_sparse_step': 1,
+}
+_NO_WINDOW: Final = {'use_sliding_window': (False, None)}
+_UNUSED_WINDOW: Final = ('sliding_window', 'max_window_layers')
 _WINDOWS: Final = ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')
 _BIDIRECTIONAL: Final = {'use_bidirectional_attention': (None, False)}
 
@@ -223,6 +233,38 @@ FAMILIES: Final[Mapping[str, Family]] = {
         rules=(_activation(GATES, 'hidden_act'), _rope, _windows, _biases(qkv='attention_bias',
                proj='attention_bias')),
         reads=('hidden_act', *ROPE, *_WINDOWS, 'attention_bias'),
+    ),
+    'mixtral': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': []},
+        defaults={**_DEFAULTS, **mixtures.AUX_LOSS, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+                  'sliding_window': None, 'num_local_experts': 8, 'num_experts_per_tok': 2},
+        only={**_NO_DROPOUT, 'router_jitter_noise': (0, None)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _window, mixtures.mixtral),
+        reads=('hidden_act', *ROPE, 'sliding_window', *mixtures.MIXTRAL_KEYS),
+    ),
+    'qwen2_moe': Family(
+        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        needed=_NEEDED,
+        always=_ALWAYS,
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts_per_tok': 4,
+                  'num_experts': 60, 'shared_expert_intermediate_size': 5632, 'qkv_bias': True},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='qkv_bias'), mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'qkv_bias', *mixtures.QWEN_KEYS),
+    ),
+    'qwen3_moe': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'qk_norm': True},
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 4, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8,
+                  'num_experts': 128, 'attention_bias': False},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias'),
+               mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'attention_bias',
+               *(key for key in mixtures.QWEN_KEYS if 'shared' not in key)),
     ),
     'gemma': Family(
         copied=_LLAMA,
