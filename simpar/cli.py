@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
+    run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
     run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
 
@@ -148,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
     examples.add_argument('name', nargs='?', metavar='NAME')
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
 
+    show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
+    show.add_argument('page', type=Path, metavar='PAGE.html')
+
     _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
     return top
@@ -160,7 +164,7 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
         verb.add_argument(
             '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
         )
-    if name != 'schema':
+    if name not in ('schema', 'show'):
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
     return verb
 

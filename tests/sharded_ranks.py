@@ -4,16 +4,14 @@ The folder holds the jobs. What each rank sent, held and trained is written ther
 of its shards of weights, gradients and states, and of what was gathered.
 """
 
-import os
 import sys
-import traceback
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 import torch._dynamo  # FSDP2 would import it later, once a rank.
 import torch.distributed as dist
-from rank_jobs import serve
+from rank_jobs import fork
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn import functional
@@ -264,25 +262,9 @@ def train(job, rank, world):
     }
 
 
-def main(rank, world, folder):
-    serve(lambda job: train(job, rank, world), rank, world, folder)
-
-
-def fork(world, folder):
-    """Ranks of one process, so that torch is imported once. Returns how many failed."""
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            try:
-                main(rank, world, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+def main(world, folder):
+    return fork(lambda job, rank: train(job, rank, world), world, folder)
 
 
 if __name__ == '__main__':
-    sys.exit(fork(int(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

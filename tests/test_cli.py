@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
+    'run': ['--html', '--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
     'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--set', 'file'],
     'sweep': [
@@ -32,6 +32,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],
 }  # fmt: skip
@@ -203,3 +204,13 @@ def test_the_same_file_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
         traces.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
     assert traces[0] == traces[1] == traces[2]
     assert len(traces[0]) == 10
+
+
+def test_a_wrong_profile_is_told_beside_all_else_that_is_wrong(tmp_path, capsys):
+    path = tmp_path / 'wrong.yaml'
+    path.write_text(TUTORIAL.read_text().replace('cluster: ascend910a-8', 'cluster: ascend910x'))
+    assert cli.main(['run', str(path), '--set', 'plan.copeis=2']) == 2
+    told = capsys.readouterr().err
+    assert 'did you mean ascend910' in told
+    assert '--set plan.copeis=2' in told
+    assert f'{path}:4: cluster: unknown profile' in told

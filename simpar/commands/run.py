@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, load_case
 from simpar.errors import Problem, ScheduleError
+from simpar.files import write_atomically
 from simpar.predict import Prediction
 from simpar.size import parse_limit
 
@@ -65,6 +66,14 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         write_figure(options.plot, prediction.timeline())
         written.append(str(options.plot))
+    if options.html:
+        from simpar.page import answer_page
+
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        words = ''.join(f'# --set {word}\n' for word in options.set)
+        schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
+        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=case.notes))
+        written.append(str(options.html))
     if options.trace:
         from simpar.kineto import write_kineto
 

@@ -9,14 +9,16 @@ from simpar.huggingface.family import Config, Refused, Says
 
 MIXTRAL_KEYS: Final = ('num_local_experts', 'num_experts_per_tok', 'output_router_logits', 'router_aux_loss_coef')
 QWEN_KEYS: Final = (
-    'num_experts', 'num_local_experts', 'num_experts_per_tok', 'moe_intermediate_size', 'norm_topk_prob', 'decoder_sparse_step',
-    'mlp_only_layers', 'output_router_logits', 'router_aux_loss_coef', 'shared_expert_intermediate_size',
-)  # fmt: skip
+    *('num_experts', 'num_local_experts', 'num_experts_per_tok', 'moe_intermediate_size', 'norm_topk_prob'),
+    *('decoder_sparse_step', 'mlp_only_layers', 'output_router_logits', 'router_aux_loss_coef'),
+)
+SHARED: Final = 'shared_expert_intermediate_size'
 DEEPSEEK_KEYS: Final = (
-    'n_routed_experts', 'num_experts_per_tok', 'moe_intermediate_size', 'norm_topk_prob', 'routed_scaling_factor',
-    'first_k_dense_replace', 'n_shared_experts', 'n_group', 'topk_group', 'topk_method', 'scoring_func',
-    'output_router_logits',
-)  # fmt: skip
+    *('n_routed_experts', 'num_experts_per_tok', 'moe_intermediate_size', 'routed_scaling_factor'),
+    *('first_k_dense_replace', 'n_shared_experts', 'n_group', 'topk_group', 'norm_topk_prob', 'output_router_logits'),
+)
+GROUPED: Final = {'greedy': False, 'group_limited_greedy': True}
+"""Ways of V2 to choose, and whether groups limit the choice."""
 AUX_LOSS: Final[Mapping[str, Any]] = {'output_router_logits': False, 'router_aux_loss_coef': 0.001}
 
 
@@ -34,47 +36,62 @@ def qwen(config: Config) -> Iterator[Says]:
     )  # fmt: skip
     # transformers 5 writes the other name into new files.
     count = 'num_local_experts' if config['num_local_experts'] and 'num_experts' not in config.values else 'num_experts'
-    told = {
+    told: dict[str, Any] = {
         'count': _number(config, count),
         'top_k': _number(config, 'num_experts_per_tok'),
         'ffn': _number(config, 'moe_intermediate_size'),
         'normalise': bool(config['norm_topk_prob']),
     }
-    if config['shared_expert_intermediate_size']:
-        told |= {'shared': _number(config, 'shared_expert_intermediate_size'), 'shared_gate': True}
+    if config[SHARED]:
+        told |= {'shared': _number(config, SHARED), 'shared_gate': True}
     told |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
     having = sum((layer + 1) % every == 0 for layer in range(dense, layers))
     yield Says('experts', {**told, **_aux_loss(config, told['top_k'], having)}, count)
 
 
-def deepseek(config: Config) -> Iterator[Says]:
-    """Experts beside shared ones, chosen from groups; V2 by a softmax, V3 by sigmoids and a bias (``noaux_tc``)."""
-    third = config['topk_method'] in (None, 'noaux_tc')
-    known = ('noaux_tc', 'group_limited_greedy', 'greedy')
-    if not third and config['topk_method'] not in known:
-        raise Refused('topk_method', f'not modelled (got {str(config["topk_method"])[:40]})',
-                      f'write one of {", ".join(known)}', 'experts')  # fmt: skip
+def deepseek_v2(config: Config) -> Iterator[Says]:
+    """Weights of a softmax, never divided by their sum, whatever the config says; groups count by their best."""
+    method = config['topk_method']
+    if method not in GROUPED:
+        what = f'not modelled (got {str(method)[:40]})'
+        raise Refused('topk_method', what, f'write one of {", ".join(GROUPED)}', 'experts')
+    chosen = {'normalise': False, **(_groups(config, 1) if GROUPED[method] else {})}
+    yield from _deepseek(config, chosen)
+
+
+def deepseek_v3(config: Config) -> Iterator[Says]:
+    """Sigmoids, a bias that chooses; groups count by their two best."""
+    chosen = {'normalise': bool(config['norm_topk_prob']), 'score': 'sigmoid', 'correction_bias': True}
+    yield from _deepseek(config, {**chosen, **_groups(config, 2)})
+
+
+def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Says]:
+    """Experts behind dense layers, beside shared ones. Arguments: ``chosen``, how tokens choose."""
     if config['output_router_logits']:
-        raise Refused(
-            'output_router_logits', 'its auxiliary loss is not read', 'write aux_loss beside model', 'experts'
-        )
+        what = 'its auxiliary loss is not read'
+        raise Refused('output_router_logits', what, 'write experts: {aux_loss: ...} beside model', 'experts')
+    dense, layers = config['first_k_dense_replace'], config['num_hidden_layers']
+    if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
+        raise Refused('first_k_dense_replace', f'not a count (got {str(dense)[:40]})', 'write e.g. 1', 'experts')
+    if isinstance(layers, int) and dense >= layers:
+        return
     width = _number(config, 'moe_intermediate_size')
-    told = {
+    told: dict[str, Any] = {
         'count': _number(config, 'n_routed_experts'),
         'top_k': _number(config, 'num_experts_per_tok'),
         'ffn': width,
-        'first_dense': int(config['first_k_dense_replace'] or 0),
-        'shared': width * int(config['n_shared_experts'] or 0),
-        # V2's code never divides by the sum, whatever its config says.
-        'normalise': third and bool(config['norm_topk_prob']),
-        'scaling_factor': float(config['routed_scaling_factor']),
+        'first_dense': dense,
+        'scaling_factor': config['routed_scaling_factor'],
+        **({'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}),
     }
-    if third:
-        told |= {'score': 'sigmoid', 'correction_bias': True}
-    if config['topk_method'] != 'greedy' and (config['n_group'] or 1) > 1:
-        scores = 2 if third else 1
-        told |= {'groups': config['n_group'], 'group_top_k': config['topk_group'], 'group_scores': scores}
-    yield Says('experts', told, 'n_routed_experts')
+    yield Says('experts', {**told, **chosen}, 'n_routed_experts')
+
+
+def _groups(config: Config, scores: int) -> dict[str, Any]:
+    """Groups that limit the choice. Arguments: ``scores``, by how many of its largest a group counts."""
+    if config['n_group'] in (None, 1):
+        return {}
+    return {'groups': _number(config, 'n_group'), 'group_top_k': _number(config, 'topk_group'), 'group_scores': scores}
 
 
 def _aux_loss(config: Config, top_k: int, layers: int) -> dict[str, Any]:

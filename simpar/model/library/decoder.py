@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from simpar.model.dropout import KEYS
 from simpar.model.library.experts import mixture_nodes
+from simpar.model.library.latent import OF_HEADS, latent_parts
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
 from simpar.model.operators.base import Operator
@@ -66,7 +67,7 @@ def _before_layers(model: Transformer) -> Iterator[Node]:
         yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
         before = 'embedding.scaled'
     if model.position == 'learned':
-        yield Node('position', Position(rows=model.positions), (before,), -1, 'position.added')
+        yield Node('position', Position(rows=model.positions, documents=model.packed), (before,), -1, 'position.added')
         before = 'position'
     if model.dropout:
         # Masks are drawn for a place in the model: the name of what is dropped.
@@ -102,30 +103,32 @@ class _Block:
     def attention(self, x: str) -> Iterator[Node]:
         """x + what attention makes of it."""
         model, heads = self.model, self.model.heads_of(self.layer)
-        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
-        outputs = (heads.groups, heads.queries + 2, heads.head_dim)
         yield self.node('norm1', _norm(model), x)
-        qkv = Product(
-            outputs=outputs,
-            inputs=(model.hidden,),
-            bias='qkv' in model.bias,
-            gathers=True,
-            what='attention (its groups of heads)',
-        )
-        yield self.node('qkv', qkv, '.norm1')
         before = '.qkv'
+        if model.kv_lora_rank:
+            yield from (self.node(name, operator, *reads) for name, operator, reads in latent_parts(model, heads))
+        else:
+            yield from self.together(heads)
         if model.qk_norm:
             yield self.node('qk_norm', QkNorm(heads=heads, epsilon=model.norm_epsilon), before)
             before = '.qk_norm'
-        if model.rotation:
+        if model.rotation and not model.kv_lora_rank:
             yield self.node('rotary', Rotary(heads=heads, rotation=model.rotation), before)
             before = '.rotary'
         if model.attention == 'unfused':
             yield from self.unfused(heads, before)
         else:
             yield self.node('attention', Attention(heads=heads, dropout=model.dropout), before, *self.keys)
-        inputs = (heads.groups, heads.queries, heads.head_dim)
+        inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
+
+    def together(self, heads: Heads) -> Iterator[Node]:
+        """Queries, keys and values as one product."""
+        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
+        outputs = (heads.groups, heads.queries + 2, heads.head_dim)
+        bias = 'qkv' in self.model.bias
+        qkv = Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
+        yield self.node('qkv', qkv, '.norm1')
 
     def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
@@ -135,7 +138,7 @@ class _Block:
         if heads.softcap:
             yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
             kept = '.attention.capped'
-        yield self.node('attention.softmax', CausalSoftmax(window=heads.window), kept)
+        yield self.node('attention.softmax', CausalSoftmax(window=heads.window, documents=heads.documents), kept)
         kept = '.attention.softmax'
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)
