@@ -331,10 +331,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_DEFAULTS, **_DEEPSEEK, 'first_k_dense_replace': 0, 'n_routed_experts': 64,
                   'n_shared_experts': 2, 'routed_scaling_factor': 1.0, 'topk_method': 'greedy',
                   'moe_intermediate_size': 1407, 'output_router_logits': False},
-        only={**_NO_DROPOUT, 'moe_layer_freq': (1,)},
+        only={**_NO_DROPOUT, 'moe_layer_freq': (1,), 'scoring_func': ('softmax',)},
         rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, mixtures.deepseek_v2, deepseek.further,
                _biases(qkv='attention_bias', proj='attention_bias', ffn='mlp_bias')),
-        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', 'topk_method', *deepseek.READ, *mixtures.DEEPSEEK_KEYS),
+        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', 'topk_method', *deepseek.READ,
+               *mixtures.DEEPSEEK_KEYS),
     ),
     'deepseek_v3': Family(
         copied={**_LATENT, **deepseek.LATENT},

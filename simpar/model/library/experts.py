@@ -175,7 +175,7 @@ def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iter
     elif experts.groups > 1 and experts.group_scores > count // experts.groups:
         what = f'{experts.group_scores} scores, but {count // experts.groups} experts in a group'
         yield Problem((*at, 'group_scores'), what, f'write at most {count // experts.groups}')
-    if experts.imbalance > count / top_k:
+    if top_k <= count and experts.imbalance > count / top_k:
         what = f'{experts.imbalance:g} times the mean is more than all tokens'
         yield Problem((*at, 'imbalance'), what, f'write at most {count / top_k:g}')
     if experts.capacity and experts.imbalance != 1:
