@@ -159,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
 
     completion = _verb(verbs, 'completion', 'words for the shell to complete: eval "$(simpar completion bash)"')
     completion.add_argument('shell', choices=('bash', 'zsh', 'fish'))
+    completion.set_defaults(parser=top)
 
     _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')

@@ -12,9 +12,7 @@ SHELLS: Final = ('bash', 'zsh', 'fish')
 
 def command(options: argparse.Namespace) -> int:
     """Print the script; `eval "$(simpar completion bash)"` in a start-up file is enough."""
-    from simpar.cli import parser
-
-    verbs = dict(_verbs(parser()))
+    verbs = dict(_verbs(options.parser))
     print({'bash': _bash, 'zsh': _zsh, 'fish': _fish}[options.shell](verbs))
     return 0
 
