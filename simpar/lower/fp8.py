@@ -29,7 +29,9 @@ from simpar.workload import Workload
 
 FP8: Final = 'fp8'
 ROWS, COLUMNS = '.fp8', '.fp8.columns'
-PRODUCT: Final = 'matmul'
+PRODUCTS: Final = ('matmul', 'grouped_matmul')
+ROUTERS: Final = ('*.router', '*.shared.gate')
+"""Products whose results choose or weigh; no framework makes them of 8 bits."""
 HEAD: Final = 'head'
 _SHOWN: Final = 20
 MULTIPLE: Final = 16
@@ -43,10 +45,11 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     """
     if workload.fp8 == 'none':
         return
-    sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator == PRODUCT and op.phase == 'F'}
+    products = [op for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F']
+    sizes = {op.name.removesuffix('.F'): _sizes(op) for op in products if not _routes(op)}
     _check(workload.fp8_except, sizes)
     wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in workload.fp8_except)]
-    chosen = [name for name in wanted if all(size % MULTIPLE == 0 for size in sizes[name].values())]
+    chosen = [name for name in wanted if all(size % MULTIPLE == 0 for size in sizes[name])]
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
     shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
@@ -57,6 +60,15 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     phases = 'F' if workload.phase == 'forward' else 'FIW'
     once = 'on-use' not in choice_of(plan).gather
     _Rewriting(tape, frozenset(chosen), workload.fp8, once=once, phases=phases).run()
+
+
+def _sizes(op: OpClass) -> tuple[int, ...]:
+    """What must be multiples; the rows of each expert are filled up to one."""
+    return tuple(op.dims[name] for name in ('nk' if 'groups' in op.dims else 'mnk'))
+
+
+def _routes(op: OpClass) -> bool:
+    return any(fnmatchcase(op.name, f'{pattern}.F') for pattern in ROUTERS)
 
 
 def _check(patterns: Sequence[str], products: Collection[str]) -> None:
@@ -103,7 +115,7 @@ class _Rewriting:
     def _operands(self, op: OpClass) -> dict[str, str]:
         """What a chosen product reads in 8 bits, and in which form; nothing of other ops."""
         name, _, phase = op.name.rpartition('.')
-        if op.operator != PRODUCT or name not in self.chosen or phase not in self.phases:
+        if op.operator not in PRODUCTS or name not in self.chosen or phase not in self.phases:
             return {}
         first, second = op.reads[:2]
         return {first: COLUMNS if phase == 'W' else ROWS, second: ROWS if phase == 'F' else COLUMNS}
