@@ -43,6 +43,7 @@ class ClusterCollectives:
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
         self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
@@ -67,7 +68,11 @@ class ClusterCollectives:
         if alone is None:
             alone = self._alone[key, shape] = self._price(op, shape)
         cost, loads = alone
-        links = demands(self.topology, users, members, loads, cost.transfer)
+
+        def channels(pairs: bool, level: int) -> tuple[str, ...]:
+            return self._of_level(members if pairs else users, level)
+
+        links = demands(self.topology, channels, loads, cost.transfer)
         # A thousand ranks ask thousands of times, and `replace` takes twice as long.
         return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
 
@@ -79,6 +84,12 @@ class ClusterCollectives:
         if members not in self._shapes:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
+
+    def _of_level(self, ranks: tuple[int, ...], level: int) -> tuple[str, ...]:
+        """The channels of a level that ranks use: messages of many sizes use the same."""
+        if (ranks, level) not in self._channels:
+            self._channels[ranks, level] = self.topology.channels(ranks, level)
+        return self._channels[ranks, level]
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
@@ -145,7 +156,7 @@ class ClusterCollectives:
     def _laid(self, group: Group) -> Shape:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
-        return self.topology.shape([place // inner * self.topology.node + place % inner for place in range(group[0])])
+        return self._shape(tuple([place // inner * self.topology.node + place % inner for place in range(group[0])]))
 
     def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
@@ -163,7 +174,7 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        shape = self.topology.shape(range(inner))
+        shape = self._shape(tuple(range(inner)))
         alone = terms(op, shape, self.topology, self.library)
         exact = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
         inside = next(level for level, load in enumerate(alone.loads) if load)

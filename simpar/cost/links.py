@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simpar.hardware import Topology
 
@@ -21,12 +21,15 @@ def demand(load: float, transfer: float) -> float:
 
 
 def demands(
-    topology: Topology, users: Sequence[int], ranks: Sequence[int], loads: Sequence[float], transfer: float
+    topology: Topology,
+    channels: Callable[[bool, int], Sequence[str]],
+    loads: Sequence[float],
+    transfer: float,
 ) -> tuple[tuple[str, float], ...]:
     """Pairs (channel, demand) of a collective of these ranks.
 
-    Arguments: ``users``, the ranks whose own channels it uses; ``loads``, at each level, seconds of work on each of
-    its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
+    Arguments: ``channels``, the names of those of a level, by pairs of its ranks or by the ranks themselves; ``loads``,
+    at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
     of one level that carry unequal loads.
     """
     # Written so that NaN is refused, too.
@@ -36,6 +39,6 @@ def demands(
     for level, load in enumerate(loads):
         if load > 0 and topology.links[level].sharing == 'shared':
             part = demand(load, transfer)
-            over = ranks if topology.links[level].per == 'pair' else users
-            found += [(channel, part) for channel in topology.channels(over, level)]
+            pairs = topology.links[level].per == 'pair'
+            found += [(channel, part) for channel in channels(pairs, level)]
     return tuple(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,7 +29,23 @@ _READ, _WRITE, _FREE = range(3)
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class BySlot(NamedTuple):
+    """What lives begin and end at slots, those that live always left out.
+
+    Arguments: ``begin``, the slots at which lives begin, each once, or twice where some begin there in the step
+    ``before``; bytes that have ``begun`` at each. ``end`` and ``ended``, the same of ends. ``always``, the bytes of
+    what lives always.
+    """
+
+    begin: Ints
+    before: Flags
+    begun: Ints
+    end: Ints
+    ended: Ints
+    always: int
+
+
+@dataclass(frozen=True, eq=False)
 class Lifetimes:
     """One row for each life of a tensor in a step; all columns of shape [lives].
 
@@ -58,6 +74,15 @@ class Lifetimes:
     def always(self) -> Flags:
         """Which lives never end."""
         return np.asarray(self.end == NONE)
+
+    @cached_property
+    def by_slot(self) -> BySlot:
+        """The lives by the slots at which they begin and end: these are few beside them."""
+        ends = np.flatnonzero(~self.always)
+        # One number for a slot of this step, the next for the same one of the step before.
+        begin, begun = _summed(2 * self.begin[ends] + self.before[ends], self.bytes[ends])
+        end, ended = _summed(self.end[ends], self.bytes[ends])
+        return BySlot(begin // 2, begin % 2 > 0, begun, end, ended, int(self.bytes[self.always].sum()))
 
 
 def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Lifetimes:
@@ -253,6 +278,16 @@ class _Parts(NamedTuple):
         kept[tails] = False
         named = touches.cells.names(cell[at][kept])
         return cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
+
+
+def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """The keys that occur, and the sums of the sizes of each."""
+    count = int(key.max(initial=NONE)) + 1
+    total, there = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
+    # ``add.at``, not ``+=``, which would count one of several equal keys.
+    np.add.at(total, key, size)
+    there[key] = True
+    return np.flatnonzero(there), total[there]
 
 
 def _first(slot: Ints, cell: Ints, count: int) -> Ints:

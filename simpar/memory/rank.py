@@ -85,23 +85,47 @@ class RankMemory:
     """What a rank holds over the last step of a trace.
 
     Arguments:
-        rank: the (first) rank; ``ranks``, how many hold the same at the same times; ``step``, seconds.
+        times: of the rank, the first of ``ranks`` that hold the same at the same times.
+        begin: seconds of the trace at which its last step begins, which lasts ``step``.
         lives: what lives from which slot to which.
-        since, until: seconds from the step's begin, shape [lives], folded into the step.
-        wraps: shape [lives], how often a life runs over the end of the step; 1 for what lives always.
-        starts: seconds at which the slots start (receives: arrive), folded into the step, shape [slots].
     """
 
-    rank: int
+    times: RankTimes = field(repr=False)
     ranks: int
+    begin: float
     step: float
     program: Program
-    role: Role
     lives: Lifetimes
-    since: Times
-    until: Times
-    wraps: Ints
-    starts: Times = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        """The (first) rank."""
+        return self.times.rank
+
+    @property
+    def role(self) -> Role:
+        """The role whose slots live and die."""
+        return self.program.role(self.rank)
+
+    @cached_property
+    def since(self) -> Times:
+        """Seconds from the step's begin at which each life begins, folded into the step; shape [lives]."""
+        return self._begins[1]
+
+    @cached_property
+    def until(self) -> Times:
+        """The same of its end."""
+        return self._ends[1]
+
+    @cached_property
+    def wraps(self) -> Ints:
+        """Shape [lives], how often a life runs over the end of the step; 1 for what lives always."""
+        return np.asarray(self._ends[0] - self._begins[0])
+
+    @cached_property
+    def starts(self) -> Times:
+        """Seconds at which the slots start (receives: arrive), folded into the step, shape [slots]."""
+        return fold(self._starts[0] - self.begin, self.step)[1]
 
     def by_kind(self) -> Timeline:
         """Bytes by kind."""
@@ -134,8 +158,7 @@ class RankMemory:
     @cached_property
     def _most(self) -> tuple[int, float]:
         """How many bytes it holds at most, and when."""
-        total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
-        times = self._edges(slice(None))
+        times, total = self._total()
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
         return int(total.max()), float(times[int(np.argmax(rises))])
@@ -217,6 +240,54 @@ class RankMemory:
             bytes=int(lives.bytes[row]),
         )
 
+    def _total(self) -> tuple[Times, Ints]:
+        """The times at which anything begins or ends, and the bytes that are held from each on.
+
+        Lives that begin, or end, with one slot are looked at together.
+        """
+        by = self.lives.by_slot
+        first, since = self._since(by.begin, by.before)
+        last, until = self._until(by.end)
+        held = by.always + (by.ended * last).sum() - (by.begun * first).sum()
+        times = np.concatenate(([0.0], since, until))
+        order = np.argsort(times, kind='stable')
+        times, total = times[order], np.cumsum(np.concatenate(([held], by.begun, -by.ended))[order])
+        # Of several changes at one time, what is held behind the last of them counts.
+        kept = np.append(times[1:] != times[:-1], True)
+        return times[kept], total[kept]
+
+    @cached_property
+    def _starts(self) -> tuple[Times, Times]:
+        """Seconds at which slots start in the last step, and in the one before."""
+        receives = column(self.program.op_classes, lambda op: op.kind == 'recv', np.bool_)[self.role.op_class]
+        # A receive is posted with a buffer to receive into.
+        begins_KS = np.where(receives, self.times.arrive_KS[-2:], self.times.start_KS[-2:])
+        # With a single step, the step before is taken to be like it.
+        return begins_KS[-1], begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
+
+    def _since(self, slots: Ints, before: NDArray[np.bool_]) -> tuple[Ints, Times]:
+        """When slots start, folded into the step. Arguments: ``before``, which are of the step before."""
+        starts, earlier = self._starts
+        return fold(np.where(before, earlier[slots], starts[slots]) - self.begin, self.step)
+
+    def _until(self, slots: Ints) -> tuple[Ints, Times]:
+        """When slots end, folded into the step."""
+        return fold(self.times.end_KS[-1][slots] - self.begin, self.step)
+
+    @cached_property
+    def _begins(self) -> tuple[Ints, Times]:
+        """When lives begin, folded into the step; what lives always, with the step."""
+        first, since = self._since(self.lives.begin, self.lives.before)
+        always = self.lives.always
+        return np.where(always, 0, first), np.where(always, 0.0, since)
+
+    @cached_property
+    def _ends(self) -> tuple[Ints, Times]:
+        """When lives end; what lives always, with the step."""
+        last, until = self._until(self.lives.end)
+        always = self.lives.always
+        return np.where(always, 1, last), np.where(always, 0.0, until)
+
     def _edges(self, rows: slice | Ints) -> Times:
         """The times at which something begins or ends."""
         return distinct(np.concatenate(([0.0], self.since[rows], self.until[rows])))
@@ -245,36 +316,6 @@ class RankMemory:
         if not len(slots):
             return int(np.argmin(self.starts))
         return int(np.argmax(np.bincount(slots, weights=size)))
-
-
-def rank_memory(
-    program: Program, rank_times: RankTimes, ranks: int, lives: Lifetimes, window: tuple[float, float]
-) -> RankMemory:
-    """What a representative rank holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
-    begin, end = window
-    step = end - begin
-    role = program.role(rank_times.rank)
-    receives = column(program.op_classes, lambda op: op.kind == 'recv', np.bool_)[role.op_class]
-    # A receive is posted with a buffer to receive into.
-    begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
-    starts, ends = begins_KS[-1], rank_times.end_KS[-1]
-    # With a single step, the step before is taken to be like it.
-    earlier = begins_KS[-2] if len(begins_KS) > 1 else starts - step
-    since = np.where(lives.before, earlier[lives.begin], starts[lives.begin])
-    first, since = fold(np.where(lives.always, begin, since) - begin, step)
-    last, until = fold(np.where(lives.always, end, ends[lives.end]) - begin, step)
-    return RankMemory(
-        rank=rank_times.rank,
-        ranks=ranks,
-        step=step,
-        program=program,
-        role=role,
-        lives=lives,
-        since=since,
-        until=until,
-        wraps=last - first,
-        starts=fold(starts - begin, step)[1],
-    )
 
 
 def fold(times: Times, step: float) -> tuple[Ints, Times]:
