@@ -29,8 +29,8 @@ def demands(
     """Pairs (channel, demand) of a collective of these ranks.
 
     Arguments: ``channels``, the names of those of a level, by pairs of its ranks or by the ranks themselves; ``loads``,
-    at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
-    of one level that carry unequal loads.
+    at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a fatpipe are left out:
+    nobody shares them. Does not model: channels of one level that carry unequal loads.
     """
     # Written so that NaN is refused, too.
     if not transfer > 0:

@@ -10,7 +10,7 @@ from simpar.lower.record import Recorded, record
 from simpar.plan import Plan
 from simpar.workload import Workload
 
-_READ: Final = frozenset(
+READ: Final = frozenset(
     {
         *('data', 'tensor', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss', 'sequence_parallel'),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
@@ -18,7 +18,7 @@ _READ: Final = frozenset(
 )
 """Keys of a plan that recording looks at."""
 _PLAN: Final = Plan()
-_UNREAD: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan) if one.name not in _READ}
+_UNREAD: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan) if one.name not in READ}
 
 
 class _Asked(NamedTuple):
