@@ -40,12 +40,16 @@ _KEYS: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan)}
 
 
 class _Asked(NamedTuple):
-    """What the tape depends on; ``plan``, without the keys that nobody looks at."""
+    """What the tape depends on.
+
+    Arguments: ``plan``, without the keys that nobody looks at; ``told``, whether its fusion is among the others.
+    """
 
     workload: Workload
     plan: Plan
     world: int
     placement: tuple[int, ...]
+    told: bool
 
 
 class Sharded(NamedTuple):
@@ -82,12 +86,12 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
 
     Errors as of the passes.
     """
-    asked = _Asked(workload, _only(plan, _SHARDED), world, order.placement)
-    found = _sharded.get(asked, lambda: _shard(asked, told=False))
+    asked = _Asked(workload, _only(plan, _SHARDED), world, order.placement, told=False)
+    found = _sharded.get(asked, lambda: _shard(asked))
     if found is None:
-        asked = asked._replace(plan=_only(plan, _SHARDED | _FUSION))
-        found = _sharded.get(asked, lambda: _shard(asked, told=True))
-        assert found is not None
+        asked = asked._replace(plan=_only(plan, _SHARDED | _FUSION), told=True)
+        found = _sharded.get(asked, lambda: _shard(asked))
+        assert found is not None, 'what is told its fusion shards'
     ids = fusion_ids(workload, plan, found.parameters)
     tape, stages = _stages(asked, found, plan, order)
     return Prepared(tape.copy(), ids, found.shards, found.exchange, found.updates, stages)
@@ -98,13 +102,9 @@ def _only(plan: Plan, keys: frozenset[str]) -> Plan:
     return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys})
 
 
-def _shard(asked: _Asked, *, told: bool) -> Sharded | None:
-    """The tape with shards.
-
-    Arguments: ``told``, whether the plan tells its fusion. Else None is returned where that decides how parameters
-    are sharded.
-    """
-    workload, plan, world, placement = asked
+def _shard(asked: _Asked) -> Sharded | None:
+    """The tape with shards; None where fusion decides how parameters are sharded and was not told."""
+    workload, plan, world, placement, told = asked
     tape, graph = recorded(workload, plan, world, placement)
     if plan.sum_loss:
         sum_loss(tape)

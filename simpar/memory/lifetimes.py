@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.program import Program, Role
+from simpar.program.csr import ranges
 from simpar.program.rows import column
 from simpar.program.tensor import KINDS, PER_RANK
 
@@ -178,15 +179,19 @@ class _Touches(NamedTuple):
 class _Cells(NamedTuple):
     """The instances that a role may have of the tensors that it touches: one, or one for each micro-batch and copy.
 
-    Arguments: ``base``, the first cell of each tensor, and at last how many there are; ``copies`` of a micro-batch.
+    Arguments: ``base``, the first cell of each tensor; ``tensor``, of each cell; ``copies`` of a micro-batch.
     """
 
     base: Ints
+    tensor: Ints
     copies: int
+
+    def __len__(self) -> int:
+        return len(self.tensor)
 
     def names(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Tensor, micro-batch and copy of cells; where there is one for all, micro-batch and copy are 0."""
-        tensor = np.searchsorted(self.base, cell, side='right') - 1
+        tensor = self.tensor[cell]
         micro_batch, copy = np.divmod(cell - self.base[tensor], self.copies)
         return tensor, micro_batch, copy
 
@@ -194,19 +199,22 @@ class _Cells(NamedTuple):
 def _touches(table: _Table, role: Role) -> _Touches:
     """All touches of a role."""
     # Touches once for each op class, then repeated by index arithmetic for all slots.
-    count = (table.start[1:] - table.start[:-1])[role.op_class]
-    slot = np.repeat(np.arange(len(role)), count)
-    at = np.arange(len(slot)) + np.repeat(table.start[role.op_class] - (np.cumsum(count) - count), count)
-    tensor, does = table.tensor[at], table.does[at]
+    first = table.start[role.op_class]
+    count = table.start[1:][role.op_class] - first
+    slot, at = np.repeat(np.arange(len(role)), count), ranges(first, count)
+    used = np.zeros(len(table.start) - 1, dtype=bool)
+    used[role.op_class] = True
     touched = np.zeros(len(table.one), dtype=bool)
-    touched[tensor] = True
+    touched[table.tensor[np.repeat(used, np.diff(table.start))]] = True
     micro_batches, copies = (int(column.max(initial=0)) + 1 for column in (role.micro_batch, role.copy))
-    cells = _Cells(np.append(0, np.cumsum(np.where(table.one, 1, micro_batches * copies) * touched)), copies)
+    each = np.where(table.one, 1, micro_batches * copies) * touched
+    cells = _Cells(np.cumsum(each) - each, np.repeat(np.arange(len(each)), each), copies)
     # Weights and gradients exist once on a rank, whatever micro-batch and copy touch them.
-    slices = (role.micro_batch.astype(np.int64) * copies + role.copy)[slot]
-    cell = cells.base[tensor] + np.where(table.one[tensor], 0, slices)
+    slices = role.micro_batch.astype(np.int64) * copies + role.copy
+    cell = cells.base[table.tensor][at] + slices[slot] * (~table.one)[table.tensor][at]
     # Only reads hold on to what lives always or, being an input, until its last reader.
-    return _Touches(slot, cell, np.where(table.held[tensor] & (does == _FREE), _READ, does), cells)
+    does = np.where(table.held[table.tensor] & (table.does == _FREE), _READ, table.does)
+    return _Touches(slot, cell, does[at], cells)
 
 
 class _Parts(NamedTuple):
@@ -235,7 +243,7 @@ class _Parts(NamedTuple):
     def of(cls, touches: _Touches) -> _Parts:
         """All lives, by instance and in issue order."""
         slot, cell, does, cells = touches
-        count = int(cells.base[-1])
+        count = len(cells)
         frees = does == _FREE
         first, last = _first(slot, cell, count), _last(slot, cell, count)
         freed = _first(slot[frees], cell[frees], count)
@@ -248,13 +256,14 @@ class _Parts(NamedTuple):
         simple = cls(*cells.names(one), first[one], last[one], write[one], freed[one] != _NEVER, no)
         if not several.any():
             return simple
-        split = cls._split(touches.some(several[cell]))
+        cells_of_split, split = cls._split(touches.some(several[cell]))
         both = cls(*(np.concatenate(columns) for columns in zip(simple, split, strict=True)))
-        return both.some(np.lexsort((both.copy, both.micro_batch, both.tensor)))
+        # Cells are numbered by tensor, micro-batch and copy. Stable: the lives of one instance stay in order.
+        return both.some(np.argsort(np.append(one, cells_of_split), kind='stable'))
 
     @classmethod
-    def _split(cls, touches: _Touches) -> _Parts:
-        """Join what a step writes behind an instance's last free to its first part."""
+    def _split(cls, touches: _Touches) -> tuple[Ints, _Parts]:
+        """The cell of each life; what a step writes behind an instance's last free is joined to its first part."""
         # Stable: the touches of one instance stay in issue order.
         order = np.argsort(touches.cell, kind='stable')
         slot, cell, does = (column[order] for column in touches[:3])
@@ -276,8 +285,9 @@ class _Parts(NamedTuple):
         before[head[carried]] = True
         kept = np.ones(len(at), dtype=bool)
         kept[tails] = False
-        named = touches.cells.names(cell[at][kept])
-        return cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
+        own = cell[at][kept]
+        named = touches.cells.names(own)
+        return own, cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
 
 
 def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:

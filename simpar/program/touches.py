@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.csr import ranges
 from simpar.program.op import OpClass
 from simpar.program.tensor import PER_RANK, Tensor
 
@@ -42,10 +43,9 @@ class Touches:
 
     def of(self, op_class: Ints) -> tuple[Ints, Ints]:
         """The touches of slots in issue order: the place of the slot, and the number of the touch."""
-        count = self.start[op_class + 1] - self.start[op_class]
-        slot = np.repeat(np.arange(len(op_class)), count)
-        first = np.cumsum(count) - count
-        return slot, np.arange(len(slot)) + np.repeat(self.start[op_class] - first, count)
+        first = self.start[op_class]
+        count = self.start[op_class + 1] - first
+        return np.repeat(np.arange(len(op_class)), count), ranges(first, count)
 
 
 def touches_of(op_classes: Sequence[OpClass], tensors: Mapping[str, Tensor]) -> Touches:
