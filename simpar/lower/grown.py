@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from simpar.kept import Kept
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -35,14 +36,15 @@ def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     several there.
     Raises ``NotPeriodic`` where it cannot be told.
     """
-    tensors = _Tensors(small, layers)
+    told = tuple(small.tensors)
+    # Programs of a sweep often have the same tensors, whatever they do with them.
+    tensors = _tensors.get((told, layers), lambda: _Tensors(told, layers))
     ops = _Ops(small, layers, tensors, by_size)
     ops.check()
-    rows = LazyRows(tensors.made, tensors.stand, tensors.table.like(tensors.unlike))
     return small.replace(
         roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
-        tensors=rows,
-        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (rows, ops.lists)),
+        tensors=tensors.rows,
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (tensors.rows, ops.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -63,13 +65,18 @@ def _note(note: str, layers: Layers) -> str:
 class _Tensors:
     """The tensors as they are, and as they will be."""
 
-    small: Program
+    few: tuple[Tensor, ...]
     layers: Layers
+
+    @cached_property
+    def rows(self) -> LazyRows[Tensor]:
+        """The tensors to be."""
+        return LazyRows(self.made, self.stand, self.table.like(self.unlike))
 
     @cached_property
     def table(self) -> Table:
         """Their rows; raises ``NotPeriodic`` where a buffer is that of a numbered bucket."""
-        names = [tensor.name for tensor in self.small.tensors]
+        names = [tensor.name for tensor in self.few]
         if any(map(_bucket, names)):
             raise NotPeriodic('the numbers of buckets are followed in ops alone')
         return Table(rows_of(map(seen, names)), self.layers)
@@ -78,7 +85,7 @@ class _Tensors:
     def unlike(self) -> Ints:
         """Those that are unlike the tensors of other layers."""
         layers = self.table.rows.layer.tolist()
-        return self.table.unlike([_facts(*pair) for pair in zip(self.small.tensors, layers, strict=True)])
+        return self.table.unlike([_facts(*pair) for pair in zip(self.few, layers, strict=True)])
 
     def name(self, row: int) -> str:
         """The name of a tensor to be."""
@@ -86,7 +93,7 @@ class _Tensors:
 
     def stand(self, row: int) -> Tensor:
         """A tensor to be but for names."""
-        return self.small.tensors[self.table.source.item(row)]
+        return self.few[self.table.source.item(row)]
 
     def made(self, row: int) -> Tensor:
         """A tensor to be."""
@@ -95,6 +102,9 @@ class _Tensors:
             return like
         members = tuple([renamed(name, row) for name in like.members])
         return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
+
+
+_tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
 
 
 def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:

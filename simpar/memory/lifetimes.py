@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from simpar.errors import ProgramError
 from simpar.program import Program, Role
 from simpar.program.csr import ranges
-from simpar.program.rows import column
-from simpar.program.tensor import KINDS, PER_RANK
+from simpar.program.op import computes
+from simpar.program.rows import column, kept_column
+from simpar.program.tensor import KINDS, PER_RANK, kind_number
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -152,7 +153,7 @@ def _table(program: Program, always: frozenset[str]) -> _Table:
     """The table of a program, which all its roles share."""
     # Reads, writes, frees: within an op this is the order in which they happen.
     does = np.array([_READ, _WRITE, _WRITE, _FREE])
-    kinds = column(program.tensors, lambda tensor: KINDS.index(tensor.kind), np.int64)
+    kinds = kept_column(program.tensors, kind_number, np.int64)
     return _Table(
         start=program.named.start[::4].astype(np.int64),
         tensor=program.named.item.astype(np.int64),
@@ -325,8 +326,8 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
 
 def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)
-    slots = np.flatnonzero((computes & program.is_sliced)[role.op_class])
+    computing = kept_column(program.op_classes, computes, np.bool_)
+    slots = np.flatnonzero((computing & program.is_sliced)[role.op_class])
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 

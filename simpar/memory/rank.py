@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
-from simpar.program.rows import column, stand
+from simpar.program.op import receives
+from simpar.program.rows import column, kept_column, stand
 from simpar.program.tensor import KINDS as TENSOR_KINDS
 from simpar.trace import RankTimes, Times
 
@@ -259,9 +260,9 @@ class RankMemory:
     @cached_property
     def _starts(self) -> tuple[Times, Times]:
         """Seconds at which slots start in the last step, and in the one before."""
-        receives = column(self.program.op_classes, lambda op: op.kind == 'recv', np.bool_)[self.role.op_class]
+        posted = kept_column(self.program.op_classes, receives, np.bool_)[self.role.op_class]
         # A receive is posted with a buffer to receive into.
-        begins_KS = np.where(receives, self.times.arrive_KS[-2:], self.times.start_KS[-2:])
+        begins_KS = np.where(posted, self.times.arrive_KS[-2:], self.times.start_KS[-2:])
         # With a single step, the step before is taken to be like it.
         return begins_KS[-1], begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
 

@@ -21,7 +21,7 @@ from simpar.interval_sets import Intervals, fold, length, union
 from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import column, like_of, stand
+from simpar.program.rows import column, kept_column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -182,7 +182,9 @@ class _Kinds(NamedTuple):
         # In the order of first use, in which phases are told.
         phases: dict[Phase, int] = {}
         phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
-        return _Kinds(column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases))
+        return _Kinds(
+            kept_column(ops, is_communication, np.bool_), kept_column(ops, is_transfer, np.bool_), phase, tuple(phases)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,8 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import LazyRows, column, stand
-from simpar.program.tensor import BYTES, Tensor
+from simpar.program.rows import LazyRows, column, kept_column, stand
+from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
 from simpar.program.turns import Turns, turns_of
 
 
@@ -99,7 +99,7 @@ class Program:
     @cached_property
     def is_sliced(self) -> NDArray[np.bool_]:
         """Shape [op classes], as ``sliced`` says."""
-        batched = column(self.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_)
+        batched = kept_column(self.tensors, is_batched, np.bool_)
         index, field = np.divmod(self.named.row, 4)
         # What an op frees, it need not have touched.
         touched = np.bincount(index[field < 3], minlength=len(self.op_classes))
@@ -152,12 +152,15 @@ class Program:
             return known[key]
 
         # Padding goes by the name of a tensor, so that all are needed by their names.
-        return column(tuple(self.tensors) if self._padding else self.tensors, size, np.int64)
+        if self._padding or not isinstance(self.tensors, LazyRows):
+            return column(tuple(self.tensors), size, np.int64)
+        told = (self.copies, frozenset((name, partition.size) for name, partition in self.partitions.items()))
+        return self.tensors.keep(told, lambda: column(self.tensors, size, np.int64))
 
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        packed = column(self.tensors, lambda one: bool(one.members) and one.kind in ('parameter', 'view'), np.bool_)
+        packed = kept_column(self.tensors, is_packed, np.bool_)
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
