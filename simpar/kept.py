@@ -1,4 +1,4 @@
-"""Kept: the last few results of what takes long, each found again by what it was made of."""
+"""Kept: the last few results of what takes long, each found again by what it was made of; facts of single objects."""
 
 from __future__ import annotations
 
@@ -35,3 +35,29 @@ class Kept(Generic[Key, Value]):
     def clear(self) -> None:
         """Forget all."""
         self._known = []
+
+
+class Facts(Generic[Key, Value]):
+    """What was worked out of objects that never change, found again by the very object; all is forgotten when full.
+
+    Arguments: ``of``, what works it out; ``most``, of how many objects it is kept.
+    """
+
+    def __init__(self, of: Callable[[Key], Value], most: int) -> None:
+        self._of = of
+        self._most = most
+        self._known: dict[int, tuple[Key, Value]] = {}
+
+    def __call__(self, one: Key) -> Value:
+        """The fact of an object."""
+        # The object is kept, too, so that no other can have its id.
+        known = self._known.get(id(one))
+        if known is None:
+            if len(self._known) >= self._most:
+                self._known = {}
+            known = self._known[id(one)] = (one, self._of(one))
+        return known[1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known = {}

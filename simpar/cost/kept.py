@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
-from pathlib import Path
 from typing import Final
 
 from simpar.cost.collective import ClusterCollectives
@@ -29,4 +29,12 @@ def cluster_collectives(cluster: Cluster) -> ClusterCollectives:
 def _stamps(profile: Profile) -> Stamps:
     """When the tables of a profile were written: one that is written again is read again."""
     tables = (getattr(profile.tables, field.name) for field in fields(profile.tables))
-    return tuple(Path(table.file).stat().st_mtime_ns for table in tables if table and Path(table.file).is_file())
+    return tuple([_written(table.file) for table in tables if table])
+
+
+def _written(file: str) -> int:
+    """When a file was written; 0 where there is none."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from simpar.kept import Kept
+from simpar.kept import Facts, Kept
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -162,7 +162,7 @@ class _Ops:
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
         layers = self.table.rows.layer.tolist()
-        found = self.table.unlike([_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
+        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
         return np.union1d(found, self._references.unlike)
 
     @cached_property
@@ -241,7 +241,7 @@ class _Ops:
     def stand(self, row: int) -> OpClass:
         """An op class to be, but for the names that it lists."""
         like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
-        return replace(like, name=self._name(row, like.name)) if self._changed[row] else like
+        return like.named(self._name(row, like.name)) if self._changed[row] else like
 
     def _name(self, row: int, like: str) -> str:
         number = self._numbers.item(row)
@@ -271,8 +271,21 @@ def _work(op: OpClass, layer: int) -> tuple[object, ...]:
     attributes = {
         key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
     }
-    kind = op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce
-    return kind, op.dims, op.flops, op.bytes, attributes
+    return (
+        op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce,
+        op.dims, op.flops, op.bytes, attributes,
+    )  # fmt: skip
+
+
+_own_work: Final[Facts[OpClass, tuple[int, tuple[object, ...]]]] = Facts(
+    lambda op: (seen(op.name)[1], _work(op, seen(op.name)[1])), 2**12
+)
+"""Of an op, the layer that its name tells, and its work as seen from there."""
+
+
+def _seen_work(op: OpClass, layer: int) -> tuple[object, ...]:
+    own, work = _own_work(op)
+    return work if own == layer else _work(op, layer)
 
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kept import Facts
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 from simpar.program.rows import LazyRows, column, kept_column, stand
 from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
+from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
+
+_cost_key: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 2**12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,7 @@ class Program:
     def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
         numbers: dict[tuple[object, ...], int] = {}
-        kinds = column(self.op_classes, lambda op: numbers.setdefault(op.cost_key, len(numbers)), np.int64)
+        kinds = column(self.op_classes, lambda op: numbers.setdefault(_cost_key(op), len(numbers)), np.int64)
         _, first = np.unique(kinds, return_index=True)
         return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
 
@@ -66,10 +71,7 @@ class Program:
         known = self.op_classes.named if isinstance(self.op_classes, LazyRows) else None
         if known is not None and known[0] is self.tensors:
             return known[1]
-        number = {tensor.name: index for index, tensor in enumerate(self.tensors)}
-        lists = [names for op in self.op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
-        item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
-        return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
+        return named_by(self.op_classes, self.tensors)
 
     @cached_property
     def hash(self) -> str:
@@ -170,6 +172,14 @@ class Program:
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def with_roles(self, roles: Sequence[Role]) -> Program:
+        """The same tables with other roles."""
+        made = self.replace(roles=tuple(roles))
+        # It follows from the tables alone, and takes long to find.
+        if 'named' in self.__dict__:
+            made.__dict__['named'] = self.named
+        return made
 
     def unfold(self) -> Program:
         """The same program with one role per rank, for machines that tell ranks apart."""
