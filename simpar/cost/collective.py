@@ -42,7 +42,8 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        self._shapes: dict[tuple[int, ...], Shape] = {}
+        # Clusters of a sweep over links lie alike.
+        self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
         self._channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
@@ -191,6 +192,12 @@ class ClusterCollectives:
     def _curves(self) -> dict[str, dict[Group, Curve]]:
         table = self.cluster.profile.tables.collective
         return _collective_curves(read_table(table, 'collective')) if table else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape]:
+    """The shapes of groups by their ranks, in clusters whose levels have these sizes; it is filled as they are met."""
+    return {}
 
 
 @functools.lru_cache(maxsize=8)

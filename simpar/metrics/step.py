@@ -209,9 +209,9 @@ class _Ops:
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
         """The intervals [since, until] of the slots in the mask."""
-        return fold(
-            np.column_stack((since[:, mask].ravel(), until[:, mask].ravel())), self.window.begin, self.window.end
-        )
+        found = np.empty((len(since) * np.count_nonzero(mask), 2))
+        found[:, 0], found[:, 1] = since[:, mask].ravel(), until[:, mask].ravel()
+        return fold(found, self.window.begin, self.window.end)
 
     def communicating(self, mask: Mask) -> Intervals:
         """When ops of the mask communicate."""
