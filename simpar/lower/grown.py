@@ -8,6 +8,7 @@ layer names the first layers as they are, and the last ones as they are from the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -212,7 +213,8 @@ class _Ops:
         now = self.tensors.table.source[self.lists.items(4 * row + field)].tolist()
         of = {one: small.tensors[one] for one in before}
         size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
-        held, had, holds, has = (sum(size[one][part] for one in some) for some in (before, now) for part in (0, 1))
+        often = [Counter(before), Counter(now)]
+        held, had, holds, has = (sum(size[one][part] * many[one] for one in many) for many in often for part in (0, 1))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
@@ -239,9 +241,9 @@ class _Ops:
         return changed
 
     def stand(self, row: int) -> OpClass:
-        """An op class to be, but for the names that it lists."""
-        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
-        return like.named(self._name(row, like.name)) if self._changed[row] else like
+        """An op class to be, but for its name and those that it lists."""
+        # The very op, so that facts of it are known to other programs of a sweep.
+        return self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
 
     def _name(self, row: int, like: str) -> str:
         number = self._numbers.item(row)
@@ -261,8 +263,9 @@ class _Ops:
             key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()
         }
         return OpClass(
-            like.name, like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
-            like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes, like.stage,
+            self._name(row, like.name), like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes,
+            like.dtype, like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes,
+            like.stage,
         )  # fmt: skip
 
 
@@ -290,16 +293,19 @@ def _seen_work(op: OpClass, layer: int) -> tuple[object, ...]:
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:
     """A role with more layers: slots, and what they need."""
-    columns = (ops.rows.key[role.op_class], role.stream, role.micro_batch, role.copy)
-    told, first, key = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-    slots = Table(Rows(key.ravel(), ops.rows.layer[role.op_class]), layers)
+    told = ops.rows.key[role.op_class]
+    # One number for all columns: numpy sorts numbers sooner than rows of them.
+    for column in (role.stream, role.micro_batch, role.copy):
+        told = told * (int(column.max(initial=0)) + 1) + column
+    _, first, key = np.unique(told, return_index=True, return_inverse=True)
+    slots = Table(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
     need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
     like = first[slots.grown.key]
     return replace(
         role,
-        op_class=ops.at[told[0][slots.grown.key], slots.grown.layer].astype(role.op_class.dtype),
+        op_class=ops.at[ops.rows.key[role.op_class[like]], slots.grown.layer].astype(role.op_class.dtype),
         stream=role.stream[like],
         micro_batch=role.micro_batch[like],
         copy=role.copy[like],

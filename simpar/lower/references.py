@@ -79,7 +79,8 @@ class References:
         equal = count[lists] == count[model]
         mine, theirs = (ranges(self.lists.start[some[equal]], count[lists[equal]]) for some in (lists, model))
         differs = (self._key[mine] != self._key[theirs]) | (self._away[mine] != self._away[theirs])
-        return np.unique(np.append(row[~equal], self._owner[mine[differs]]))
+        found = np.append(row[~equal], self._owner[mine[differs]])
+        return np.unique(found) if len(found) else found
 
     def _check(self) -> None:
         own, is_core = self.of.rows.layer, self.to.layers.is_core
@@ -128,6 +129,8 @@ class References:
     def _of_all(self) -> Ints:
         """The lists of rows of no layer that name one key in several of the equal layers, and so in all layers."""
         far = np.flatnonzero(~self._is_near & self.to.layers.is_core(self._layer))
+        if not len(far):
+            return far
         keys = max(len(self.to.place), 1)
         pairs, count = np.unique(self.lists.row[far] * keys + self._key[far], return_counts=True)
         found = np.unique(pairs[count > 1] // keys)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,18 @@ from simpar.program import Program, Role
 from simpar.program.op import receives
 from simpar.program.rows import column, kept_column, stand
 from simpar.program.tensor import KINDS as TENSOR_KINDS
+from simpar.program.tensor import is_batched, kind_number
 from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
 Slice = tuple[int, int]
-Key = TypeVar('Key')
 BUFFER: Final = 'buffer'
 KINDS: Final = ('parameter', 'state', 'gradient', 'gathered', 'activation', 'input', BUFFER)
 """The kinds of a program's tensors, and the buffers of fused collectives, in the order in which they are told."""
+
+
+_KINDS: Final = (*TENSOR_KINDS, BUFFER)
+"""The same in the order of their numbers."""
 
 
 class Live(NamedTuple):
@@ -169,17 +172,23 @@ class RankMemory:
         """The moment at which the rank holds most."""
         most, time = self._most
         there = self._count(time) > 0
-        rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
-        size, kinds = self.lives.bytes, self._kinds
-        operators = {row: self._operator(row) for row in rows}
-        micro_batch, copy = self.lives.micro_batch, self.lives.copy
+        activations = there & (self._numbers == _KINDS.index('activation'))
+        passing = there & self._passing
+        operators: dict[str, int] = {}
+        operator = column(
+            self.program.op_classes, lambda op: operators.setdefault(op.operator, len(operators)), np.int64
+        )
+        wrote = operator[self.role.op_class[self.lives.writer[activations]]]
+        size, copies = self.lives.bytes, self.program.copies
+        slices = self.lives.micro_batch[passing] * copies + self.lives.copy[passing]
+        names = list(operators)
         return Peak(
             bytes=most,
             time=time,
             action=self.program.action(self.role, self._brings(time)),
-            kinds=_sums((kinds[row], size.item(row)) for row in rows),
-            operators=_sums((operators[row], size.item(row)) for row in rows if operators[row]),
-            slices=_sums(((micro_batch.item(row), copy.item(row)), size.item(row)) for row in passing),
+            kinds={_KINDS[kind]: held for kind, held in _sums(self._numbers[there], size[there])},
+            operators={names[one]: held for one, held in _sums(wrote, size[activations])},
+            slices={divmod(one, copies): held for one, held in _sums(slices, size[passing])},
         )
 
     def share_that_fits(self, size: float) -> float:
@@ -203,7 +212,7 @@ class RankMemory:
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
-        sliced = np.append(column(self.program.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_), False)
+        sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
         grows = self._passing & sliced[self.lives.tensor]
         held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
         return held[:, 0], held[:, 1]
@@ -214,13 +223,15 @@ class RankMemory:
         return np.asarray((self.lives.micro_batch != NONE) & ~self.lives.always)
 
     @cached_property
-    def _kinds(self) -> list[str]:
-        kinds = (*TENSOR_KINDS, BUFFER)
+    def _numbers(self) -> Ints:
+        """Shape [lives], the number of each one's kind in ``_KINDS``."""
         # The buffer comes last, so that its index -1 finds it.
-        numbers = np.append(
-            column(self.program.tensors, lambda one: kinds.index(one.kind), np.int64), len(TENSOR_KINDS)
-        )
-        return [kinds[number] for number in numbers[self.lives.tensor].tolist()]
+        numbers = np.append(kept_column(self.program.tensors, kind_number, np.int64), _KINDS.index(BUFFER))
+        return np.asarray(numbers[self.lives.tensor])
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        return [_KINDS[number] for number in self._numbers.tolist()]
 
     def _operator(self, row: int) -> str:
         """The operator that wrote a life, where it is an activation."""
@@ -337,10 +348,10 @@ def _labels(labels: list[str], names: tuple[str, ...]) -> tuple[Ints, tuple[str,
     return np.array([number[label] for label in labels], dtype=np.int64), names
 
 
-def _sums(rows: Iterable[tuple[Key, int]]) -> dict[Key, int]:
-    """Sums by key, largest first."""
-    sums: dict[Key, int] = {}
-    for key, size in rows:
-        sums[key] = sums.get(key, 0) + size
-    # Sorting is stable, so equal sums stay in the order of the tensors.
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+def _sums(number: Ints, size: Ints) -> list[tuple[int, int]]:
+    """The numbers, each with the sum of its sizes, largest first; of equal sums the one that comes first."""
+    values, first, which = np.unique(number, return_index=True, return_inverse=True)
+    total = np.zeros(len(values), dtype=np.int64)
+    np.add.at(total, which, size)
+    order = np.lexsort((first, -total))
+    return list(zip(values[order].tolist(), total[order].tolist(), strict=True))

@@ -54,14 +54,6 @@ class OpClass:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     stage: int = 0
 
-    def named(self, name: str) -> OpClass:
-        """The same with another name."""
-        # A sweep asks ten thousands of times, and ``replace`` takes five times as long.
-        return OpClass(
-            name, self.kind, self.operator, self.phase, self.dims, self.flops, self.bytes, self.dtype, self.partition,
-            self.peer, self.reduce, self.reads, self.writes, self.accumulates, self.frees, self.attributes, self.stage,
-        )  # fmt: skip
-
     @property
     def part(self) -> Phase:
         """The phase whose action does it: what is recomputed belongs to the backward."""

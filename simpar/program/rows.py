@@ -25,7 +25,7 @@ class LazyRows(Sequence[Row]):
 
     Arguments:
         make: a row by its number.
-        stand: the same, or a row that equals it but for the names that it lists, which costs less to make.
+        stand: the same, or a row that equals it but for its name and those that it lists, which costs less to make.
         like: shape [rows], for each row the first that equals it but for names.
         named: of op classes, rows of another table and, for each op class, four lists of those that it reads, writes,
             accumulates to and frees.
