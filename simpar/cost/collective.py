@@ -45,6 +45,7 @@ class ClusterCollectives:
         # Clusters of a sweep over links lie alike.
         self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
         self._channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
+        self._known_links: dict[object, tuple[tuple[str, float], ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
@@ -69,11 +70,7 @@ class ClusterCollectives:
         if alone is None:
             alone = self._alone[key, shape] = self._price(op, shape)
         cost, loads = alone
-
-        def channels(pairs: bool, level: int) -> tuple[str, ...]:
-            return self._of_level(members if pairs else users, level)
-
-        links = demands(self.topology, channels, loads, cost.transfer)
+        links = self._links(members, users, demands(self.topology, loads, cost.transfer))
         # A thousand ranks ask thousands of times, and `replace` takes twice as long.
         return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
 
@@ -86,8 +83,25 @@ class ClusterCollectives:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
 
+    def _links(
+        self, members: tuple[int, ...], users: tuple[int, ...], asked: tuple[tuple[int, float], ...]
+    ) -> tuple[tuple[str, float], ...]:
+        """Pairs (channel, demand) of the channels that a group uses at some levels.
+
+        Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
+        once.
+        """
+        key = (members, users, asked)
+        if key not in self._known_links:
+            found: list[tuple[str, float]] = []
+            for level, part in asked:
+                over = members if self.topology.links[level].per == 'pair' else users
+                found += [(channel, part) for channel in self._of_level(over, level)]
+            self._known_links[key] = tuple(found)
+        return self._known_links[key]
+
     def _of_level(self, ranks: tuple[int, ...], level: int) -> tuple[str, ...]:
-        """The channels of a level that ranks use: messages of many sizes use the same."""
+        """The channels of a level that ranks use."""
         if (ranks, level) not in self._channels:
             self._channels[ranks, level] = self.topology.channels(ranks, level)
         return self._channels[ranks, level]

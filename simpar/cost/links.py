@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from simpar.hardware import Topology
 
@@ -20,25 +20,14 @@ def demand(load: float, transfer: float) -> float:
     return min(max(round(load / transfer * GRID), 1), GRID) / GRID
 
 
-def demands(
-    topology: Topology,
-    channels: Callable[[bool, int], Sequence[str]],
-    loads: Sequence[float],
-    transfer: float,
-) -> tuple[tuple[str, float], ...]:
-    """Pairs (channel, demand) of a collective of these ranks.
+def demands(topology: Topology, loads: Sequence[float], transfer: float) -> tuple[tuple[int, float], ...]:
+    """What a collective demands of each channel of a level that it shares: pairs (level, demand).
 
-    Arguments: ``channels``, the names of those of a level, by pairs of its ranks or by the ranks themselves; ``loads``,
-    at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a fatpipe are left out:
-    nobody shares them. Does not model: channels of one level that carry unequal loads.
+    Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a
+    fatpipe are left out: nobody shares them. Does not model: channels of one level that carry unequal loads.
     """
     # Written so that NaN is refused, too.
     if not transfer > 0:
         return ()
-    found: list[tuple[str, float]] = []
-    for level, load in enumerate(loads):
-        if load > 0 and topology.links[level].sharing == 'shared':
-            part = demand(load, transfer)
-            pairs = topology.links[level].per == 'pair'
-            found += [(channel, part) for channel in channels(pairs, level)]
-    return tuple(found)
+    shared = (level for level, load in enumerate(loads) if load > 0 and topology.links[level].sharing == 'shared')
+    return tuple([(level, demand(loads[level], transfer)) for level in shared])

@@ -169,13 +169,14 @@ class _Messages:
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._made: dict[Hashable, Communication] = {}
-        self._orders: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
         self.links: dict[str, int] = {}
 
     def message(self, cost: CollectiveCost) -> Communication:
         """A collective's cost in one group."""
         links = cost.links if self._effects.link_sharing else ()
-        key = (cost.alpha, cost.transfer, cost.best, links)
+        # Equal links are mostly the same object, and are told by it: they may be many.
+        key = (cost.alpha, cost.transfer, cost.best, id(links))
         if key not in self._made:
             self._made[key] = self._make(cost, links)
         return self._made[key]
@@ -189,14 +190,11 @@ class _Messages:
             links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
         if not transfer > 0:
             links = ()
-        names, parts = zip(*links, strict=True) if links else ((), ())
-        shares = tuple([(number, parts[place]) for number, place in self._order(names)])
+        shares = self._shares.get(id(links))
+        if shares is None:
+            # Sorted, so that equal costs are equal whatever order their links were found in.
+            shares = tuple(sorted([(self.links.setdefault(name, len(self.links)), part) for name, part in links]))
+            # Only links of costs live as long as this does.
+            if links is cost.links:
+                self._shares[id(links)] = shares
         return Communication(alpha=alpha, transfer=transfer, links=shares)
-
-    def _order(self, names: tuple[str, ...]) -> list[tuple[int, int]]:
-        """The numbers of links, rising, each with its place among the names."""
-        # Sorted, so that equal costs are equal whatever order their links were found in.
-        if names not in self._orders:
-            numbers = [self.links.setdefault(name, len(self.links)) for name in names]
-            self._orders[names] = sorted(zip(numbers, range(len(names)), strict=True))
-        return self._orders[names]
