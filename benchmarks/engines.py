@@ -91,7 +91,7 @@ def swept(rounds: int) -> Swept:
     """Sweeps of ``SWEPT`` in one process, with compiled machines."""
     found = {}
     for name, keys in SWEEPS.items():
-        sweep = load_sweep(SWEPT, sweeps=keys)
+        sweep = load_sweep(SWEPT, ['against=null'], sweeps=keys)
         # What is done but once: machines are loaded, tables of the profile read.
         importlib.import_module('simpar.engine.compiled.events')
         sweep.predict(jobs=1)
