@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import pi
+from math import ceil, floor, log, pi
 from typing import Final, cast
 
 import torch
 from torch.nn import functional
 
 from executor.dropout import kept
+from executor.reference_mixture import mixture, mixture_parameters
 from executor.reference_model import Declared, Input, OfModel, Parameters
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload
+
+OfLayer = Callable[[str, torch.Tensor], torch.Tensor]
+"""A product or norm, by its name, of what it reads."""
 
 
 def _model(workload: Workload) -> Transformer:
@@ -28,11 +32,11 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor
+    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: int
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
-    logits = _transformer(_model(workload), parameters, x, keys)
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+    logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
 
 
 def _parameters(workload: Workload) -> Iterator[Declared]:
@@ -46,26 +50,47 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
         yield 'position.weight', (model.positions or model.sequence, hidden), weight
     norms = ['norm1', *([] if model.parallel else ['norm2'])]
     norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
-    for layer in (f'layer{index}' for index in range(model.layers)):
+    for index, layer in enumerate(f'layer{index}' for index in range(model.layers)):
+        experts = model.experts_of(index)
         for norm in norms:
             yield from _norm_parameters(model, f'{layer}.{norm}')
         for gain in ('q_gain', 'k_gain') if model.qk_norm else ():
             yield f'{layer}.qk_norm.{gain}', (head_dim,), 'ones'
-        for name, part, outputs, inputs in (
-            # By groups, as the kernels split it: each group's queries, then its key and value.
-            ('qkv', 'qkv', (groups, queries + 2, head_dim), (hidden,)),
-            ('proj', 'proj', (hidden,), (groups, queries, head_dim)),
-            ('fc1', 'ffn', (ffn, 2) if model.gated else (ffn,), (hidden,)),
-            ('fc2', 'ffn', (hidden,), (ffn,)),
-        ):
+        for norm, features in (('q_norm', model.q_lora_rank), ('kv_norm', model.kv_lora_rank)):
+            if features:
+                yield f'{layer}.{norm}.gain', (features,), 'ones'
+        products = [*_to_heads(model), ('proj', 'proj', (hidden,), (groups, queries, model.v_head_dim or head_dim))]
+        if experts is None:
+            products += [
+                ('fc1', 'ffn', (ffn, 2) if model.gated else (ffn,), (hidden,)),
+                ('fc2', 'ffn', (hidden,), (ffn,)),
+            ]
+        for name, part, outputs, inputs in products:
             yield f'{layer}.{name}.weight', (*outputs, *inputs), weight
             if part in model.bias:
                 yield f'{layer}.{name}.bias', outputs, 'zeros'
+        if experts is not None:
+            yield from mixture_parameters(model, experts, layer, weight)
     yield from _norm_parameters(model, 'norm')
     if not model.tied:
         yield 'head.weight', (rows, hidden), weight
     if 'head' in model.bias:
         yield 'head.bias', (rows,), 'zeros'
+
+
+def _to_heads(model: Transformer) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, ...]]]:
+    """Products down to latents and up to heads, or one: name, the part whose biases it has, outputs, inputs."""
+    hidden, heads, rank, rope = model.hidden, model.heads, model.kv_lora_rank, model.qk_rope_head_dim
+    if not rank:
+        # By groups, as the kernels split it: each group's queries, then its key and value.
+        groups = model.key_value_heads
+        yield 'qkv', 'qkv', (groups, heads // groups + 2, model.head_width), (hidden,)
+        return
+    if model.q_lora_rank:
+        yield 'q_down', 'qkv', (model.q_lora_rank,), (hidden,)
+    yield 'q_up', '', (heads, model.qk_nope_head_dim + rope), (model.q_lora_rank or hidden,)
+    yield 'kv_down', 'qkv', (rank + rope,), (hidden,)
+    yield 'kv_up', '', (heads, model.qk_nope_head_dim + model.v_head_dim), (rank,)
 
 
 def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
@@ -74,15 +99,19 @@ def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
         yield f'{name}.bias', (model.hidden,), 'zeros'
 
 
-def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _transformer(
+    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, and the sum of auxiliary losses."""
+
     def drop(site: str, x: torch.Tensor) -> torch.Tensor:
         if not model.dropout:
             return x
         return x * kept(keys, site, x.shape[1:], model.dropout) / (1 - model.dropout)
 
-    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        gain, epsilon = parameters[f'{name}.gain'], model.norm_epsilon
-        if model.norm == 'rms_norm':
+    def norm(name: str, x: torch.Tensor, epsilon: float = model.norm_epsilon, kind: str = model.norm) -> torch.Tensor:
+        gain = parameters[f'{name}.gain']
+        if kind == 'rms_norm':
             return functional.rms_norm(x, x.shape[-1:], gain, epsilon)
         return functional.layer_norm(x, x.shape[-1:], gain, parameters[f'{name}.bias'], epsilon)
 
@@ -92,26 +121,38 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
         return functional.linear(x, weight.reshape(-1, outputs), None if bias is None else bias.flatten())
 
     def branch(name: str, number: int, x: torch.Tensor) -> torch.Tensor:
-        y = linear(name, x)
-        layer = name.partition('.')[0]
+        return branched(name.partition('.')[0], number, linear(name, x))
+
+    def branched(layer: str, number: int, y: torch.Tensor) -> torch.Tensor:
         y = norm(f'{layer}.post_norm{number}', y) if model.post_norms else y
         return drop(f'{layer}.residual{number}', y)
 
     x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
     if model.position == 'learned':
-        x = x + parameters['position.weight'][: model.sequence]
+        x = x + parameters['position.weight'][_places(model)]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
+    aux_loss = x.new_zeros(())
     for index in range(model.layers):
         layer = f'layer{index}'
         y = norm(f'{layer}.norm1', x)
         gains = [parameters.get(f'{layer}.qk_norm.{gain}') for gain in ('q_gain', 'k_gain')]
-        heads = _attention(model, index, linear(f'{layer}.qkv', y), gains, partial(drop, f'{layer}.attention'))
+        if model.kv_lora_rank:
+            latent_norm = partial(norm, epsilon=model.latent_epsilon or model.norm_epsilon, kind='rms_norm')
+            qkv = _of_latents(model, linear, latent_norm, layer, y)
+        else:
+            qkv = _together(model, linear(f'{layer}.qkv', y), gains)
+        heads = _attention(model, index, *qkv, partial(drop, f'{layer}.attention'))
         attended = x + branch(f'{layer}.proj', 1, heads)
         y = y if model.parallel else norm(f'{layer}.norm2', attended)
-        x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
+        experts = model.experts_of(index)
+        if experts is None:
+            x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
+            continue
+        mixed, aux = mixture(experts, partial(_activation, model), parameters, layer, y, slices)
+        x, aux_loss = attended + branched(layer, 2, mixed), aux_loss + aux
     head = parameters['embedding.weight' if model.tied else 'head.weight']
     logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))
-    return _capped(logits, model.logit_softcap)
+    return _capped(logits, model.logit_softcap), aux_loss
 
 
 def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:
@@ -132,15 +173,27 @@ def _capped(x: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _attention(
-    model: Transformer,
-    layer: int,
-    qkv: torch.Tensor,
-    gains: list[torch.Tensor | None],
-    drop: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+def _of_latents(
+    model: Transformer, linear: OfLayer, norm: OfLayer, layer: str, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [batch, heads, sequence, features] of latent attention."""
+    rope, nope, heads = model.qk_rope_head_dim, model.qk_nope_head_dim, model.heads
+    compressed = norm(f'{layer}.q_norm', linear(f'{layer}.q_down', y)) if model.q_lora_rank else y
+    q = linear(f'{layer}.q_up', compressed).unflatten(-1, (heads, -1)).transpose(1, 2)
+    latent = linear(f'{layer}.kv_down', y)
+    kv = linear(f'{layer}.kv_up', norm(f'{layer}.kv_norm', latent[..., : model.kv_lora_rank]))
+    kv = kv.unflatten(-1, (heads, -1)).transpose(1, 2)
+    shared = _rotated(model, latent[..., -rope:].unsqueeze(1)).expand(-1, heads, -1, -1)
+    turned = torch.cat([q[..., :nope], _rotated(model, q[..., nope:])], -1)
+    return turned, torch.cat([kv[..., :nope], shared], -1), kv[..., nope:]
+
+
+def _together(
+    model: Transformer, qkv: torch.Tensor, gains: list[torch.Tensor | None]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [batch, heads, sequence, features] of one product."""
     groups = model.key_value_heads
-    queries, head_dim = model.heads // groups, model.head_width
+    queries = model.heads // groups
     qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
@@ -151,10 +204,24 @@ def _attention(
         )
     if model.position == 'rotary':
         q, k = (_rotated(model, x) for x in (q, k))
+    return q, k, v
+
+
+def _attention(
+    model: Transformer,
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    drop: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    queries, head_dim = model.heads // model.key_value_heads, model.head_width
     places = torch.arange(q.shape[2])
     ahead = places[None, :] - places[:, None]
     window = model.window_of(layer) or model.sequence
     seen = (ahead <= 0) & (ahead > -window)
+    if model.packed:
+        seen &= torch.block_diag(*(torch.ones(length, length) for length in model.packed)) > 0
     scale = model.attention_scale or head_dim**-0.5
     if not model.dropout and not model.attention_softcap:
         # Not our kernel: an oracle must not share the code that it checks.
@@ -169,11 +236,16 @@ def _attention(
 
 def _rotated(model: Transformer, x: torch.Tensor) -> torch.Tensor:
     """Pairs of features as complex numbers, each turned by its own angle."""
-    count = int(model.head_width * model.rotary_share) // 2
+    count = (model.qk_rope_head_dim or int(model.head_width * model.rotary_share)) // 2
     exponents = -torch.arange(count, dtype=torch.float64) / count
     rates = torch.tensor([_scaled(model, rate) for rate in (model.rope_theta**exponents).tolist()], dtype=torch.float64)
-    turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(x.shape[2])[:, None] * rates)
-    pairs = torch.complex(x[..., :count], x[..., count : 2 * count]) * turns.to(torch.complex(x, x).dtype)
+    yarn = len(model.rope_scaling) == 5
+    size = torch.tensor(model.rope_scaling[4] if yarn else 1.0, dtype=torch.float64)
+    turns = torch.polar(size, _places(model)[:, None] * rates)
+    one, other = x[..., :count], x[..., count : 2 * count]
+    if model.rope_interleaved:
+        one, other = x[..., 0 : 2 * count : 2], x[..., 1 : 2 * count : 2]
+    pairs = torch.complex(one, other) * turns.to(torch.complex(x, x).dtype)
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * count :]], -1)
 
 
@@ -184,6 +256,8 @@ def _scaled(model: Transformer, rate: float) -> float:
     factor, *band = model.rope_scaling
     if not band:
         return rate / factor
+    if len(band) == 4:
+        return _yarned(model, rate)
     low, high, original = band
     wave = 2 * pi / rate
     if wave > original / low:
@@ -192,6 +266,25 @@ def _scaled(model: Transformer, rate: float) -> float:
         return rate
     smooth = (original / wave - low) / (high - low)
     return (1 - smooth) * rate / factor + smooth * rate
+
+
+def _places(model: Transformer) -> torch.Tensor:
+    """Positions of a sample's tokens, each document's from 0."""
+    return torch.cat([torch.arange(length) for length in model.packed or (model.sequence,)])
+
+
+def _yarned(model: Transformer, rate: float) -> float:
+    """By YaRN's ramp over features, whose ends are those that turn so often in the original positions."""
+    factor, original, fast, slow, _ = model.rope_scaling
+    features = model.qk_rope_head_dim or int(model.head_width * model.rotary_share)
+
+    def feature(turns: float) -> float:
+        return features / 2 * log(original / (2 * pi * turns)) / log(model.rope_theta)
+
+    low, high = max(floor(feature(fast)), 0), min(ceil(feature(slow)), features - 1)
+    place = -features / 2 * log(rate) / log(model.rope_theta)
+    ramp = min(max((round(place) - low) / ((high - low) or 0.001), 0.0), 1.0)
+    return rate * (1 - ramp) + rate / factor * ramp
 
 
 REFERENCE_OF_GPT: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)

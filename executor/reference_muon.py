@@ -86,5 +86,5 @@ def _rows(name: str, parameters: Parameters) -> int:
     if bias is not None:
         return int(bias.numel())
     # Queries, keys and values, or a gate and its other half, are one matrix of all their outputs.
-    by_parts = name.rpartition('.')[0].endswith(('.qkv', '.fc1'))
+    by_parts = name.rpartition('.')[0].endswith(('.qkv', '.fc1', '.q_up', '.kv_up'))
     return weight.numel() // int(weight.shape[-1]) if by_parts else int(weight.shape[0])

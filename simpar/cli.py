@@ -11,11 +11,12 @@ import contextlib
 import difflib
 import gc
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
 from simpar.errors import SimparError
@@ -23,11 +24,25 @@ from simpar.errors import SimparError
 WRONG_USE = 2
 INTERNAL = 70
 INTERRUPTED = 130
-ALONE = frozenset({'run', 'check', 'resolve', 'profiles', 'schema'})
+ALONE = frozenset({'run', 'check', 'resolve', 'profiles', 'schema', 'examples'})
 """Verbs that start no process and leave nothing to be closed."""
 GARBAGE = 100_000
 """Objects made before garbage is looked for: nearly all that a verb makes lives until it has answered, and looking
 through it every 700 takes a tenth of a prediction's time."""
+
+
+WAY_IN = """\
+simpar predicts the step of a training schedule on Ascend and GPU clusters, and says why.
+
+  simpar examples                        what comes with it: models, clusters, plans
+  simpar examples --copy schedules       write these into a folder, to be changed
+  simpar run schedules/multi_copy.yaml   predict one: step, gain over a baseline, why, memory
+  simpar sweep FILE --sweep plan.copies=1,2,4    a table over keys
+  simpar check FILE                      what every rank does; --numerics trains a step and compares
+  simpar measure FILE                    train it with torch.distributed, compare with the prediction
+  simpar profiles                        the clusters that it knows
+
+simpar --help lists all verbs, simpar VERB --help the flags of one."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,8 +76,18 @@ def parser() -> argparse.ArgumentParser:
 
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
+    run.add_argument('--quiet', action='store_true', help='print the headline alone')
+    run.add_argument(
+        '--steps', type=_positive, default=3, metavar='N', help='simulated steps; the last is told (default: 3)'
+    )
+    run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
     run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
+
+    run.add_argument(
+        '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
+        help='days and cost of a whole run, e.g. tokens=15T, price=2.5, mtbf=50000h; may be repeated',
+    )  # fmt: skip
 
     check = _verb(verbs, 'check', 'ranks, groups, collectives; what is simulated and executable', file=True)
     check.add_argument(
@@ -125,6 +150,17 @@ def parser() -> argparse.ArgumentParser:
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 
+    examples = _verb(verbs, 'examples', 'the schedules that come with simpar, to read, copy and change')
+    examples.add_argument('name', nargs='?', metavar='NAME')
+    examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
+
+    show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
+    show.add_argument('page', type=Path, metavar='PAGE.html')
+
+    completion = _verb(verbs, 'completion', 'words for the shell to complete: eval "$(simpar completion bash)"')
+    completion.add_argument('shell', choices=('bash', 'zsh', 'fish'))
+    completion.set_defaults(parser=top)
+
     _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
     return top
@@ -137,7 +173,7 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
         verb.add_argument(
             '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
         )
-    if name != 'schema':
+    if name not in ('schema', 'show', 'completion'):
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
     return verb
 
@@ -160,6 +196,17 @@ def _limit(text: str) -> str:
     return text
 
 
+def _train(text: str) -> str:
+    from simpar.budget import parse_budget
+
+    try:
+        # Alone no item has to be all that is needed.
+        parse_budget([text] if text.startswith('tokens=') else ['tokens=1', text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix('%')) / 100
@@ -173,13 +220,22 @@ def _percent(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; never a traceback."""
     gc.set_threshold(GARBAGE)
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        print(WAY_IN)
+        return 0
+    options = parser().parse_args(words)
+    output = _Output(sys.stdout)
     try:
         verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
-        code = verb(options)
+        with contextlib.redirect_stdout(output):
+            code = verb(options)
         sys.stdout.flush()
     except SimparError as error:
         print(error, file=sys.stderr)
+        # An answer that was printed before, as of a plan that does not fit, is the one object already.
+        if getattr(options, 'json', False) and not output.used:
+            print(_as_json(error))
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -197,6 +253,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'simpar: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
         return INTERNAL
     return code
+
+
+class _Output:
+    """Standard output that knows whether anything was written; mutable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.used = False
+
+    def write(self, text: str) -> int:
+        self.used = True
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _as_json(error: SimparError) -> str:
+    """An error as one JSON object, for programs that asked for JSON."""
+    from simpar.errors import ScheduleError
+
+    listed = error.problems if isinstance(error, ScheduleError) else []
+    problems = [{'where': one.place, 'what': one.what, 'instead': one.instead} for one in listed]
+    told = {'kind': type(error).__name__, 'exit_code': error.exit_code, 'message': str(error), 'problems': problems}
+    return json.dumps({'format': 'simpar error 1', 'error': told}, ensure_ascii=False)
 
 
 def entry() -> NoReturn:

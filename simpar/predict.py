@@ -19,10 +19,12 @@ from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
+from simpar.lazy import card
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
 from simpar.program.rows import stand
+from simpar.throughput import Throughput
 from simpar.trace import Trace
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Contribution:
     step: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Prediction:
     """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
@@ -63,6 +65,7 @@ class Prediction:
         baseline: a prediction without a baseline.
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
+        throughput: what a step does, where it was made of a schedule.
     """
 
     name: str
@@ -72,6 +75,14 @@ class Prediction:
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
+    throughput: Throughput | None = None
+
+    def __repr__(self) -> str:
+        # A program alone would be millions of characters.
+        return f'Prediction({self.name!r}, step={self.step!r}, gain={self.gain!r})'
+
+    def _repr_html_(self) -> str:
+        return card(self)
 
     @property
     def program(self) -> Program:
@@ -111,9 +122,22 @@ class Prediction:
         return self.profile.device.memory.size.value
 
     @property
+    def fits(self) -> bool:
+        """Whether no rank holds more than its device."""
+        return self.memory.peak <= self.device_memory
+
+    @property
     def gain(self) -> float | None:
-        """baseline step / step − 1: how much faster it is than the baseline; None without one."""
-        return self.baseline.step / self.step - 1 if self.baseline else None
+        """How much faster it is than the baseline; None without one.
+
+        baseline step / step − 1; where their batches differ, of the seconds that a sample takes.
+        """
+        if self.baseline is None:
+            return None
+        mine, other = self.throughput, self.baseline.throughput
+        if mine and other and mine.samples != other.samples:
+            return (self.baseline.step / other.samples) / (self.step / mine.samples) - 1
+        return self.baseline.step / self.step - 1
 
     @property
     def grades(self) -> dict[str, float]:

@@ -6,15 +6,15 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.headline import headline
+from simpar.headline import headline, headline_of_rates, too_large
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
-from simpar.units import format_size, format_time
+from simpar.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,19 +35,35 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         width: columns of the screen.
     """
     baseline = prediction.baseline
-    answer = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
-    parts: list[RenderableType] = [answer]
+    parts: list[RenderableType] = [answer(prediction)]
     parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
-    parts += ['', _figures(prediction)]
+    parts += ['', figures(prediction)]
     if baseline:
         parts += ['', _why(prediction, baseline)]
-    staged = is_pipeline(prediction.program)
-    parts += ['', _stages(prediction), '', _mean_streams(prediction)] if staged else ['', _streams(prediction)]
+    if is_pipeline(prediction.program):
+        parts += ['', _stages(prediction)]
+    parts += ['', streams(prediction)]
     parts += ['', prediction.critical_path.summary]
     parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
     return render_parts(parts, colour=colour, width=width)
+
+
+def answer(prediction: Prediction) -> str:
+    """The answer in a sentence; that a plan does not fit comes first, as no other figure counts then."""
+    baseline = prediction.baseline
+    text = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
+    mine, other = prediction.throughput, baseline.throughput if baseline else None
+    if baseline and mine and other and mine.samples != other.samples:
+        rates = (mine.rate(prediction.step), other.rate(baseline.step))
+        text = headline_of_rates((prediction.name, rates[0]), (baseline.name, rates[1]), mine.unit)
+    misfits = [
+        too_large(side.name, side.memory.peak, side.device_memory)
+        for side in (prediction, baseline)
+        if side and not side.fits
+    ]
+    return f'{"; ".join(misfits)}. With enough memory: {text}' if misfits else text
 
 
 def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:
@@ -61,6 +77,8 @@ def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width:
         file=text,
         width=width,
         force_terminal=coloured,
+        # In a notebook rich would show each part by itself, beside the text that is asked for.
+        force_jupyter=False,
         color_system='standard' if coloured else None,
         highlight=False,
         markup=False,
@@ -109,9 +127,13 @@ def grades_line(prediction: Prediction) -> str:
     return f'Grades of the numbers (share of the isolated seconds): {", ".join(shares)}.' if shares else ''
 
 
-def _figures(prediction: Prediction) -> Table:
-    """Plan and baseline, figure by figure; means over the ranks."""
-    sides = [prediction, prediction.baseline] if prediction.baseline else [prediction]
+def figures(prediction: Prediction) -> Table:
+    """Plan and baseline, figure by figure."""
+    return figures_of([prediction, prediction.baseline] if prediction.baseline else [prediction])
+
+
+def figures_of(sides: Sequence[Prediction]) -> Table:
+    """Predictions side by side, figure by figure; means over the ranks."""
     rows = table('', *(side.name for side in sides))
     steady = [side.metrics.steady for side in sides]
     rows.add_row('step', *(format_time(side.step) for side in sides))
@@ -124,13 +146,33 @@ def _figures(prediction: Prediction) -> Table:
             rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
     # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
-    if differ or not is_pipeline(prediction.program):
+    staged = [is_pipeline(side.program) for side in sides]
+    if differ or not all(staged):
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
-    if differ or is_pipeline(prediction.program):
+    if differ or any(staged):
         rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
     rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))
+    for name, figures in _rates(sides):
+        rows.add_row(name, *figures)
     return rows
+
+
+def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
+    """What engineers quote of a step; a baseline of another batch does other work in it."""
+    known = [(side.throughput, side.step) for side in sides if side.throughput]
+    if len(known) < len(sides):
+        return
+    unit = known[0][0].unit
+    yield f'{unit} a second', [format_count(each.rate(step)) for each, step in known]
+    shares = [each.mfu(step) for each, step in known]
+    yield (
+        'model TFLOP/s a device, MFU',
+        [
+            f'{each.flops(step) / 1e12:.4g}{"" if share is None else f" {share * 100:3.0f} %"}'
+            for (each, step), share in zip(known, shares, strict=True)
+        ],
+    )
 
 
 def _why(prediction: Prediction, baseline: Prediction) -> Table:
@@ -140,6 +182,11 @@ def _why(prediction: Prediction, baseline: Prediction) -> Table:
         rows.add_row(row.effect, _signed(row.seconds), format_time(row.step), format_time(row.baseline))
     rows.add_row('together', _signed(baseline.step - prediction.step), '', '', style='bold')
     return rows
+
+
+def streams(prediction: Prediction) -> Table:
+    """The streams: of a pipeline their means over the ranks, else those of the ranks that differ."""
+    return _mean_streams(prediction) if is_pipeline(prediction.program) else _streams(prediction)
 
 
 def _streams(prediction: Prediction) -> Table:
@@ -222,9 +269,30 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'cold': _window(prediction.metrics.cold),
         'critical_path': {'words': path.summary, 'shares': path.shares, 'stretched': path.stretched},
         'grades': prediction.grades,
+        'fits': prediction.fits,
+        'throughput': _throughput(prediction),
         'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
         'memory': memory_to_dict(prediction.memory, prediction.device_memory),
         'notes': list(prediction.notes),
+    }
+
+
+def _throughput(prediction: Prediction) -> dict[str, Any] | None:
+    """Rates of a step: a second, FLOP/s, and shares from 0 to 1."""
+    each, step = prediction.throughput, prediction.step
+    if each is None:
+        return None
+    return {
+        'samples': each.samples,
+        'tokens': each.tokens or None,
+        'per_second': each.rate(step),
+        'per_second_of': each.unit,
+        'per_second_and_device': each.rate(step) / each.devices,
+        'model_flops': each.model_flops,
+        'hardware_flops': each.hardware_flops,
+        'model_flops_per_second_and_device': each.flops(step),
+        'mfu': each.mfu(step),
+        'hfu': each.hfu(step),
     }
 
 

@@ -99,6 +99,11 @@ def format_size(size: float) -> str:
     return _scaled(size, ((1e12, 'TB'), (1e9, 'GB'), (1e6, 'MB'), (1e3, 'KB'), (1.0, 'B')))
 
 
+def format_count(value: float) -> str:
+    """A count as a person reads it, e.g. ``890.4 K``."""
+    return _scaled(value, ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'K'), (1.0, ''))).rstrip()
+
+
 def format_rate(rate: float) -> str:
     """Bytes per second as a person reads them, e.g. ``200 GB/s``."""
     return f'{format_size(rate)}/s'

@@ -14,6 +14,10 @@ SEQUENCE, BATCH = 8, 8
 BASE = {'vocab_size': 24, 'hidden_size': 16, 'intermediate_size': 20, 'num_hidden_layers': 2,
         'num_attention_heads': 4, 'num_key_value_heads': 2, 'initializer_range': 0.3, 'attention_dropout': 0.0,
         'pad_token_id': None, 'bos_token_id': None, 'eos_token_id': None}  # fmt: skip
+LATENT = {'num_key_value_heads': 4, 'kv_lora_rank': 12, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
+          'first_k_dense_replace': 2, 'rope_theta': 100.0, 'max_position_embeddings': 64}  # fmt: skip
+YARN = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 16, 'beta_fast': 4,
+        'beta_slow': 1, 'mscale': 1.3, 'mscale_all_dim': 0.7}  # fmt: skip
 TINY = {
     'gpt2': {'model_type': 'gpt2', 'vocab_size': 24, 'n_embd': 16, 'n_layer': 2, 'n_head': 4, 'n_positions': 12,
              'initializer_range': 0.3, 'attn_pdrop': 0.0, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'bos_token_id': None,
@@ -27,6 +31,8 @@ TINY = {
     'gemma2': {**BASE, 'model_type': 'gemma2', 'head_dim': 8, 'query_pre_attn_scalar': 12, 'sliding_window': 3,
                'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
     'phi': {**BASE, 'model_type': 'phi', 'num_key_value_heads': 4, 'partial_rotary_factor': 0.5},
+    'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
+    'deepseek_v2': {**BASE, **LATENT, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'attention_bias': True},
 }  # fmt: skip
 PLANS = {
     'one': (Plan(), 1),
@@ -95,7 +101,9 @@ def schedule_of(config, folder, more=''):
 LAYER = re.compile(r'layer(\d+)\.(.*)')
 LLAMA = {'norm1': 'input_layernorm', 'norm2': 'post_attention_layernorm', 'proj': 'self_attn.o_proj',
          'fc2': 'mlp.down_proj', 'qk_norm.q_gain': 'self_attn.q_norm.weight', 'qk_norm.k_gain':
-         'self_attn.k_norm.weight'}  # fmt: skip
+         'self_attn.k_norm.weight', 'q_down': 'self_attn.q_a_proj', 'q_norm': 'self_attn.q_a_layernorm',
+         'q_up': 'self_attn.q_b_proj', 'q': 'self_attn.q_proj', 'kv_down': 'self_attn.kv_a_proj_with_mqa',
+         'kv_norm': 'self_attn.kv_a_layernorm', 'kv_up': 'self_attn.kv_b_proj'}  # fmt: skip
 OUTSIDE = {'embedding.weight': 'model.embed_tokens.weight', 'norm': 'model.norm', 'head': 'lm_head'}
 PARTS = {
     'gpt2': {'norm1': 'ln_1', 'norm2': 'ln_2', 'proj': 'attn.c_proj', 'fc1': 'mlp.c_fc', 'fc2': 'mlp.c_proj',
@@ -153,6 +161,9 @@ def _inside(kind, model, parts, name, tensor):
         yield parts[name], tensor
     else:
         matrix = tensor.flatten(1) if which == 'weight' and owner in ('proj', 'fc1', 'fc2') else tensor
+        if owner in ('q_up', 'kv_up'):
+            matrix = tensor.flatten(0, 1)
+            owner = 'q' if owner == 'q_up' and not model.q_lora_rank else owner
         # Its products are [inputs, outputs].
         turned = kind == 'gpt2' and matrix.ndim == 2
         yield f'{parts[owner]}.{_gain(which)}', matrix.mT if turned else matrix

@@ -5,15 +5,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['strategy_search', 'schedule', 'predict', 'diagnosis', 'report'],
-    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
+    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

@@ -253,3 +253,16 @@ def test_a_slow_rank_must_be_there(tmp_path):
     assert problems_on(read(tmp_path, text), 8) == (
         f'{tmp_path}/schedule.yaml:2: cluster.slow.8: there is no rank 8; write a rank below 8'
     )
+
+
+def test_an_optimizer_with_its_defaults_is_a_name_alone(tmp_path):
+    short, full = tmp_path / 'short.yaml', tmp_path / 'full.yaml'
+    text = (Path(__file__).parent.parent / 'examples' / 'transformer_h100.yaml').read_text()
+    written = '{adam: {learning_rate: 0.0001}}'
+    assert written in text
+    short.write_text(text.replace(written, 'adam'))
+    full.write_text(text.replace(written, '{adam: {}}'))
+    assert load_schedule(short).workload == load_schedule(full).workload
+    short.write_text(text.replace(written, 'adma'))
+    with pytest.raises(ScheduleError, match='did you mean adam'):
+        load_schedule(short)

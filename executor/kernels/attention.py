@@ -1,7 +1,8 @@
 """Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
 Scores are held in full, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
-B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim.
+B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim of queries and keys.
+Values may have other features.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
+from executor.kernels.places import documents
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -56,20 +58,22 @@ def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     """q [B, G, Q × S, D], k and v [B, G, S, D]: a group's queries lie below one another, so they share its keys."""
     groups, queries, head_dim = _attributes(op)
     # Each group holds its queries, then its key and value, so that tensor parallelism can shard by groups.
-    qkv_BGCSD = qkv.unflatten(-1, (groups, queries + 2, head_dim)).permute(0, 2, 3, 1, 4)
-    return qkv_BGCSD[:, :, :queries].flatten(2, 3), qkv_BGCSD[:, :, queries], qkv_BGCSD[:, :, queries + 1]
+    q, k, v = qkv.unflatten(-1, (groups, -1)).split((queries * head_dim, head_dim, values_of(op)), -1)
+    q_BGQSD = q.unflatten(-1, (queries, head_dim)).permute(0, 2, 3, 1, 4)
+    return q_BGQSD.flatten(2, 3), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def merge(op: OpClass, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> torch.Tensor:
     """The inverse of ``split``."""
     _, queries, _ = _attributes(op)
-    parts_BGCSD = [dq.unflatten(2, (queries, -1)), dk.unsqueeze(2), dv.unsqueeze(2)]
-    return torch.cat(parts_BGCSD, dim=2).permute(0, 3, 1, 2, 4).flatten(2)
+    dq_BSGQD = dq.unflatten(2, (queries, -1)).permute(0, 3, 1, 2, 4)
+    return torch.cat([dq_BSGQD.flatten(3), dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
 
 
 def heads(op: OpClass, y: torch.Tensor) -> torch.Tensor:
     """[B, S, G × Q × D] → [B, G, Q × S, D]."""
-    return y.unflatten(-1, _attributes(op)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    groups, queries, _ = _attributes(op)
+    return y.unflatten(-1, (groups, queries, values_of(op))).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 def join(op: OpClass, y: torch.Tensor) -> torch.Tensor:
@@ -104,15 +108,23 @@ def scale_of(op: OpClass) -> float:
 
 
 def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
-    """[S, S], true where a token must not see another: one behind it, or before its window.
+    """[S, S], true where a token must not see another: one behind it, before its window, or of another document.
 
     Arguments: ``scores`` [..., S], for their size and device.
     """
     sequence = scores.shape[-1]
     ones = torch.ones(sequence, sequence, dtype=torch.bool, device=scores.device)
     window = int(op.attributes.get('window', 0))
-    future = ones.triu(1)
-    return future | ones.tril(-window) if window else future
+    found = ones.triu(1) | ones.tril(-window) if window else ones.triu(1)
+    if 'documents' not in op.attributes:
+        return found
+    of = documents(op, sequence).to(scores.device)
+    return found | (of[:, None] != of[None, :])
+
+
+def values_of(op: OpClass) -> int:
+    """Features of a value."""
+    return int(op.attributes.get('value_dim', op.attributes['head_dim']))
 
 
 def _attributes(op: OpClass) -> tuple[int, int, int]:

@@ -5,23 +5,24 @@ B batch, S sequence, G groups (key/value heads on this rank), C columns (queries
 
 from __future__ import annotations
 
-from math import pi
+from math import ceil, floor, log, pi
 
 import torch
 
-from executor.kernels.context import Context, position
+from executor.kernels.context import Context
+from executor.kernels.places import places
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
 
 def rotary_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """qkv → qkv, turned."""
-    return [_turned(op, where, tensors[0], 1)]
+    return [_turned(op, where, tensors[0])]
 
 
 def rotary_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → dqkv."""
-    return [_turned(op, where, tensors[0], -1)]
+    return [_turned(op, where, tensors[0], back=True)]
 
 
 def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tensor:
@@ -32,6 +33,8 @@ def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tens
     factor, *band = scaling
     if not band:
         return found / factor
+    if len(band) == 4:
+        return _yarn(found, theta, factor, *band[:3])
     low, high, original = band
     turns = original * found / (2 * pi)
     # 0 where waves are long, 1 where they are short.
@@ -39,22 +42,39 @@ def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tens
     return found * (kept + (1 - kept) / factor)
 
 
-def _turned(op: OpClass, where: Context, qkv: torch.Tensor, sign: int) -> torch.Tensor:
+def _yarn(found: torch.Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> torch.Tensor:
+    """Divided by the factor behind a ramp over features, from those that turn ``fast`` times to those of ``slow``."""
+    features = 2 * len(found)
+    first, last = (features * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (fast, slow))
+    low, high = max(floor(first), 0), min(ceil(last), features - 1)
+    divided = ((torch.arange(len(found), dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return found * (1 - divided + divided / factor)
+
+
+def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+    """x [B, S, ..., features], every feature turned by its position; ``back``, the transpose of that."""
+    sequence = x.shape[1]
+    scaling = [float(number) for number in str(op.attributes.get('scaling', '')).split()]
+    radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
+    magnitude = scaling[4] if len(scaling) == 5 else 1.0
+    angles = torch.outer(places(op, where, sequence).double(), radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
+    cos, sin = ((part * magnitude).to(wide(x)) for part in (angles.cos(), angles.sin() * (-1 if back else 1)))
+    interleaved = bool(op.attributes.get('interleaved', False))
+    one, other = (x[..., 0::2], x[..., 1::2]) if interleaved and not back else x.chunk(2, -1)
+    halves = wide(one) * cos - wide(other) * sin, wide(other) * cos + wide(one) * sin
+    # Pairs come out as halves, so backward they go from halves to pairs.
+    y = torch.stack(halves, -1).flatten(-2) if interleaved and back else torch.cat(halves, -1)
+    return y.to(x.dtype)
+
+
+def _turned(op: OpClass, where: Context, qkv: torch.Tensor, *, back: bool = False) -> torch.Tensor:
     groups, queries, head_dim, rotated = (
         int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim', 'rotated')
     )
-    sequence = qkv.shape[1]
-    scaling = [float(number) for number in str(op.attributes.get('scaling', '')).split()]
-    radians = frequencies(rotated, float(op.attributes['theta']), scaling)
-    # A rank with a part of the sequence has positions that begin further down.
-    places = torch.arange(sequence, dtype=torch.float64) + position(op, where) * sequence
-    angles = torch.outer(places, radians)[None, :, None, None, :]
-    cos, sin = (part.to(wide(qkv)) for part in (angles.cos(), angles.sin() * sign))
     y_BSGCD = qkv.unflatten(-1, (groups, queries + 2, head_dim)).clone()
     # Values, the last column, are not turned.
-    turned = y_BSGCD[..., : queries + 1, :rotated]
-    one, other = (half.clone() for half in wide(turned).chunk(2, -1))
-    turned.copy_(torch.cat([one * cos - other * sin, other * cos + one * sin], -1))
+    part = y_BSGCD[..., : queries + 1, :rotated]
+    part.copy_(turned(op, where, part, back=back))
     return y_BSGCD.flatten(2)
 
 

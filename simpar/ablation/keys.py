@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from simpar.plan import Plan
 from simpar.schedule import Schedule
-from simpar.workload import MODEL, Workload
+from simpar.workload import MODEL, OPTIMIZERS, Workload
 
 Path = tuple[str | int, ...]
-_OPTIMIZERS: Final = {'Sgd': 'sgd', 'Momentum': 'momentum', 'Adam': 'adam', 'AdamW': 'adamw', 'Muon': 'muon'}
+_OWNERS: Final = {'layers': 'layer', 'experts': 'experts'}
+"""What rules call keys that stand in a group of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Key:
     @property
     def rule(self) -> str:
         """``plan.zero``, ``workload.loss``, ``layer.recompute``: what rules call it."""
-        owner = 'layer' if 'layers' in self.path[:-1] else str(self.path[0])
+        owner = next((word for group, word in _OWNERS.items() if group in self.path[:-1]), str(self.path[0]))
         return f'{owner}.{self.field}'
 
     @property
@@ -75,10 +76,13 @@ def written_keys(schedule: Schedule) -> Iterator[Key]:
 def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Iterator[Key]:
     workload = schedule.workload
     yield from _of(workload, 'workload', ('workload',))
-    name = _OPTIMIZERS[type(workload.optimizer).__name__]
+    name = next(name for name, kind in OPTIMIZERS.items() if type(workload.optimizer) is kind)
     yield from _of(workload.optimizer, f'workload.optimizer.{name}', ('workload', 'optimizer'))
     model = workload.model
     yield from _of(model, f'workload.{model.key}', ('workload', 'model'))
+    experts = getattr(model, 'experts', None)
+    if experts is not None:
+        yield from _of(experts, f'workload.{model.key}.experts', ('workload', 'model', 'experts'))
     listed = f'workload.{model.key}' + ('.layers' if ('workload', model.key, 'layers') in wanted else '')
     for place, layer in enumerate(model.listed):
         yield from _of(layer, f'{listed}.{place}.{layer.key}', ('workload', 'model', 'layers', place))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 
+from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, load_case
 from simpar.errors import Problem, ScheduleError
+from simpar.files import write_atomically
 from simpar.predict import Prediction
 from simpar.size import parse_limit
 
@@ -16,8 +19,9 @@ FORMATS = ('.png', '.svg', '.pdf')
 
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
+    budget = _budget(options.train)
     case = load_case(options.file, options.set, limit=parse_limit(options.limit))
-    prediction = case.predict()
+    prediction = case.predict(options.steps)
     written = _write(options, prediction, case)
     if options.json:
         from simpar.report import to_dict
@@ -25,17 +29,33 @@ def command(options: argparse.Namespace) -> int:
         answer = to_dict(prediction)
         answer['notes'] += case.notes
         answer['parameters'] = case.parameters
+        if budget:
+            run = training_run(budget, case.throughput, prediction.step)
+            answer['training'] = run_to_dict(budget, run)
         print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
+    elif options.quiet:
+        from simpar.report import answer as in_a_sentence
+
+        print(in_a_sentence(prediction))
     else:
         from simpar.report import render
 
         sys.stdout.write(render(prediction))
+        if budget:
+            print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
         for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
             print(line)
     # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
+
+
+def _budget(texts: Sequence[str]) -> Budget | None:
+    try:
+        return parse_budget(texts) if texts else None
+    except ValueError as error:
+        raise ScheduleError(Problem('--train', str(error))) from None
 
 
 def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
@@ -50,6 +70,14 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         write_figure(options.plot, prediction.timeline())
         written.append(str(options.plot))
+    if options.html:
+        from simpar.page import answer_page
+
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        words = ''.join(f'# --set {word}\n' for word in options.set)
+        schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
+        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=case.notes))
+        written.append(str(options.html))
     if options.trace:
         from simpar.kineto import write_kineto
 

@@ -67,12 +67,16 @@ class OneOf:
     """A mapping with exactly one of these keys; its value is the dataclass that stands under the key.
 
     ``OneOf(sgd=Sgd, adam=Adam)`` reads ``{sgd: {learning_rate: 0.1}}``. With ``hoist`` the keys stand in the mapping
-    around it, not in one of their own: the JSON Schema says so, and the reader's `prepare` moves them. ``written_out``,
-    keys that stand for one of the others, written out before it is read; messages name them, too.
+    around it, not in one of their own: the JSON Schema says so, and the reader's `prepare` moves them. With ``short`` a
+    key alone stands for all defaults of its dataclass; `prepare` writes it out, too. ``written_out``, keys that stand
+    for one of the others, written out before it is read; messages name them, too.
     """
 
-    def __init__(self, *, hoist: bool = False, written_out: tuple[str, ...] = (), **kinds: Any) -> None:
+    def __init__(
+        self, *, hoist: bool = False, short: bool = False, written_out: tuple[str, ...] = (), **kinds: Any
+    ) -> None:
         self.hoist = hoist
+        self.short = short
         self.written_out = written_out
         self.kinds = kinds
 
@@ -106,7 +110,8 @@ class OneOf:
         made: dict[str, Any] = handler(_mapping({name: adapter(kind).core_schema for name, kind in self.kinds.items()}))
         for name, kind in self._classes():
             made['properties'][name].setdefault('description', (kind.__doc__ or '').partition('\n')[0])
-        return {**made, 'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
+        made |= {'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
+        return {'anyOf': [{'enum': list(self.kinds)}, made]} if self.short else made
 
 
 def _mapping(kinds: Mapping[str, Any]) -> Any:

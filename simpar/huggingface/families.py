@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any, Final
 
+from simpar.huggingface import deepseek, mixtures
 from simpar.huggingface.family import Config, Family, Refused, Says
 
 GATES: Final = {
@@ -54,17 +55,20 @@ def _rope(config: Config) -> Iterator[Says]:
     if share is not None:
         yield Says('rotary_share', share, together if 'partial_rotary_factor' in told else 'partial_rotary_factor')
     kind = str(scaling.get('rope_type', scaling.get('type', 'default')))
-    keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3}.get(kind)
+    keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3, 'yarn': YARN}.get(kind)
     if keys is None:
         what = f'not yet: rotary scaled as {kind[:20]}'
-        raise Refused(by, what, 'write rope_type: default, linear or llama3', 'rope_scaling')
+        raise Refused(by, what, 'write rope_type: default, linear, llama3 or yarn', 'rope_scaling')
     missing = [key for key in keys if not isinstance(scaling.get(key), int | float)]
     if missing:
         raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
-    if keys:
+    if kind == 'yarn':
+        yield Says('rope_scaling', deepseek.yarn(scaling, by), by)
+    elif keys:
         yield Says('rope_scaling', [float(scaling[key]) for key in keys], by)
 
 
+YARN: Final = ('factor', 'original_max_position_embeddings')
 LLAMA3: Final = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
@@ -163,6 +167,7 @@ _SIZES: Final = {
     'tie_word_embeddings': 'tied',
 }
 _LLAMA: Final = {**_SIZES, 'head_dim': 'head_dim', 'rms_norm_eps': 'norm_epsilon'}
+_LATENT: Final = {**_SIZES, 'rms_norm_eps': 'norm_epsilon'}
 _NEEDED: Final = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
 _ALWAYS: Final = {'norm': 'rms_norm', 'position': 'rotary'}
 _DEFAULTS: Final = {
@@ -175,12 +180,29 @@ _DEFAULTS: Final = {
     'mlp_bias': False,
 }
 _WITHOUT_ACT: Final = {key: value for key, value in _DEFAULTS.items() if key != 'hidden_act'}
+_WITHOUT_MLP: Final = {key: value for key, value in _DEFAULTS.items() if key != 'mlp_bias'}
 _QWEN: Final = {
     **_DEFAULTS,
     'num_key_value_heads': 32,
     'use_sliding_window': False,
     'sliding_window': 4096,
     'max_window_layers': 28,
+}
+_QWEN_MOE: Final = {
+    **{key: value for key, value in _DEFAULTS.items() if key not in ('attention_bias', 'mlp_bias')},
+    **mixtures.AUX_LOSS,
+    'use_sliding_window': False,
+    'norm_topk_prob': False,
+    'decoder_sparse_step': 1,
+}
+_NO_WINDOW: Final = {'use_sliding_window': (False, None)}
+_UNUSED_WINDOW: Final = ('sliding_window', 'max_window_layers')
+_DEEPSEEK: Final = {
+    'kv_lora_rank': 512,
+    'q_lora_rank': 1536,
+    'qk_nope_head_dim': 128,
+    'qk_rope_head_dim': 64,
+    'v_head_dim': 128,
 }
 _WINDOWS: Final = ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')
 _BIDIRECTIONAL: Final = {'use_bidirectional_attention': (None, False)}
@@ -223,6 +245,37 @@ FAMILIES: Final[Mapping[str, Family]] = {
         rules=(_activation(GATES, 'hidden_act'), _rope, _windows, _biases(qkv='attention_bias',
                proj='attention_bias')),
         reads=('hidden_act', *ROPE, *_WINDOWS, 'attention_bias'),
+    ),
+    'mixtral': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': []},
+        defaults={**_DEFAULTS, **mixtures.AUX_LOSS, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+                  'sliding_window': None, 'num_local_experts': 8, 'num_experts_per_tok': 2},
+        only={**_NO_DROPOUT, 'router_jitter_noise': (0, None)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _window, mixtures.mixtral),
+        reads=('hidden_act', *ROPE, 'sliding_window', *mixtures.MIXTRAL_KEYS),
+    ),
+    'qwen2_moe': Family(
+        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        needed=_NEEDED,
+        always=_ALWAYS,
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts_per_tok': 4,
+                  'num_experts': 60, mixtures.SHARED: 5632, 'qkv_bias': True},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='qkv_bias'), mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'qkv_bias', mixtures.SHARED, *mixtures.QWEN_KEYS),
+    ),
+    'qwen3_moe': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'qk_norm': True},
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 4, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8,
+                  'num_experts': 128, 'attention_bias': False},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias'),
+               mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'attention_bias', *mixtures.QWEN_KEYS),
     ),
     'gemma': Family(
         copied=_LLAMA,
@@ -269,6 +322,33 @@ FAMILIES: Final[Mapping[str, Family]] = {
         rules=(_activation(GATES, 'hidden_act'), _rope, _window,
                _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
         reads=('hidden_act', *ROPE, 'sliding_window', 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
+    ),
+    'deepseek_v2': Family(
+        copied={**_LATENT, **deepseek.LATENT},
+        needed=_NEEDED,
+        # Norms of latents have the default of their class, whatever the config says of others.
+        always={**_ALWAYS, 'latent_epsilon': 1e-6, 'rope_interleaved': True},
+        defaults={**_DEFAULTS, **_DEEPSEEK, 'first_k_dense_replace': 0, 'n_routed_experts': 64,
+                  'n_shared_experts': 2, 'routed_scaling_factor': 1.0, 'topk_method': 'greedy',
+                  'moe_intermediate_size': 1407, 'output_router_logits': False},
+        only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('softmax',)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, mixtures.deepseek_v2, deepseek.further,
+               _biases(qkv='attention_bias', proj='attention_bias', ffn='mlp_bias')),
+        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', 'topk_method', *deepseek.READ,
+               *mixtures.DEEPSEEK_KEYS),
+    ),
+    'deepseek_v3': Family(
+        copied={**_LATENT, **deepseek.LATENT},
+        needed=_NEEDED,
+        always={**_ALWAYS, 'latent_epsilon': 1e-6},
+        defaults={**_WITHOUT_MLP, **_DEEPSEEK, 'num_key_value_heads': 128, 'first_k_dense_replace': 3,
+                  'rope_interleave': True, 'n_routed_experts': 256, 'n_shared_experts': 1,
+                  'routed_scaling_factor': 2.5, 'n_group': 8, 'topk_group': 4, 'num_experts_per_tok': 8,
+                  'norm_topk_prob': True, 'moe_intermediate_size': 2048, 'output_router_logits': False},
+        only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('sigmoid',), 'topk_method': ('noaux_tc',)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.interleaved, mixtures.deepseek_v3,
+               deepseek.further, _biases(qkv='attention_bias', proj='attention_bias')),
+        reads=('hidden_act', *ROPE, 'attention_bias', *deepseek.READ, *mixtures.DEEPSEEK_KEYS),
     ),
     'gpt2': Family(
         copied={'vocab_size': 'vocab', 'n_embd': 'hidden', 'n_inner': 'ffn', 'n_layer': 'layers', 'n_head': 'heads',

@@ -10,6 +10,8 @@ from dataclasses import fields, replace
 from typing import Final, NamedTuple
 
 from simpar.kept import Kept
+from simpar.lower.forward_only import without_backward
+from simpar.lower.fp8 import in_fp8
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.loss_sum import sum_loss
 from simpar.lower.optimizer_parallel import Shards
@@ -66,7 +68,8 @@ class Sharded(NamedTuple):
 class Prepared(NamedTuple):
     """What the passes before an order gave.
 
-    Arguments: ``tape``, with the tensors of all ops; ``ids`` of layers, for ``fusion: ids``; ``stages``, their ops.
+    Arguments: ``tape``, with the tensors of all ops; ``ids`` of layers, for ``fusion: ids``; ``stages``, their ops;
+    ``forward``, whether there is no backward.
     """
 
     tape: Tape
@@ -75,6 +78,7 @@ class Prepared(NamedTuple):
     exchange: Exchange
     updates: Updates
     stages: list[StageOps]
+    forward: bool
 
 
 _sharded: Final[Kept[_Asked, Sharded | None]] = Kept(4)
@@ -94,7 +98,7 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
         assert found is not None, 'what is told its fusion shards'
     ids = fusion_ids(workload, plan, found.parameters)
     tape, stages = _stages(asked, found, plan, order)
-    return Prepared(tape.copy(), ids, found.shards, found.exchange, found.updates, stages)
+    return Prepared(tape.copy(), ids, found.shards, found.exchange, found.updates, stages, workload.phase == 'forward')
 
 
 def _only(plan: Plan, keys: frozenset[str]) -> Plan:
@@ -106,6 +110,7 @@ def _shard(asked: _Asked) -> Sharded | None:
     """The tape with shards; None where fusion decides how parameters are sharded and was not told."""
     workload, plan, world, placement, told = asked
     tape, graph = recorded(workload, plan, world, placement)
+    in_fp8(tape, workload, plan)
     if plan.sum_loss:
         sum_loss(tape)
     matrices = isinstance(workload.optimizer, Muon)
@@ -113,6 +118,9 @@ def _shard(asked: _Asked) -> Sharded | None:
         return None
     parameters = tuple([one.parameter for one in update_shards(tape)])
     shards = shard(tape, plan, fusion_ids(workload, plan, parameters), matrices=matrices)
+    if workload.phase == 'forward':
+        # Behind what counts the stages that a parameter is trained in: shards are those of training.
+        without_backward(tape)
     exchanged = exchange(tape, shards)
     own = update_shards(tape, shards.owned)
     return Sharded(tape, graph, parameters, shards, exchanged, updates(tape, workload, own))

@@ -12,7 +12,17 @@ from simpar.workload import Workload
 
 READ: Final = frozenset(
     {
-        *('data', 'tensor', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss', 'sequence_parallel'),
+        *(
+            'data',
+            'tensor',
+            'expert',
+            'pipeline',
+            'stages',
+            'micro_batches',
+            'copies',
+            'copies_loss',
+            'sequence_parallel',
+        ),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
     }
 )

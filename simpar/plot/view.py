@@ -29,7 +29,7 @@ class Bar(NamedTuple):
     """One op on a row, in seconds from the step's begin.
 
     ``start`` is later than ``arrive`` where it waited in a collective; ``copy`` is None for what is done once for all;
-    ``marked`` bars are outlined.
+    ``marked`` bars are outlined. ``name`` of the op class; ``micro_batch`` -1 for what is done once for all.
     """
 
     row: int
@@ -41,6 +41,8 @@ class Bar(NamedTuple):
     start: float
     end: float
     marked: bool = False
+    name: str = ''
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,11 +152,13 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[
         for left, right in fold(np.array([[since, span.end]]), begin, end).tolist():
             # A wait lies before the run; where folding has split the bar, the run keeps its end.
             start = right - min(span.end - span.start, right - left)
-            copy = span.copy if trace.program.sliced(span.op) else None
+            sliced = trace.program.sliced(span.op)
+            copy = span.copy if sliced else None
             label = _label(span.op.operator if communicates else span.op.name)
             times = (left - begin, start - begin, right - begin)
             marked = (rank, span.slot) in marks
-            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times, marked))
+            which = (span.op.name, span.micro_batch if sliced else -1)
+            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times, marked, *which))
     return [bar for bar in bars if bar.end > bar.arrive]
 
 

@@ -10,26 +10,29 @@ from typing import Any, Final
 
 from simpar.document import (
     Key,
+    Source,
     Terms,
     Tree,
     build,
     dotted,
     dump,
+    is_path,
     json_schema,
     one_screen,
     override,
     put,
     read,
 )
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
 from simpar.huggingface.schema import with_model
+from simpar.profiles import profile_path
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.schedule.terms import key_term, value_term
-from simpar.workload import MODEL
+from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
@@ -88,18 +91,22 @@ class Schedule(Contents):
         return None if replace(other, against=self.against) == self else other
 
 
-def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Schedule:
-    """Read a schedule file.
+def load_schedule(source: Source, overrides: Sequence[str] = ()) -> Schedule:
+    """Read a schedule.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
+    Arguments:
+        source: a path, the text of a file (of several lines), or a dict.
+        overrides: ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
     Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
     """
-    found = expanded(override(replace(read(path), shorts=_SHORTS), overrides), Path(path).parent)
+    folder = Path(source).parent if is_path(source) else Path()
+    found = expanded(override(replace(read(source), shorts=_SHORTS), overrides), folder)
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
-        raise ScheduleError(one_screen([*problems, *_problems_of_against(found, problems)]))
-    schedule = _schedule(found, contents, Path(path).parent)
+        against = _problems_of_against(found, problems)
+        raise ScheduleError(one_screen([*problems, *_problems_of_profile(found.tree), *against]))
+    schedule = _schedule(found, contents, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
@@ -217,6 +224,10 @@ def _in_full(root: Any) -> Any:
         if 'network' in model and not isinstance(model['network'], dict):
             model['network'] = {'layers': model['network']}
         workload[MODEL] = model
+        optimizer = workload.get('optimizer')
+        # An unknown name is left as it is, for the message that names the nearest.
+        if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+            workload['optimizer'] = {optimizer: {}}
     return root
 
 
@@ -261,6 +272,21 @@ def _in_the_model(key: str, origins: Mapping[Key, str]) -> str:
     parts = tuple(key.split('.'))
     beside = MODEL_KEY in origins and parts[:1] == MODEL_KEY[:1] and parts[1:2] and parts[1] in KEYS
     return '.'.join((*map(str, TRANSFORMER), *parts[1:])) if beside else key
+
+
+def _problems_of_profile(tree: Tree) -> list[Problem]:
+    """That there is no such profile, in a file that is wrong elsewhere: else it is told only after all is mended."""
+    cluster = tree.get(('cluster',))
+    name = cluster if isinstance(cluster, str) else tree.get(('cluster', 'profile'))
+    # A path is told by what reads it.
+    if not isinstance(name, str) or not name or '/' in name or os.sep in name:
+        return []
+    try:
+        profile_path(name)
+    except ProfileError as wrong:
+        where = tree.where(('cluster', 'profile'))
+        return [replace(problem, where=where, what=f'cluster: {problem.what}') for problem in wrong.problems]
+    return []
 
 
 def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from simpar.model.dropout import KEYS
+from simpar.model.library.experts import mixture_nodes
+from simpar.model.library.latent import OF_HEADS, latent_parts
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
 from simpar.model.operators.base import Operator
@@ -65,7 +67,7 @@ def _before_layers(model: Transformer) -> Iterator[Node]:
         yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
         before = 'embedding.scaled'
     if model.position == 'learned':
-        yield Node('position', Position(rows=model.positions), (before,), -1, 'position.added')
+        yield Node('position', Position(rows=model.positions, documents=model.packed), (before,), -1, 'position.added')
         before = 'position'
     if model.dropout:
         # Masks are drawn for a place in the model: the name of what is dropped.
@@ -101,30 +103,32 @@ class _Block:
     def attention(self, x: str) -> Iterator[Node]:
         """x + what attention makes of it."""
         model, heads = self.model, self.model.heads_of(self.layer)
-        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
-        outputs = (heads.groups, heads.queries + 2, heads.head_dim)
         yield self.node('norm1', _norm(model), x)
-        qkv = Product(
-            outputs=outputs,
-            inputs=(model.hidden,),
-            bias='qkv' in model.bias,
-            gathers=True,
-            what='attention (its groups of heads)',
-        )
-        yield self.node('qkv', qkv, '.norm1')
         before = '.qkv'
+        if model.kv_lora_rank:
+            yield from (self.node(name, operator, *reads) for name, operator, reads in latent_parts(model, heads))
+        else:
+            yield from self.together(heads)
         if model.qk_norm:
             yield self.node('qk_norm', QkNorm(heads=heads, epsilon=model.norm_epsilon), before)
             before = '.qk_norm'
-        if model.rotation:
+        if model.rotation and not model.kv_lora_rank:
             yield self.node('rotary', Rotary(heads=heads, rotation=model.rotation), before)
             before = '.rotary'
         if model.attention == 'unfused':
             yield from self.unfused(heads, before)
         else:
             yield self.node('attention', Attention(heads=heads, dropout=model.dropout), before, *self.keys)
-        inputs = (heads.groups, heads.queries, heads.head_dim)
+        inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
+
+    def together(self, heads: Heads) -> Iterator[Node]:
+        """Queries, keys and values as one product."""
+        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
+        outputs = (heads.groups, heads.queries + 2, heads.head_dim)
+        bias = 'qkv' in self.model.bias
+        qkv = Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
+        yield self.node('qkv', qkv, '.norm1')
 
     def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
@@ -134,7 +138,7 @@ class _Block:
         if heads.softcap:
             yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
             kept = '.attention.capped'
-        yield self.node('attention.softmax', CausalSoftmax(window=heads.window), kept)
+        yield self.node('attention.softmax', CausalSoftmax(window=heads.window, documents=heads.documents), kept)
         kept = '.attention.softmax'
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)
@@ -143,18 +147,25 @@ class _Block:
         yield self.node('attention', AttentionValues(heads=heads), kept, qkv)
 
     def feed_forward(self, x: str) -> Iterator[Node]:
-        """What the feed-forward makes of x, added to the residual stream."""
-        model = self.model
+        """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
+        model, experts = self.model, self.model.experts_of(self.layer)
         hidden, width, biased = model.hidden, model.ffn_width, 'ffn' in model.bias
         norm = 'norm1' if model.parallel else 'norm2'
         if not model.parallel:
             yield self.node(norm, _norm(model), x)
+        stream = '.residual1' if model.parallel else x
+        if experts is not None:
+            yield from mixture_nodes(
+                experts, self.node, self.layer, f'.{norm}', hidden=hidden, ffn=width, sequence=model.sequence,
+                gated=model.gated, activation=ACTIVATIONS[model.activation],
+            )  # fmt: skip
+            yield from self.added('mixture', stream, '2')
+            return
         # A gate stands beside what it lets through: a split by width keeps both together.
         outputs = (width, 2) if model.gated else (width,)
         fc1 = Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
         yield self.node('fc1', fc1, f'.{norm}')
         yield self.node(model.activation, ACTIVATIONS[model.activation](), '.fc1')
-        stream = '.residual1' if model.parallel else x
         yield from self.half('fc2', (width,), f'.{model.activation}', stream, '2', biased=biased)
 
     def half(
@@ -166,9 +177,13 @@ class _Block:
         own = biased and model.post_norms
         product = Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
         yield self.node(name, product, read)
-        branch = f'.{name}'
+        bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
+        yield from self.added(name, x, number, bias_of)
+
+    def added(self, name: str, x: str, number: str, bias_of: str = '') -> Iterator[Node]:
+        """A norm behind one half of a layer if there is one, and their sum with x."""
+        model, branch = self.model, f'.{name}'
         if model.post_norms:
             yield self.node(f'post_norm{number}', _norm(model), branch)
             branch = f'.post_norm{number}'
-        bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
         yield self.node(f'residual{number}', Residual(bias_of=bias_of, dropout=model.dropout), x, branch, *self.keys)

@@ -13,9 +13,12 @@ from pydantic import Field
 
 from simpar.errors import Problem
 from simpar.model.advice import divisors, multiple
+from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
+from simpar.model.library.experts import Experts, mixture_problems
+from simpar.model.library.latent import latent_problems
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Heads
@@ -29,6 +32,7 @@ Activation = Literal['gelu', 'gelu_tanh', 'relu', 'squared_relu', 'silu', 'swigl
 Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
+Rank = Annotated[int, Field(ge=0, le=2**20)]
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
@@ -44,6 +48,7 @@ class Transformer(Model):
         dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
             a layer, before they are added (Megatron-LM).
         window: of attention, by layer; a list repeats over the layers.
+        documents: every sample is packed alike.
         parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
     """
 
@@ -87,13 +92,37 @@ class Transformer(Model):
     rope_scaling: Annotated[
         tuple[Number, ...],
         Field(
-            max_length=4,
-            description='[factor] divides positions, [factor, low, high, original] is that of Llama 3.1; empty: none',
+            max_length=5,
+            description='[factor] divides positions, [factor, low, high, original] is that of Llama 3.1, [factor, '
+            'original, fast, slow, magnitude] that of YaRN; empty: none',
         ),
     ] = ()
+    rope_interleaved: Annotated[bool, Field(description='each feature is turned with its neighbour (DeepSeek)')] = False
+    kv_lora_rank: Annotated[
+        Rank, Field(description='features of the latent that keys and values come from (MLA); 0: no latent attention')
+    ] = 0
+    q_lora_rank: Annotated[Rank, Field(description='of latent attention, the same of queries; 0: of the stream')] = 0
+    qk_nope_head_dim: Annotated[Rank, Field(description='of latent attention, features of a key that no one turns')] = 0
+    qk_rope_head_dim: Annotated[
+        Rank, Field(description='of latent attention, features of a key that rotary turns, shared by all heads')
+    ] = 0
+    v_head_dim: Annotated[Rank, Field(description='of latent attention, features of a value')] = 0
+    latent_epsilon: Annotated[
+        float, Field(ge=0, le=1, description='added to the mean of squares in norms of latents; 0: norm_epsilon')
+    ] = 0.0
+    mtp_layers: Annotated[
+        int, Field(ge=0, le=4096, description='modules that predict further tokens (MTP): not built, write 0')
+    ] = 0
     window: Annotated[
         Window | tuple[Window, ...],
         Field(description='tokens that attention sees, itself and those before it; a list repeats over layers; 0: all'),
+    ] = 0
+    documents: Annotated[
+        Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Field(
+            description='tokens of each document that a sample packs, or of all but its last; no token sees another '
+            'document, positions begin anew; 0: one document',
+        ),
     ] = 0
     parallel: Annotated[
         bool, Field(description='attention and feed-forward read one norm, both are added to what it read (Phi)')
@@ -105,6 +134,9 @@ class Transformer(Model):
         float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
     ] = 1.0
     pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
+    experts: Annotated[
+        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
+    ] = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -122,7 +154,7 @@ class Transformer(Model):
     @property
     def head_width(self) -> int:
         """Features of a head."""
-        return self.head_dim or self.hidden // self.heads
+        return self.head_dim or self.qk_nope_head_dim + self.qk_rope_head_dim or self.hidden // self.heads
 
     @property
     def gated(self) -> bool:
@@ -137,10 +169,22 @@ class Transformer(Model):
     @property
     def rotation(self) -> Rotation | None:
         """How queries and keys are turned, if they are."""
-        if self.position != 'rotary':
-            return None
-        features = int(self.head_width * self.rotary_share)
-        return Rotation(features=features, theta=self.rope_theta, scaling=self.rope_scaling)
+        return self.turned(int(self.head_width * self.rotary_share)) if self.position == 'rotary' else None
+
+    def turned(self, features: int) -> Rotation:
+        """A rotation of so many features."""
+        return Rotation(
+            features=features, theta=self.rope_theta, scaling=self.rope_scaling, interleaved=self.rope_interleaved
+        )
+
+    @property
+    def packed(self) -> tuple[int, ...]:
+        """Lengths of the documents of a sample; empty: one."""
+        return packed(self.documents, self.sequence)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it is dense."""
+        return self.experts if self.experts is not None and self.experts.in_layer(layer) else None
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
@@ -154,9 +198,11 @@ class Transformer(Model):
             groups=self.key_value_heads,
             queries=self.heads // self.key_value_heads,
             head_dim=self.head_width,
+            value_dim=self.v_head_dim,
             window=self.window_of(layer),
             scale=self.attention_scale,
             softcap=self.attention_softcap,
+            documents=self.packed,
         )
 
     @property
@@ -195,11 +241,21 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
+        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
+        return replace(
+            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
+        )
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _parts(self), _asked(asked), _degrees(self, asked))
+        return chain(
+            _sizes(self),
+            _parts(self),
+            latent_problems(self),
+            _mixture(self, asked),
+            _asked(asked),
+            _degrees(self, asked),
+        )
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
@@ -209,7 +265,7 @@ def _nodes(model: Transformer) -> tuple[Node, ...]:
 
 
 def _sizes(model: Transformer) -> Iterator[Problem]:
-    if not model.head_dim and model.hidden % model.heads:
+    if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
         what = f'{model.hidden} does not divide by heads {model.heads}'
         yield Problem((*FILE, 'hidden'), what, multiple(model.hidden, model.heads))
     if model.heads % model.key_value_heads:
@@ -219,18 +275,25 @@ def _sizes(model: Transformer) -> Iterator[Problem]:
 
 def _parts(model: Transformer) -> Iterator[Problem]:
     """What of the keys of its parts does not fit together."""
+    if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
+        what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
+        yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
     if model.parallel and model.post_norms:
         yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
     if model.position == 'learned' and 0 < model.positions < model.sequence:
         what = f'{model.sequence} tokens, but only {model.positions} positions'
         yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
-    if len(model.rope_scaling) not in (0, 1, 4) or 0 in model.rope_scaling:
+    if len(model.rope_scaling) not in (0, 1, 4, 5) or 0 in model.rope_scaling:
         what = f'{len(model.rope_scaling)} numbers, or a zero among them'
-        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor], or [factor, low, high, original positions]')
-    elif model.rope_scaling[1:] and model.rope_scaling[1] >= model.rope_scaling[2]:
+        forms = '[factor], [factor, low, high, original positions], or [factor, original, fast, slow, magnitude]'
+        yield Problem((*FILE, 'rope_scaling'), what, f'write {forms}')
+    elif len(model.rope_scaling) == 5 and model.rope_scaling[2] <= model.rope_scaling[3]:
+        what = f'fast {model.rope_scaling[2]:g} is not above slow {model.rope_scaling[3]:g}'
+        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, original, fast, slow, magnitude]')
+    elif len(model.rope_scaling) == 4 and model.rope_scaling[1] >= model.rope_scaling[2]:
         what = f'low {model.rope_scaling[1]:g} is not below high {model.rope_scaling[2]:g}'
         yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, low, high, original positions]')
-    if not model.head_dim and model.hidden % model.heads:
+    if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
         # Told already; features of a head are not known.
         return
     if model.rotation and model.rotation.features % 2:
@@ -239,6 +302,22 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.rotation and not model.rotation.features:
         what = f'{model.rotary_share:g} of {model.head_width} features is none'
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
+
+
+def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Experts, and the ranks that share them."""
+    experts, at = model.experts, (*FILE, 'experts')
+    if experts is None:
+        if asked.expert > 1:
+            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
+        return
+    yield from mixture_problems(experts, at, model.layers)
+    if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
+        left = ', '.join(one for one in model.bias if one != 'ffn')
+        yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    if experts.count % asked.expert:
+        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
 def _asked(asked: Asked) -> Iterator[Problem]:

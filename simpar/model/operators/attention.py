@@ -1,16 +1,19 @@
 """Attention with grouped queries: flash, which keeps no probabilities, or unfused, which keeps them, dropped or not.
 
-All read ``qkv`` [batch, sequence, groups × (queries + 2) × head_dim], split by batch and by groups of heads.
+All read ``qkv`` [batch, sequence, groups × width], split by batch and by groups of heads. A group is as wide as its
+queries, one key and one value.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import dims_of, seen, told
 from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
@@ -27,25 +30,39 @@ class Heads:
     Arguments:
         groups: of heads that share a key and a value.
         queries: heads of a group.
-        head_dim: features of a head.
+        head_dim: features of a query and of a key.
+        value_dim: features of a value; 0: head_dim.
         causal: no token sees those behind it.
         window: how many tokens one sees, itself and those before it; 0: all.
         scale: what scores are multiplied by; 0: 1 / √head_dim.
         softcap: scores become softcap · tanh(score / softcap); 0: they stay.
+        documents: lengths of those that a sample packs, of which no token sees another's; empty: one.
     """
 
     groups: int
     queries: int
     head_dim: int
+    value_dim: int = 0
     causal: bool = True
     window: int = 0
     scale: float = 0.0
     softcap: float = 0.0
+    documents: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
         """Heads of queries."""
         return self.groups * self.queries
+
+    @property
+    def values(self) -> int:
+        """Features of a value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Features of a group: its queries, its key and its value."""
+        return (self.queries + 1) * self.head_dim + self.values
 
     def groups_held(self, layout: TensorLayout) -> int:
         """Groups on one rank, from the layout of ``qkv``."""
@@ -58,20 +75,20 @@ class Heads:
             **self.held(local.layout('qkv')),
             'causal': self.causal,
             **{key: value for key, value in more.items() if value},
+            **told(self.documents),
         }
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
-        return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim}
+        apart: Attributes = {'value_dim': self.values} if self.values != self.head_dim else {}
+        return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim, **apart}
 
     def seen(self, sequence: int) -> float:
-        """Pairs of tokens of which one sees the other, as a share of those without a window.
+        """Pairs of tokens of which one sees the other, as a share of those of one document without a window.
 
         Arguments: ``sequence``, tokens of a sample.
         """
-        share = min(self.window or sequence, sequence) / sequence
-        # Without a window half of a square; with one a band of its width, less the triangle before the first token.
-        return share * (2 - share)
+        return seen(Counter(self.documents) or {sequence: 1}, self.window, sequence)
 
     def rows(self, name: str, qkv: Shape) -> Axes:
         """Of what changes ``qkv`` head by head: batch b, sequence s and groups g."""
@@ -147,8 +164,8 @@ class Attention(Sharded):
     dropout: float = 0.0
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """[batch, sequence, heads × head_dim]."""
-        return (*reads[0][:2], self.heads.count * self.heads.head_dim)
+        """[batch, sequence, heads × features of a value]."""
+        return (*reads[0][:2], self.heads.count * self.heads.values)
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
@@ -166,22 +183,27 @@ class Attention(Sharded):
             'heads': held * heads.queries,
             'kv_heads': held,
             'head_dim': heads.head_dim,
+            **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
             **({'window': heads.window} if heads.window and heads.window < sequence else {}),
+            **dims_of(heads.documents),
         }
-        # Two products of 2 operations each, half of them masked: 2.0 × this. ``causal: false`` is counted alike.
-        product = dims['batch'] * dims['heads'] * sequence * sequence * heads.head_dim * heads.seen(sequence)
+        # A product takes 2 operations for each pair and feature, half of the pairs masked. ``causal: false`` is counted
+        # alike. Forward: scores and values. Backward: scores again, and four more.
+        pairs, seen = dims['batch'] * dims['heads'] * sequence * sequence, heads.seen(sequence)
+        forward = 2.0 * (pairs * ((heads.head_dim + heads.values) / 2) * seen)
+        backward = 5.0 * (pairs * ((3 * heads.head_dim + 2 * heads.values) / 5) * seen)
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
-        told = {**heads.told(local)}
+        known = {**heads.told(local)}
         keys: tuple[str, ...] = ()
         if self.dropout:
-            told, keys = {**told, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
+            known, keys = {**known, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
-            F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=2.0 * product, dims=dims,
-                   attributes=told),
-            I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=5.0 * product,
-                           dims=dims, attributes=told)},
+            F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
+                   attributes=known),
+            I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=backward,
+                           dims=dims, attributes=known)},
             kept=(kept,),
         )  # fmt: skip
 
@@ -214,13 +236,13 @@ class AttentionScores(Sharded):
 
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
-        rows, sequence, width, product = _product(local, self.heads, 'y')
-        told = self.heads.told(local)
+        rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
+        known = self.heads.told(local)
         return Ops(
             F=Work(operator='attention_scores', reads=('qkv',), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=told),
+                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=known),
             I={'qkv': Work(operator='attention_scores', reads=('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
-                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=told, of=self.values)},
+                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
         )  # fmt: skip
 
 
@@ -238,8 +260,8 @@ class AttentionValues(Operator):
     heads: Heads
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
-        """[batch, sequence, heads × head_dim]."""
-        return (*reads[1][:2], self.heads.count * self.heads.head_dim)
+        """[batch, sequence, heads × features of a value]."""
+        return (*reads[1][:2], self.heads.count * self.heads.values)
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by groups."""
@@ -248,19 +270,19 @@ class AttentionValues(Operator):
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
         heads = self.heads
-        rows, sequence, width, product = _product(local, heads, 'kept')
-        told = heads.told(local)
+        rows, sequence, width, product = _product(local, 'kept', heads.values)
+        known = heads.told(local)
         # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
-            shape=(*local.shape('qkv')[:2], heads.groups * heads.head_dim),
+            shape=(*local.shape('qkv')[:2], heads.groups * heads.values),
             layout=local.layout('qkv'),
         )
         return Ops(
             F=Work(operator='attention_values', reads=('kept', 'qkv'), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=told),
+                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=known),
             I={'kept': Work(operator='attention_values', reads=('dy', 'kept', 'qkv'), writes=(of_v.role,),
-                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=told)},
+                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=known)},
             made_backward=(of_v,),
         )  # fmt: skip
 
@@ -269,7 +291,7 @@ class AttentionValues(Operator):
 class CausalSoftmax(SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future.
 
-    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all.
+    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all; ``documents`` as of ``Heads``.
     """
 
     key = 'causal_softmax'
@@ -278,6 +300,7 @@ class CausalSoftmax(SameShape):
     unsharded = 'last two dims'
 
     window: int = 0
+    documents: tuple[int, ...] = ()
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split along batch and heads."""
@@ -288,15 +311,16 @@ class CausalSoftmax(SameShape):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
-        told: Attributes = {'causal': True, **({'window': self.window} if self.window else {})}
+        window: Attributes = {'window': self.window} if self.window else {}
+        known: Attributes = {'causal': True, **window, **told(self.documents)}
         return Ops(
-            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=told),
+            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
         )
 
 
-def _product(local: Local, heads: Heads, scores: str) -> tuple[int, int, int, float]:
+def _product(local: Local, scores: str, features: int) -> tuple[int, int, int, float]:
     """Rows of all heads on one rank, tokens, features, and floating-point operations of one product."""
     sequence = local.shape('qkv')[1]
     rows = local.elements(scores) // sequence
-    return rows, sequence, heads.head_dim, 2.0 * rows * sequence * heads.head_dim
+    return rows, sequence, features, 2.0 * rows * sequence * features

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Sharded, Unary, operator
 from simpar.model.operators.norm import SameShape
@@ -26,12 +27,28 @@ class Rotation:
         theta: base of the frequencies.
         scaling: empty: none; (factor,): positions are divided by it (Chen et al. 2023); (factor, low, high, original):
             frequencies whose waves are longer than original / low positions are divided by the factor, those shorter
-            than original / high stay, and those between are mixed (Llama 3.1).
+            than original / high stay, and those between are mixed (Llama 3.1); (factor, original, fast, slow,
+            magnitude): those that turn less than ``slow`` times in the original positions are divided by the factor,
+            those that turn more than ``fast`` times stay, a ramp over features lies between, and what is turned is
+            multiplied by the magnitude (YaRN, Peng et al. 2023).
+        interleaved: each feature is turned with its neighbour (the order of RoFormer and DeepSeek); the first of each
+            pair come out in front of all others.
     """
 
     features: int
     theta: float = 10000.0
     scaling: tuple[float, ...] = ()
+    interleaved: bool = False
+
+    @property
+    def told(self) -> Attributes:
+        """What a kernel must know."""
+        return {
+            'rotated': self.features,
+            'theta': self.theta,
+            **({'scaling': ' '.join(map(repr, self.scaling))} if self.scaling else {}),
+            **({'interleaved': True} if self.interleaved else {}),
+        }
 
 
 @operator
@@ -61,9 +78,8 @@ class Rotary(SameShape, Sharded, Unary):
         # Only where the sequence is split must a rank know where its positions begin.
         told: Attributes = {
             **heads.held(layout),
-            'rotated': rotation.features,
-            'theta': rotation.theta,
-            **({'scaling': ' '.join(map(repr, rotation.scaling))} if rotation.scaling else {}),
+            **rotation.told,
+            **told_of(heads.documents),
             **({'partition': partition} if partition else {}),
         }
         turned = (heads.queries + 1) / (heads.queries + 2)
