@@ -42,7 +42,10 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        self._shapes: dict[tuple[int, ...], Shape] = {}
+        # Clusters of a sweep over links lie alike.
+        self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
+        self._channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
+        self._known_links: dict[object, tuple[tuple[str, float], ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
@@ -67,7 +70,7 @@ class ClusterCollectives:
         if alone is None:
             alone = self._alone[key, shape] = self._price(op, shape)
         cost, loads = alone
-        links = demands(self.topology, users, members, loads, cost.transfer)
+        links = self._links(members, users, demands(self.topology, loads, cost.transfer))
         # A thousand ranks ask thousands of times, and `replace` takes twice as long.
         return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
 
@@ -79,6 +82,29 @@ class ClusterCollectives:
         if members not in self._shapes:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
+
+    def _links(
+        self, members: tuple[int, ...], users: tuple[int, ...], asked: tuple[tuple[int, float], ...]
+    ) -> tuple[tuple[str, float], ...]:
+        """Pairs (channel, demand) of the channels that a group uses at some levels.
+
+        Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
+        once.
+        """
+        key = (members, users, asked)
+        if key not in self._known_links:
+            found: list[tuple[str, float]] = []
+            for level, part in asked:
+                over = members if self.topology.links[level].per == 'pair' else users
+                found += [(channel, part) for channel in self._of_level(over, level)]
+            self._known_links[key] = tuple(found)
+        return self._known_links[key]
+
+    def _of_level(self, ranks: tuple[int, ...], level: int) -> tuple[str, ...]:
+        """The channels of a level that ranks use."""
+        if (ranks, level) not in self._channels:
+            self._channels[ranks, level] = self.topology.channels(ranks, level)
+        return self._channels[ranks, level]
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
@@ -145,7 +171,7 @@ class ClusterCollectives:
     def _laid(self, group: Group) -> Shape:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
-        return self.topology.shape([place // inner * self.topology.node + place % inner for place in range(group[0])])
+        return self._shape(tuple([place // inner * self.topology.node + place % inner for place in range(group[0])]))
 
     def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
@@ -163,7 +189,7 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        shape = self.topology.shape(range(inner))
+        shape = self._shape(tuple(range(inner)))
         alone = terms(op, shape, self.topology, self.library)
         exact = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
         inside = next(level for level, load in enumerate(alone.loads) if load)
@@ -180,6 +206,12 @@ class ClusterCollectives:
     def _curves(self) -> dict[str, dict[Group, Curve]]:
         table = self.cluster.profile.tables.collective
         return _collective_curves(read_table(table, 'collective')) if table else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape]:
+    """The shapes of groups by their ranks, in clusters whose levels have these sizes; it is filled as they are met."""
+    return {}
 
 
 @functools.lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.compute import MATRIX, NO_WORK
-from simpar.cost.costs import GRADES, Array, Communication, Costs
+from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
 from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
@@ -101,18 +101,19 @@ class Pricer:
             beside_communication=np.where(computes & slows, beside, 1.0)[self._kind],
             beside_compute=np.where(computes | (not slows), 1.0, collective)[self._kind],
             # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
-            communication={index: communication[kind] for index, kind in self._each if kind in communication},
+            communication={index: communication[kind] for index, kind in self._communicating},
             links=links,
             rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
             waiting_slows=slows and slow_down.waiting,
-            why=self._why,
+            why=Why(self._kind, self._why),
             grades=self._grades(compute, communication),
         )
 
     @cached_property
-    def _each(self) -> list[tuple[int, int]]:
-        """All op classes, each with the number of its cost key."""
-        return list(enumerate(self._kind.tolist()))
+    def _communicating(self) -> list[tuple[int, int]]:
+        """The op classes that communicate, each with the number of its cost key."""
+        index = np.flatnonzero(np.array([op.kind != 'compute' for op in self._ops], dtype=bool)[self._kind])
+        return list(zip(index.tolist(), self._kind[index].tolist(), strict=True))
 
     def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
         """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
@@ -142,10 +143,11 @@ class Pricer:
         return self._messages[key]
 
     @cached_property
-    def _why(self) -> dict[int, str]:
+    def _why(self) -> list[str]:
+        """By cost key."""
         why = {kind: costs[0].why for kind, costs in self._communicated.items()}
         why |= {kind: cost.why for kind, cost in self._computed.items()}
-        return {index: why[kind] for index, kind in self._each}
+        return [why[kind] for kind in range(len(self._ops))]
 
     def _grades(self, compute: Array, communication: Mapping[int, tuple[Communication, ...]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
@@ -167,12 +169,14 @@ class _Messages:
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._made: dict[Hashable, Communication] = {}
+        self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
         self.links: dict[str, int] = {}
 
     def message(self, cost: CollectiveCost) -> Communication:
         """A collective's cost in one group."""
         links = cost.links if self._effects.link_sharing else ()
-        key = (cost.alpha, cost.transfer, cost.best, links)
+        # Equal links are mostly the same object, and are told by it: they may be many.
+        key = (cost.alpha, cost.transfer, cost.best, id(links))
         if key not in self._made:
             self._made[key] = self._make(cost, links)
         return self._made[key]
@@ -186,6 +190,11 @@ class _Messages:
             links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
         if not transfer > 0:
             links = ()
-        # Sorted, so that equal costs are equal whatever order their links were found in.
-        shares = sorted((self.links.setdefault(name, len(self.links)), part) for name, part in links)
-        return Communication(alpha=alpha, transfer=transfer, links=tuple(shares))
+        shares = self._shares.get(id(links))
+        if shares is None:
+            # Sorted, so that equal costs are equal whatever order their links were found in.
+            shares = tuple(sorted([(self.links.setdefault(name, len(self.links)), part) for name, part in links]))
+            # Only links of costs live as long as this does.
+            if links is cost.links:
+                self._shares[id(links)] = shares
+        return Communication(alpha=alpha, transfer=transfer, links=shares)

@@ -23,6 +23,8 @@ Edges = list[list[tuple[int, int]]]
 """For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
 0."""
 
+Links = list[tuple[tuple[int, int], ...]]
+"""For each of an op class's costs the pairs (link, number of the demand)."""
 Pattern = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, number of the
 demand)."""
@@ -127,16 +129,15 @@ class LoadedRepresentatives(Representatives):
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
         super().__init__(groups, ranks)
         self._communication = costs.communication
-        self._loads: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, float], ...]] = {}
+        self._loads: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, float], ...]] = {}
         # One link of each class is simulated; the others would carry the same.
         self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
 
     def load(self, op_class: int, groups: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once."""
         by_group = self._communication[op_class]
-        # Costs are shared between op classes by identity (``price`` makes equal ones once), so the id is a key while
-        # they live.
-        key = (id(by_group), groups)
+        # Links are shared between costs by identity (``price`` makes equal ones once), so ids are keys while they live.
+        key = (tuple([id(by_group[group].links) for group in groups]), groups)
         if key not in self._loads:
             total: dict[int, float] = {}
             for group in groups:
@@ -191,27 +192,29 @@ class _Told(NamedTuple):
         """What some costs tell; many op classes share long ones, so each is looked into once."""
         number_of: dict[int, int] = {}
         patterns: dict[Pattern, int] = {}
+        over: dict[tuple[int, ...], Links] = {}
         for by_group in costs.communication.values():
             if id(by_group) not in number_of:
-                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group), len(patterns))
+                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
         of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
         return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
 
 
-def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
+def _pattern(by_group: tuple[Communication, ...], over: dict[tuple[int, ...], Links]) -> Pattern:
+    """The pattern of an op class's costs. Arguments: ``over``, by the ids of all links what was found; grows."""
     number: dict[tuple[float, float], int] = {}
-    demands: dict[float, int] = {}
     # Which costs and demands of one op class are equal, not what they are: so that messages of many sizes are alike to
     # ``_refine``, and its cache holds across effects, links and plans.
-    return tuple(
-        [
-            (
-                number.setdefault((cost.alpha, cost.transfer), len(number)),
-                tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links]),
-            )
+    seconds = [number.setdefault((cost.alpha, cost.transfer), len(number)) for cost in by_group]
+    # Messages of many sizes have the very same links.
+    key = tuple([id(cost.links) for cost in by_group])
+    if key not in over:
+        demands: dict[float, int] = {}
+        over[key] = [
+            tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links])
             for cost in by_group
         ]
-    )
+    return tuple(zip(seconds, over[key], strict=True))
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
