@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -134,8 +134,8 @@ class RankMemory:
     @cached_property
     def _most(self) -> tuple[int, float]:
         """How many bytes it holds at most, and when."""
-        total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
-        times = self._edges(slice(None))
+        held = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',))
+        total, times = held.bytes[:, 0], held.times
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
         return int(total.max()), float(times[int(np.argmax(rises))])
@@ -217,14 +217,11 @@ class RankMemory:
             bytes=int(lives.bytes[row]),
         )
 
-    def _edges(self, rows: slice | Ints) -> Times:
-        """The times at which something begins or ends."""
-        return distinct(np.concatenate(([0.0], self.since[rows], self.until[rows])))
-
     def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
         """Bytes of some lives over time, summed by label."""
         since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
-        edges = self._edges(rows)
+        # The times at which something begins or ends.
+        edges = distinct(np.concatenate(([0.0], since, until)))
         held = np.zeros((len(edges), len(names)), dtype=np.int64)
         # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
         np.add.at(held, (np.searchsorted(edges, since), labels), size)
@@ -254,7 +251,7 @@ def rank_memory(
     begin, end = window
     step = end - begin
     role = program.role(rank_times.rank)
-    receives = column(program.op_classes, lambda op: op.kind == 'recv', np.bool_)[role.op_class]
+    receives = _receives(program)[role.op_class]
     # A receive is posted with a buffer to receive into.
     begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
     starts, ends = begins_KS[-1], rank_times.end_KS[-1]
@@ -275,6 +272,12 @@ def rank_memory(
         wraps=last - first,
         starts=fold(starts - begin, step)[1],
     )
+
+
+@lru_cache(maxsize=2)
+def _receives(program: Program) -> NDArray[np.bool_]:
+    """Shape [op classes], which are receives; all ranks ask."""
+    return column(program.op_classes, lambda op: op.kind == 'recv', np.bool_)
 
 
 def fold(times: Times, step: float) -> tuple[Ints, Times]:
