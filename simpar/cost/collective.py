@@ -7,14 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.entries import Alike
 from simpar.cost.formula import Terms, share, terms
 from simpar.cost.interpolate import Curve
-from simpar.cost.links import demands
+from simpar.cost.links import demand, demands
 from simpar.cost.model import CollectiveCost
 from simpar.hardware import Cluster, Grade, Shape, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
+Groups = NDArray[np.int32]
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
 
@@ -60,6 +65,57 @@ class ClusterCollectives:
             users = members[:1] if pair else members
             found = self._costs[key, members] = self._cost(op, key, members, users)
         return found
+
+    @functools.cached_property
+    def shapes_tell(self) -> bool:
+        """Whether groups that lie alike from their first node on cost the same on channels that lie alike, too."""
+        # Channels between pairs are too many to be numbered.
+        return bool(self._node) and all(link.per != 'pair' for link in self.topology.links)
+
+    def by_shape(self, op: OpClass, groups: Groups) -> tuple[Alike, ...]:
+        """Isolated costs of a collective, or a send and its receive, in many groups; those that lie alike together.
+
+        Arguments: ``groups``, shape [groups, ranks]. Only where ``shapes_tell``.
+        """
+        pair = op.kind != 'collective'
+        key = ('send' if pair else op.operator, op.bytes, op.dtype)
+        found = []
+        for rows in _lying_alike(groups - groups[:, :1] // self._node * self._node):
+            members = groups[rows].astype(np.int64)
+            shape = self._shape(tuple(members[0].tolist()))
+            alone = self._alone.get((key, shape))
+            if alone is None:
+                alone = self._alone[key, shape] = self._price(op, shape)
+            cost, loads = alone
+            # A message goes out of its sender's ports.
+            channels, parts = self._channels(members[:, :1] if pair else members, loads, cost.transfer)
+            found.append(Alike(rows, cost, channels, parts))
+        return tuple(found)
+
+    def _channels(
+        self, users: NDArray[np.int64], loads: Sequence[float], transfer: float
+    ) -> tuple[NDArray[np.int64], tuple[float, ...]]:
+        """As ``demands`` says it: of each group the numbers of its channels, and what is demanded of each."""
+        found: list[NDArray[np.int64]] = [np.empty((len(users), 0), dtype=np.int64)]
+        parts: list[float] = []
+        for level, load in enumerate(loads if transfer > 0 else ()):
+            link = self.topology.links[level]
+            if not load > 0 or link.sharing != 'shared':
+                continue
+            ports = users
+            if link.per == 'node':
+                # All groups lie alike, so that the same columns have the nodes of the first.
+                _, first = np.unique(users[0] // self._node, return_index=True)
+                ports = users[:, first] // self._node
+            found.append(level * self.cluster.world + ports)
+            parts += [demand(load, transfer)] * ports.shape[1]
+        return np.concatenate(found, axis=1), tuple(parts)
+
+    def name(self, channel: int) -> str:
+        """The name of a channel by its number."""
+        level, port = divmod(channel, self.cluster.world)
+        link = self.topology.links[level]
+        return f'{link.name}/{"node" if link.per == "node" else ""}{port}'
 
     def _cost(self, op: OpClass, key: object, members: tuple[int, ...], users: tuple[int, ...]) -> CollectiveCost:
         shape = self._shape(members)
@@ -188,6 +244,16 @@ def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
     for operator, ranks, nodes, size, seconds in rows:
         points.setdefault(operator, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
     return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
+
+
+def _lying_alike(groups: Groups) -> list[NDArray[np.int64]]:
+    """The rows of equal groups, by first occurrence."""
+    if (groups == groups[0]).all():
+        return [np.arange(len(groups))]
+    # By their columns, the first one last: equal rows come to stand together, in order.
+    order = np.lexsort(groups.T[::-1])
+    begins = np.flatnonzero((groups[order[1:]] != groups[order[:-1]]).any(axis=1)) + 1
+    return sorted(np.split(order, begins), key=lambda rows: int(rows[0]))
 
 
 def _alike(one: Group, other: Group) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,8 +56,8 @@ class Costs:
     host: Array
     beside_communication: Array
     beside_compute: Array
-    communication: dict[int, tuple[Communication, ...]]
-    links: tuple[str, ...]
+    communication: Mapping[int, Sequence[Communication]]
+    links: Sequence[str]
     rank_speed: Array
     waiting_slows: bool = False
     why: dict[int, str] = field(default_factory=dict)
