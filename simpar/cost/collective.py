@@ -72,15 +72,19 @@ class ClusterCollectives:
         # Channels between pairs are too many to be numbered.
         return bool(self._node) and all(link.per != 'pair' for link in self.topology.links)
 
-    def by_shape(self, op: OpClass, groups: Groups) -> tuple[Alike, ...]:
-        """Isolated costs of a collective, or a send and its receive, in many groups; those that lie alike together.
+    def lying_alike(self, groups: Groups) -> list[NDArray[np.int64]]:
+        """The rows of groups that lie alike from their first node on. Arguments: ``groups``, shape [groups, ranks]."""
+        return _equal_rows(groups - groups[:, :1] // self._node * self._node)
 
-        Arguments: ``groups``, shape [groups, ranks]. Only where ``shapes_tell``.
+    def by_shape(self, op: OpClass, groups: Groups, alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
+        """Isolated costs of a collective, or a send and its receive, in many groups.
+
+        Arguments: ``groups``, shape [groups, ranks]; ``alike``, as ``lying_alike`` says. Only where ``shapes_tell``.
         """
         pair = op.kind != 'collective'
         key = ('send' if pair else op.operator, op.bytes, op.dtype)
         found = []
-        for rows in _lying_alike(groups - groups[:, :1] // self._node * self._node):
+        for rows in alike:
             members = groups[rows].astype(np.int64)
             shape = self._shape(tuple(members[0].tolist()))
             alone = self._alone.get((key, shape))
@@ -88,14 +92,13 @@ class ClusterCollectives:
                 alone = self._alone[key, shape] = self._price(op, shape)
             cost, loads = alone
             # A message goes out of its sender's ports.
-            channels, parts = self._channels(members[:, :1] if pair else members, loads, cost.transfer)
-            found.append(Alike(rows, cost, channels, parts))
+            found.append(Alike(rows, cost, *self._channels(members[:, :1] if pair else members, loads, cost.transfer)))
         return tuple(found)
 
     def _channels(
         self, users: NDArray[np.int64], loads: Sequence[float], transfer: float
-    ) -> tuple[NDArray[np.int64], tuple[float, ...]]:
-        """As ``demands`` says it: of each group the numbers of its channels, and what is demanded of each."""
+    ) -> tuple[NDArray[np.int64], tuple[float, ...], tuple[int, ...]]:
+        """As ``demands`` says it: of each group the numbers of its channels, and what is demanded of how many."""
         found: list[NDArray[np.int64]] = [np.empty((len(users), 0), dtype=np.int64)]
         parts: list[float] = []
         for level, load in enumerate(loads if transfer > 0 else ()):
@@ -108,8 +111,8 @@ class ClusterCollectives:
                 _, first = np.unique(users[0] // self._node, return_index=True)
                 ports = users[:, first] // self._node
             found.append(level * self.cluster.world + ports)
-            parts += [demand(load, transfer)] * ports.shape[1]
-        return np.concatenate(found, axis=1), tuple(parts)
+            parts.append(demand(load, transfer))
+        return np.concatenate(found, axis=1), tuple(parts), tuple([one.shape[1] for one in found[1:]])
 
     def name(self, channel: int) -> str:
         """The name of a channel by its number."""
@@ -246,7 +249,7 @@ def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
     return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
 
 
-def _lying_alike(groups: Groups) -> list[NDArray[np.int64]]:
+def _equal_rows(groups: Groups) -> list[NDArray[np.int64]]:
     """The rows of equal groups, by first occurrence."""
     if (groups == groups[0]).all():
         return [np.arange(len(groups))]

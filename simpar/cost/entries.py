@@ -23,27 +23,43 @@ class Alike:
     Arguments (n groups, each over k channels):
         rows: shape [n], which groups.
         cost: without its links.
-        channels: shape [n, k], numbers as of ``ClusterCollectives.name``; ``parts``, what is demanded of each of the k.
+        channels: shape [n, k], numbers as of ``ClusterCollectives.name``.
+        parts: what is demanded of the first ``widths[0]`` of the k, of the next ``widths[1]``, and so on.
     """
 
     rows: Ints
     cost: CollectiveCost
     channels: Ints
     parts: tuple[float, ...]
+    widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Groups in which a message lasts equally long, and demands the same of as many links.
 
-    Arguments: ``rows``, shape [n]; ``links``, shape [n, k]; ``demands`` of each of the k.
+    Arguments: ``rows``, shape [n]; ``links``, shape [n, k]; ``parts`` and ``widths`` as of ``Alike``.
     """
 
     rows: Ints
     alpha: float
     transfer: float
     links: Ints
-    demands: tuple[float, ...]
+    parts: tuple[float, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def demands(self) -> NDArray[np.float64]:
+        """Of each of the k."""
+        return np.repeat(np.array(self.parts, dtype=np.float64), self.widths)
+
+    def tells_as(self, other: Block) -> bool:
+        """Whether it has the same groups, links and widths, and equal demands where the other has."""
+        return (
+            self.widths == other.widths
+            and [self.parts.index(part) for part in self.parts] == [other.parts.index(part) for part in other.parts]
+            and bool(np.array_equal(self.rows, other.rows) and np.array_equal(self.links, other.links))
+        )
 
 
 class Entries(Sequence[Communication]):
@@ -77,8 +93,13 @@ class Entries(Sequence[Communication]):
         number, row = (numbers.item(range(len(self))[index]) for numbers in self.place)
         block = self.blocks[number]
         # Sorted, so that equal costs are equal whatever order their links were found in.
-        links = tuple(sorted(zip(block.links[row].tolist(), block.demands, strict=True)))
+        links = tuple(sorted(zip(block.links[row].tolist(), block.demands.tolist(), strict=True)))
         return Communication(block.alpha, block.transfer, links)
+
+    def lasts(self, group: int) -> tuple[float, float]:
+        """Latency and transfer in a group."""
+        block = self.blocks[self.place[0].item(group)]
+        return block.alpha, block.transfer
 
     def __iter__(self) -> Iterator[Communication]:
         return map(self.__getitem__, range(len(self)))
@@ -102,7 +123,7 @@ class Entries(Sequence[Communication]):
         found = []
         for block in self.blocks:
             row, column = np.nonzero(among[block.links])
-            found.append((block.rows[row], block.links[row, column], np.array(block.demands)[column]))
+            found.append((block.rows[row], block.links[row, column], block.demands[column]))
         groups, links, demands = (np.concatenate(each) for each in zip(*found, strict=True))
         return groups, links, demands
 
@@ -140,8 +161,13 @@ class LinkNames(Sequence[str]):
         return repr(tuple(self))
 
 
+def lasts(entries: Sequence[Communication], group: int) -> tuple[float, float]:
+    """Latency and transfer of a message in a group."""
+    if isinstance(entries, Entries):
+        return entries.lasts(group)
+    return entries[group].alpha, entries[group].transfer
+
+
 def _same(one: Block, other: Block) -> bool:
     """Whether two blocks are equal as they stand."""
-    return (one.alpha, one.transfer, one.demands) == (other.alpha, other.transfer, other.demands) and bool(
-        np.array_equal(one.rows, other.rows) and np.array_equal(one.links, other.links)
-    )
+    return (one.alpha, one.transfer, one.parts) == (other.alpha, other.transfer, other.parts) and one.tells_as(other)

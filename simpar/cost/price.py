@@ -88,12 +88,13 @@ class Pricer:
         self._computed: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
+        self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
         many = program.world >= MANY and isinstance(self.collective, ClusterCollectives)
         for kind, op in enumerate(self._ops):
             if op.kind == 'compute':
                 self._computed[kind] = self.compute.seconds(op)
             elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
-                alike = self._by_shape[kind] = self.collective.by_shape(op, self._groups(op))
+                alike = self._by_shape[kind] = self.collective.by_shape(op, *self._lying(self.collective, op))
                 # Groups in order: the first one is among those that stand first.
                 self._communicated[kind] = (alike[0].cost,)
             else:
@@ -118,16 +119,32 @@ class Pricer:
             # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
             communication={index: communication[kind] for index, kind in self._each if kind in communication},
             links=links,
-            rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
+            rank_speed=self._speeds(),
             waiting_slows=slows and slow_down.waiting,
             why=self._why,
             grades=self._grades(compute, communication),
         )
 
+    def _speeds(self) -> Array:
+        """Of all ranks."""
+        speeds = np.ones(self._program.world)
+        for rank, speed in self._cluster.slow.items():
+            if rank < len(speeds):
+                speeds[rank] = speed
+        return speeds
+
     @cached_property
     def _each(self) -> list[tuple[int, int]]:
         """All op classes, each with the number of its cost key."""
         return list(enumerate(self._kind.tolist()))
+
+    def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
+        """The groups of an op, and which of them lie alike; ops of one partition share them."""
+        key = (op.partition, op.kind, op.peer)
+        if key not in self._lie:
+            groups = self._groups(op)
+            self._lie[key] = groups, collective.lying_alike(groups)
+        return self._lie[key]
 
     def _groups(self, op: OpClass) -> NDArray[np.int32]:
         """As ``_meeting``, in one array."""
@@ -179,7 +196,7 @@ class Pricer:
             for one in alike:
                 alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
                 links = numbers.of(one.channels) if parts else one.channels[:, :0]
-                blocks.append(Block(one.rows, alpha, transfer, links, parts))
+                blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
             made[kind] = Entries(tuple(blocks))
         collective = self.collective
         name = collective.name if isinstance(collective, ClusterCollectives) else str
@@ -264,6 +281,5 @@ def _isolated(
     else:
         alpha, transfer = 0.0, quantise(cost.best)
         # The bytes stay, the time shrinks: the demand on a link rises accordingly.
-        risen = {part: demand(part * cost.transfer, cost.best) for part in {*parts} if cost.best > 0}
-        parts = tuple([risen[part] for part in parts if cost.best > 0])
+        parts = tuple([demand(part * cost.transfer, cost.best) for part in parts if cost.best > 0])
     return alpha, transfer, parts if transfer > 0 else ()

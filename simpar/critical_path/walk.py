@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import Costs, entry_of
+from simpar.cost.entries import lasts
 from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
 from simpar.metrics import Meetings, is_communication, is_pipeline
 from simpar.program import OpClass, Role
@@ -213,8 +214,7 @@ class _Walk:
         if not is_communication(op):
             return float(costs.compute[index] / costs.rank_speed[rank])
         partition, entries = self.trace.program.partitions[op.partition], costs.communication[index]
-        cost = entries[entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))]
-        return cost.alpha + cost.transfer
+        return sum(lasts(entries, entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))))
 
     def _arrive(self, place: _Place) -> float:
         return self._view(place.representative).times.arrive_KS.item(place.step, place.slot)

@@ -7,22 +7,32 @@ thousand million; all others are told apart as by lists.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.entries import Entries
+from simpar.cost.entries import Block, Entries
 from simpar.program import Program
 
 Hashes = NDArray[np.uint64]
 Colours = list[int]
 _MOST: Final = 4
-_KNOWN: Final[WeakKeyDictionary[Program, dict[bytes, tuple[Colours, Colours]]]] = WeakKeyDictionary()
+
+
+class _Known(NamedTuple):
+    """What has been found, and what of."""
+
+    speed: NDArray[np.float64]
+    links: int
+    entries: Mapping[int, Entries]
+    colours: tuple[Colours, Colours]
+
+
+_KNOWN: Final[WeakKeyDictionary[Program, list[_Known]]] = WeakKeyDictionary()
 
 
 class Placed(Protocol):
@@ -55,29 +65,46 @@ def hashed_colours(
 
     Arguments: ``entries``, by op class; ``groups``, of each partition, as `Placed`.
     """
-    told = _told(speed, links, entries)
-    known = _KNOWN.setdefault(program, {})
-    # Most ablations change seconds, and not which of them are equal.
-    if told not in known:
-        if len(known) >= _MOST:
-            known.clear()
-        known[told] = _refined(program, speed, links, _exchanges(program, entries, groups))
-    return known[told]
+    known = _KNOWN.setdefault(program, [])
+    for one in known:
+        # Most ablations change seconds, and not which of them are equal.
+        if one.links == links and np.array_equal(one.speed, speed) and _tell_alike(one.entries, entries):
+            return one.colours
+    colours = _refined(program, speed, links, _exchanges(program, entries, groups))
+    known.append(_Known(speed, links, entries, colours))
+    del known[:-_MOST]
+    return colours
 
 
-def _told(speed: NDArray[np.float64], links: int, entries: Mapping[int, Entries]) -> bytes:
-    """What decides the colours."""
-    digest = hashlib.blake2b(speed.tobytes())
-    seen: dict[int, int] = {}
-    for index, by_group in entries.items():
-        digest.update(b'%d %d %d;' % (index, links, seen.setdefault(id(by_group), len(seen))))
-        if seen[id(by_group)] == len(seen) - 1:
-            for block, kind in zip(by_group.blocks, _lasting(by_group), strict=True):
-                digest.update(b'%d %d;' % (kind, len(block.rows)))
-                digest.update(_numbered(block.demands).tobytes())
-                digest.update(block.rows.tobytes())
-                digest.update(np.ascontiguousarray(block.links).tobytes())
-    return digest.digest()
+def _tell_alike(one: Mapping[int, Entries], other: Mapping[int, Entries]) -> bool:
+    """Whether costs are equal where others are, and ask the same links for demands that are equal where theirs are."""
+    # Op classes of one cost key share their entries: which of them do must be the same, and each is looked at once.
+    pairs = {(id(by_group), id(other[index])): index for index, by_group in one.items() if index in other}
+    if one.keys() != other.keys() or not len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+        return False
+    return all(_tells_as(one[index], other[index]) for index in pairs.values())
+
+
+def _tells_as(one: Entries, other: Entries) -> bool:
+    """Whether costs are equal in the same groups, and so are their demands of the same links."""
+    return (
+        len(one.blocks) == len(other.blocks)
+        and _lasting(one) == _lasting(other)
+        and all(a.tells_as(b) for a, b in zip(one.blocks, other.blocks, strict=True))
+    )
+
+
+def _alike(entries: Mapping[int, Entries]) -> dict[int, Entries]:
+    """For each op class the first costs that tell the same."""
+    found: list[Entries] = []
+    first: dict[int, Entries] = {}
+    for by_group in entries.values():
+        if id(by_group) not in first:
+            same = next((one for one in found if _tells_as(one, by_group)), by_group)
+            first[id(by_group)] = same
+            if same is by_group:
+                found.append(by_group)
+    return {index: first[id(by_group)] for index, by_group in entries.items()}
 
 
 def _lasting(entries: Entries) -> list[int]:
@@ -86,13 +113,14 @@ def _lasting(entries: Entries) -> list[int]:
     return [first.setdefault((block.alpha, block.transfer), number) for number, block in enumerate(entries.blocks)]
 
 
-def _numbered(values: tuple[float, ...]) -> NDArray[np.int64]:
-    number: dict[float, int] = {}
-    return np.array([number.setdefault(value, len(number)) for value in values], dtype=np.int64)
+def _numbered(block: Block) -> NDArray[np.int64]:
+    """The demands of a block, equal numbers for equal ones."""
+    return np.repeat(np.array([block.parts.index(part) for part in block.parts], dtype=np.int64), block.widths)
 
 
 def _exchanges(program: Program, entries: Mapping[int, Entries], groups: Mapping[str, Placed]) -> list[_Exchanges]:
-    """The exchanges of all ranks; op classes of equal costs ask for the same ones."""
+    """The exchanges of all ranks; op classes whose costs tell the same ask for the same ones."""
+    entries = _alike(entries)
     kinds, ops = program.cost_kinds[0].tolist(), program.cost_kinds[1]
     roles_of: dict[tuple[bool, str, int, int], tuple[Entries, dict[int, None]]] = {}
     for number, role in enumerate(program.roles):
@@ -105,11 +133,11 @@ def _exchanges(program: Program, entries: Mapping[int, Entries], groups: Mapping
     found: list[_Exchanges] = []
     for (sends, partition, peer, _), (by_group, roles) in roles_of.items():
         ranks = groups[partition].ranks
-        mine = np.zeros(len(program.roles), dtype=np.bool_)
+        mine: NDArray[np.bool_] = np.zeros(len(program.roles), dtype=np.bool_)
         mine[list(roles)] = True
-        own = mine[program.role_of_rank[ranks]]
+        own = np.asarray(mine[program.role_of_rank[ranks]], dtype=np.bool_)
         # Of a send, for each pair; of a collective, for each group of which any rank asks for it.
-        asked = own.ravel() if sends else own.any(axis=1)
+        asked: NDArray[np.bool_] = own.ravel() if sends else np.asarray(own.any(axis=1))
         met = np.stack((ranks, np.roll(ranks, -peer, axis=1)), axis=-1).reshape(-1, 2) if sends else ranks
         # Costs may be by group where pairs of a group cost the same.
         each = len(met) // len(by_group)
@@ -119,7 +147,7 @@ def _exchanges(program: Program, entries: Mapping[int, Entries], groups: Mapping
             links = block.links if each == 1 else np.repeat(block.links, each, axis=0)
             wanted = asked[rows]
             exchanges = met[rows[wanted]].astype(np.int64)
-            found.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], _numbered(block.demands)))
+            found.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], _numbered(block)))
     return found
 
 

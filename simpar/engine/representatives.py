@@ -161,7 +161,7 @@ class LoadedRepresentatives(Representatives):
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
         super().__init__(groups, ranks)
         self._communication = costs.communication
-        self._loads: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+        self._loads: dict[tuple[int, int], tuple[Numbers, tuple[tuple[int, float], ...]]] = {}
         self._touching: dict[int, tuple[Numbers, Numbers, NDArray[np.float64]]] = {}
         # One link of each class is simulated; the others would carry the same.
         self._is_first = np.zeros(len(links), dtype=np.bool_)
@@ -174,15 +174,15 @@ class LoadedRepresentatives(Representatives):
         """
         by_group = self._communication[op_class]
         # Costs are shared between op classes by identity (``price`` makes equal ones once), so the id is a key while
-        # they live; so is that of groups, which are kept.
+        # they live; so is that of groups, which are kept here.
         key = (id(by_group), id(groups))
         if key not in self._loads:
             total: dict[int, float] = {}
             for link, demand in self._demands(by_group, groups):
                 total[link] = total.get(link, 0.0) + demand
             # Sorted by link, as the arithmetic of shares must not depend on who asked first.
-            self._loads[key] = tuple(sorted(total.items()))
-        return self._loads[key]
+            self._loads[key] = groups, tuple(sorted(total.items()))
+        return self._loads[key][1]
 
     def _demands(self, by_group: Sequence[Communication], groups: Numbers) -> Iterator[tuple[int, float]]:
         """What messages in these groups ask of the links that are simulated."""
