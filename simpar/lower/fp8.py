@@ -49,7 +49,7 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     _check(workload.fp8_except, sizes)
     kept = (*workload.fp8_except, *NEVER)
     wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
-    chosen = [name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in 'mnk')]
+    chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in 'mnk')}
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
     shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
@@ -218,8 +218,9 @@ def cast_weights(tape: Tape, order: Issued, place: int) -> Issued:
 def _first(order: Issued, wanted: set[str]) -> dict[str, int]:
     """The place of the first reader of each name."""
     found: dict[str, int] = {}
-    for run in order.runs:
-        start = next(begin for block, begin in zip(order.blocks, order.start, strict=False) if block.run is run)
+    # Backward, so that the first block of a run stays.
+    start_of = {block.run: begin for block, begin in reversed(list(zip(order.blocks, order.start[:-1], strict=True)))}
+    for run, start in start_of.items():
         for offset, issue in enumerate(run.issues):
             for name in wanted.intersection(issue.op.reads):
                 found[name] = min(start + offset, found.get(name, start + offset))
