@@ -17,7 +17,7 @@ LOADED: Final = 2_000
 LOADS: Final = 20_000
 COMPILES: Final = 2_000_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
-loading takes a quarter of a second, which the several simulations of a prediction share; where they must be compiled."""
+loading takes a quarter of a second, which all simulations of a prediction share; where they must be compiled."""
 
 _walked: Final = [0]
 """Slots that plain Python has simulated in this process."""
