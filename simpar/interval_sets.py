@@ -63,9 +63,12 @@ def fold(intervals: Intervals, begin: float, end: float) -> Intervals:
     inside = np.minimum(np.maximum(intervals, begin), end)
     # What lies before the window belongs to a step that began earlier; in the steady state the next step does the same
     # at the window's end.
-    early = np.minimum(intervals, begin)
+    before = intervals[:, 0] < begin
+    if end <= begin or not before.any():
+        return inside
+    early = np.minimum(intervals[before], begin)
     early = early[early[:, 1] > early[:, 0]]
-    if not len(early) or end <= begin:
+    if not len(early):
         return inside
     # Again, for an interval may begin several steps before.
     return np.concatenate((inside, fold(early + (end - begin), begin, end)))

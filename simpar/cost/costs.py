@@ -78,8 +78,8 @@ class Costs:
     host: Array
     beside_communication: Array
     beside_compute: Array
-    communication: dict[int, tuple[Communication, ...]]
-    links: tuple[str, ...]
+    communication: Mapping[int, Sequence[Communication]]
+    links: Sequence[str]
     rank_speed: Array
     waiting_slows: bool = False
     why: Mapping[int, str] = field(default_factory=dict)

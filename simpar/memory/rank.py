@@ -307,7 +307,8 @@ class RankMemory:
     def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
         """Bytes of some lives over time, summed by label."""
         since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
-        edges = self._edges(rows)
+        # The times at which something begins or ends.
+        edges = distinct(np.concatenate(([0.0], since, until)))
         held = np.zeros((len(edges), len(names)), dtype=np.int64)
         # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
         np.add.at(held, (np.searchsorted(edges, since), labels), size)

@@ -209,8 +209,10 @@ class _Ops:
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
         """The intervals [since, until] of the slots in the mask."""
-        found = np.empty((len(since) * np.count_nonzero(mask), 2))
-        found[:, 0], found[:, 1] = since[:, mask].ravel(), until[:, mask].ravel()
+        # By number, which takes a third of the time that a mask takes over two dims.
+        slots = np.flatnonzero(mask)
+        found = np.empty((len(since) * len(slots), 2))
+        found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
         return fold(found, self.window.begin, self.window.end)
 
     def communicating(self, mask: Mask) -> Intervals:
@@ -318,10 +320,14 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
 
 
 def _in_order(numbers: NDArray[np.int64]) -> list[int]:
-    """The distinct numbers, in the order of their first place."""
-    # ``unique`` sorts by value; the order of first use is what a reader expects.
-    values, first = np.unique(numbers, return_index=True)
-    in_order: list[int] = values[np.argsort(first)].tolist()
+    """The distinct numbers, from 0 on, in the order of their first place."""
+    if not len(numbers):
+        return []
+    first = np.full(int(numbers.max()) + 1, len(numbers))
+    # Of equal places the last one assigned stays: backwards, that is the first.
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    values = np.flatnonzero(first < len(numbers))
+    in_order: list[int] = values[np.argsort(first[values])].tolist()
     return in_order
 
 
