@@ -1,6 +1,8 @@
 """Sweeps as tables in Markdown, row by row and with one key's values side by side."""
 
-from __future__ import json
+from __future__ import annotations
+
+import json
 
 import pytest
 from sweep_cases import run, write
