@@ -13,6 +13,7 @@ from typing import Final
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key
 from simpar.cost.compute import FP8
+from simpar.model.library.experts import Experts
 
 Rule = Callable[[Facts], str]
 """Why a key can have no effect; empty where it may have one."""
@@ -134,6 +135,12 @@ def _always(facts: Facts) -> bool:
     return True
 
 
+def _experts(facts: Facts) -> Experts:
+    experts: Experts | None = getattr(facts.workload.model, 'experts', None)
+    assert experts is not None, 'a key of theirs was written'
+    return experts
+
+
 _STAND_IN_THE_PROGRAM: Final = (
     *('data', 'tensor', 'expert', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
@@ -151,8 +158,13 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
+    **{f'experts.{name}': _always for name in ('shared', 'score', 'scaling_factor', 'correction_bias', 'groups')},
+    'experts.group_top_k': lambda facts: _experts(facts).groups > 1,
+    'experts.ffn': lambda facts: _experts(facts).ffn not in (0, getattr(facts.workload.model, 'ffn_width', 0)),
+    'experts.first_dense': lambda facts: _experts(facts).first_dense >= _experts(facts).every,
     'workload.init_std': lambda facts: facts.draws_weights,
     'workload.documents': lambda facts: bool(getattr(facts.workload.model, 'packed', ())),
+    'workload.rope_interleaved': lambda facts: getattr(facts.workload.model, 'position', '') == 'rotary',
     'workload.fp8': lambda facts: any(op.dtype == FP8 for op in facts.program.cost_kinds[1]),
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
     'plan.sum_loss': lambda facts: facts.sums_loss,
