@@ -12,10 +12,12 @@ MARKS = {
         'test_executor_pool',
         'test_executor_watchdog',
         'test_executor_worked',
+        'test_slider_speed',
     },
     'waits': {
         'test_executor_command',
         'test_executor_faults',
+        'test_executor_route',
         'test_files',
         'test_measure',
         'test_validation',

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.reference import OF_MODELS, _optimizer
-from executor.reference_gpt import _attention
+from executor.reference_gpt import _attention, _together
 from executor.tensors import batch_of, draw
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Relu, RmsNorm, layer_names, network_shapes
 from simpar.workload import Transformer
@@ -73,7 +73,8 @@ class Block(torch.nn.Module):
         self.fc2 = torch.nn.Linear(self.fc1.out_features, model.hidden)
 
     def forward(self, x):
-        x = x + self.proj(_attention(self.model, 0, self.qkv(self.norm1(x)), [None, None], lambda y: y))
+        qkv = _together(self.model, self.qkv(self.norm1(x)), [None, None])
+        x = x + self.proj(_attention(self.model, 0, *qkv, lambda y: y))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import log, sqrt
 from typing import Any, Final
 
@@ -21,6 +22,31 @@ NUMBERS: Final = ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim', 'attenti
 """Of YaRN, those that have defaults."""
 # Sizes that follow from others, and how a checkpoint is stored.
 READ: Final = ('head_dim', 'qk_head_dim', 'rope_interleave', *FURTHER)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a checkpoint is stored: equal to every ``quantization_config`` of this method.
+
+    It is trained in ``workload.precision``, with ``workload.fp8`` where that is wanted.
+    """
+
+    method: str
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is of this method."""
+        return isinstance(other, dict) and other.get('quant_method') == self.method
+
+    def __hash__(self) -> int:
+        """Of the method."""
+        return hash(self.method)
+
+    def __str__(self) -> str:
+        """As a config has it."""
+        return f'{{quant_method: {self.method}}}'
+
+
+ONLY: Final = {'attention_dropout': (0, None), 'quantization_config': (None, Stored('fp8'))}
 
 
 def magnitude(factor: float, times: float = 1.0) -> float:

@@ -108,6 +108,7 @@ ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
 NOT_YET: Final[Mapping[str, str]] = {
     'a mixture of experts that is not read': 'olmoe dbrx granitemoe phimoe jetmoe gpt_oss llama4 '
     'llama4_text qwen3_next glm4_moe minimax ernie4_5_moe hunyuan_v1_moe',
+    'latent attention by another name': 'kimi_k2 deepseek_v32',
     'two bases of rotary, one for windows': 'gemma3 gemma3_text gemma3n',
     'two norms of a parallel layer': 'gpt_neox falcon',
     'a norm of all queries behind their product': 'olmo2 olmo3',

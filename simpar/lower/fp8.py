@@ -29,10 +29,10 @@ from simpar.workload import Workload
 
 FP8: Final = 'fp8'
 ROWS, COLUMNS = '.fp8', '.fp8.columns'
-PRODUCTS: Final = ('matmul', 'grouped_matmul')
-ROUTERS: Final = ('*.router', '*.shared.gate')
-"""Products whose results choose or weigh; no framework makes them of 8 bits."""
+PRODUCTS: Final = frozenset({'matmul', 'grouped_matmul'})
 HEAD: Final = 'head'
+NEVER: Final = ('*.router', '*.gate')
+"""Of mixtures of experts: small products, on whose last bits it depends where tokens go."""
 _SHOWN: Final = 20
 MULTIPLE: Final = 16
 """Rows, outputs and inputs of an 8-bit product are multiples of this (cuBLASLt)."""
@@ -45,11 +45,11 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     """
     if workload.fp8 == 'none':
         return
-    products = [op for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F']
-    sizes = {op.name.removesuffix('.F'): _sizes(op) for op in products if not _routes(op)}
+    sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F'}
     _check(workload.fp8_except, sizes)
-    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in workload.fp8_except)]
-    chosen = [name for name in wanted if all(size % MULTIPLE == 0 for size in sizes[name])]
+    kept = (*workload.fp8_except, *NEVER)
+    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
+    chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in 'mnk')}
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
     shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
@@ -60,15 +60,6 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     phases = 'F' if workload.phase == 'forward' else 'FIW'
     once = 'on-use' not in choice_of(plan).gather
     _Rewriting(tape, frozenset(chosen), workload.fp8, once=once, phases=phases).run()
-
-
-def _sizes(op: OpClass) -> tuple[int, ...]:
-    """What must be multiples; the rows of each expert are filled up to one."""
-    return tuple(op.dims[name] for name in ('nk' if 'groups' in op.dims else 'mnk'))
-
-
-def _routes(op: OpClass) -> bool:
-    return any(fnmatchcase(op.name, f'{pattern}.F') for pattern in ROUTERS)
 
 
 def _check(patterns: Sequence[str], products: Collection[str]) -> None:
@@ -227,8 +218,9 @@ def cast_weights(tape: Tape, order: Issued, place: int) -> Issued:
 def _first(order: Issued, wanted: set[str]) -> dict[str, int]:
     """The place of the first reader of each name."""
     found: dict[str, int] = {}
-    for run in order.runs:
-        start = next(begin for block, begin in zip(order.blocks, order.start, strict=False) if block.run is run)
+    # Backward, so that the first block of a run stays.
+    start_of = {block.run: begin for block, begin in reversed(list(zip(order.blocks, order.start[:-1], strict=True)))}
+    for run, start in start_of.items():
         for offset, issue in enumerate(run.issues):
             for name in wanted.intersection(issue.op.reads):
                 found[name] = min(start + offset, found.get(name, start + offset))
