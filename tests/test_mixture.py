@@ -26,6 +26,7 @@ MODEL = Transformer(**SIZES, norm='rms_norm', activation='swiglu', bias=(), posi
 FOUR = Experts(count=4, top_k=2, ffn=12)
 MIXTURES = {
     'balanced': replace(FOUR, aux_loss=0.1),
+    'of all ranks': replace(FOUR, aux_loss=0.1, aux_group='global', score='sigmoid'),
     'by samples': replace(FOUR, aux_loss=0.1, aux_group='sample', normalise=False),
     'groups': Experts(count=8, top_k=2, ffn=12, score='sigmoid', groups=4, group_top_k=2, correction_bias=True,
                       scaling_factor=2.5, shared=8, first_dense=1, aux_loss=0.1),

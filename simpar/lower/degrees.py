@@ -65,7 +65,7 @@ class Degrees:
         if isinstance(operator, GroupedProduct):
             return grouped(self, operator, rule, reads[0])
         if isinstance(operator, Balance):
-            return balanced(reads[0].layout)
+            return balanced(reads[0].layout, together=operator.together)
         lead, lies = self._lead(operator, reads)
         return self.placer.followed(rule, lies, lead)
 

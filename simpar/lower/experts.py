@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simpar.layout import TensorLayout
-from simpar.layout.axis import minus
+from simpar.layout.axis import minus, union
 from simpar.layout.operator import Operator
 from simpar.lower.place import Placed, outermost
 from simpar.lower.value import Value
@@ -45,8 +45,9 @@ def _back(degrees: Degrees, x: Value) -> TensorLayout:
     return TensorLayout(degrees.placer.world, (rows, (), degrees.tensor if splits else (), ()))
 
 
-def balanced(logits: TensorLayout) -> Placed:
-    """Sums over tokens: a part of them on each rank that has a slice of the sequence."""
+def balanced(logits: TensorLayout, *, together: bool) -> Placed:
+    """Sums over tokens: a part of them on each rank that has a slice of the sequence, or of the samples."""
     rows, sequence, _ = logits.dims
-    local = TensorLayout(logits.world, (rows, (), ()), sequence)
+    pending = union(rows, sequence) if together else sequence
+    local = TensorLayout(logits.world, (() if together else rows, (), ()), pending)
     return Placed((logits,), local, local.without_partial())
