@@ -63,8 +63,8 @@ class Reference:
         # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
-            self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
-            for own in zip(*(self._sliced(one, slices) for one in (x, target, keys)), strict=True)
+            self._model.loss(self._workload, self.parameters, own, wanted, drawn, _of_sequence(plan))
+            for own, wanted, drawn in zip(*(self._sliced(one, slices) for one in (x, target, keys)), strict=True)
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)

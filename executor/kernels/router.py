@@ -36,7 +36,10 @@ def route_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
 
 
 def balance_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """logits, map → [B, 2, E], or together [1, 2, E]: tokens of each expert, and the sum of its scores, which add up to one for each token."""
+    """logits, map → [B, 2, E], or together [1, 2, E]: tokens of each expert, and the sum of its scores.
+
+    The scores of a token add up to one.
+    """
     scores = _shares(op, _scores(op, wide(tensors[0])))
     sums = torch.stack([tensors[1].to(scores.dtype).sum(1), scores.sum(1)], 1)
     return [sums.sum(0, keepdim=True) if 'together' in op.attributes else sums]
