@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simpar.errors import Infeasible
 from simpar.layout import TensorLayout
 from simpar.layout.axis import minus, union
 from simpar.layout.operator import Operator
 from simpar.lower.place import Placed, outermost
 from simpar.lower.value import Value
-from simpar.model.operators.experts import GroupedProduct
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 
 if TYPE_CHECKING:
     from simpar.lower.degrees import Degrees
@@ -36,6 +37,16 @@ def grouped(degrees: Degrees, operator: GroupedProduct, rule: Operator, x: Value
     if operator.split == 'outputs':
         return Placed(inputs, local, local)
     return Placed(inputs, local, _back(degrees, x))
+
+
+def slots_fit(operator: Dispatch, name: str, x: Value) -> None:
+    """Raise ``Infeasible`` where ranks that hold slices of a sequence cannot hold equal slices of slots."""
+    slices = x.layout.shard_counts[1]
+    if operator.slots % slices:
+        raise Infeasible(
+            f'{name}: {operator.slots} slots of an expert cannot be dealt out to {slices} slices of a sequence; choose '
+            'another experts.capacity'
+        )
 
 
 def _back(degrees: Degrees, x: Value) -> TensorLayout:

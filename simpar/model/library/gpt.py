@@ -315,6 +315,12 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
         left = ', '.join(one for one in model.bias if one != 'ffn')
         yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    slots = experts.slots(model.sequence)
+    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
+        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+        share = model.sequence * experts.top_k / experts.count
+        more = -(-slots // asked.tensor) * asked.tensor
+        yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
