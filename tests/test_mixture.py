@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from math import prod
 from pathlib import Path
 
 import pytest
+from mixture_cases import mixture_case
 
 from simpar.case import case_of, load_case
 from simpar.cost.compute import DeviceCompute
@@ -41,14 +43,17 @@ PLANS = {
 }
 
 
+CASES = [pair for number, pair in enumerate(product(MIXTURES, PLANS)) if number % 2 == 0]
+"""Of each mixture every other plan."""
+
+
 def workload(experts, **more):
     model = replace(MODEL, **more.pop('model', {}), experts=experts)
     return Workload(model=model, batch=16, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize('plan', PLANS)
-@pytest.mark.parametrize('experts', MIXTURES)
+@pytest.mark.parametrize(('experts', 'plan'), CASES)
 def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
@@ -83,6 +88,22 @@ def test_a_mixture_goes_with_every_other_key(more, plan):
     program = lower(case, plan, plan.data * plan.pipeline)
     validate(program)
     check(program, case, plan)
+
+
+@pytest.mark.torch
+def test_random_plans_with_experts_compute_what_torch_computes():
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+    from executor.validate import validate
+
+    shared = set()
+    for seed in range(8):
+        case, plan, world = mixture_case(seed)
+        program = lower(case, plan, world)
+        validate(program)
+        check(program, case, plan, steps=2, seed=seed)
+        shared.add(plan.expert > 1)
+    assert shared == {True, False}
 
 
 WRONG = {

@@ -142,12 +142,16 @@ _STAND_IN_THE_PROGRAM: Final = (
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
 )
+_OF_EXPERTS: Final = (
+    *('shared', 'shared_gate', 'score', 'normalise', 'scaling_factor', 'groups', 'correction_bias', 'aux_loss'),
+)
 _SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'name', 'pipeline_stage')
 """Layers: what says the same as leaving it out is spelled out, not without effect."""
 
 EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
+    **{f'experts.{name}': _always for name in _OF_EXPERTS},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
     'workload.init_std': lambda facts: facts.draws_weights,
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
