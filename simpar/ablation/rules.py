@@ -143,7 +143,7 @@ _STAND_IN_THE_PROGRAM: Final = (
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
 )
 _OF_EXPERTS: Final = (
-    *('shared', 'shared_gate', 'score', 'normalise', 'scaling_factor', 'groups', 'correction_bias', 'aux_loss'),
+    *('ffn', 'shared', 'shared_gate', 'score', 'normalise', 'scaling_factor', 'groups', 'correction_bias', 'aux_loss'),
 )
 _SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'name', 'pipeline_stage')
 """Layers: what says the same as leaving it out is spelled out, not without effect."""
@@ -223,7 +223,6 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
     'experts.imbalance': 'no rank holds some of the experts alone: each gets as many tokens as it sends',
-    'experts.ffn': 'it is that of the transformer',
     'experts.group_top_k': 'there is one group',
     'experts.group_scores': 'there is one group',
     'experts.aux_group': 'there is no auxiliary loss',
