@@ -63,8 +63,8 @@ class Reference:
         # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
-            self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
-            for own in zip(x.chunk(slices), target.chunk(slices), keys.chunk(slices), strict=True)
+            self._model.loss(self._workload, self.parameters, own, wanted, drawn, _of_sequence(plan))
+            for own, wanted, drawn in zip(*(self._sliced(one, slices) for one in (x, target, keys)), strict=True)
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)
@@ -82,6 +82,16 @@ class Reference:
         self._update()
         self._step += 1
         return float(loss.detach())
+
+    def _sliced(self, samples: torch.Tensor, slices: int) -> list[torch.Tensor]:
+        """Samples in slices; those of all data ranks together where these are balanced together."""
+        model, plan = self._workload.model, self._plan
+        experts = model.experts if _in_groups(self._workload) and isinstance(model, Transformer) else None
+        if experts is None or experts.aux_group != 'global':
+            return list(samples.chunk(slices))
+        # Micro-batches, the data ranks of each, the copies of each of these.
+        parts = samples.unflatten(0, (plan.micro_batches, max(plan.data, 1), plan.copies, -1)).transpose(1, 2)
+        return list(parts.flatten(0, 3).chunk(plan.micro_batches * plan.copies))
 
     def _update(self) -> None:
         """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""

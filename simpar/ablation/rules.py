@@ -151,12 +151,16 @@ _STAND_IN_THE_PROGRAM: Final = (
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
 )
+_OF_EXPERTS: Final = (
+    *('ffn', 'shared', 'shared_gate', 'score', 'normalise', 'scaling_factor', 'groups', 'correction_bias', 'aux_loss'),
+)
 _SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'name', 'pipeline_stage')
 """Layers: what says the same as leaving it out is spelled out, not without effect."""
 
 EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
+    **{f'experts.{name}': _always for name in _OF_EXPERTS},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
     **{f'experts.{name}': _always for name in ('shared', 'score', 'scaling_factor', 'correction_bias', 'groups')},
     'experts.group_top_k': lambda facts: _experts(facts).groups > 1,
@@ -244,7 +248,6 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
     'experts.imbalance': 'no rank holds some of the experts alone: each gets as many tokens as it sends',
-    'experts.ffn': 'it is that of the transformer',
     'experts.group_top_k': 'there is one group',
     'experts.group_scores': 'there is one group',
     'experts.aux_group': 'there is no auxiliary loss',

@@ -15,12 +15,12 @@ from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
 from simpar.layout.operator import Operator
-from simpar.lower.experts import balanced, grouped
+from simpar.lower.experts import balanced, grouped, slots_fit
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
-from simpar.model.operators.experts import GroupedProduct
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
 from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
@@ -64,8 +64,10 @@ class Degrees:
             return self._embedding(rule, reads[0])
         if isinstance(operator, GroupedProduct):
             return grouped(self, operator, rule, reads[0])
+        if isinstance(operator, Dispatch):
+            slots_fit(operator, name, reads[0])
         if isinstance(operator, Balance):
-            return balanced(reads[0].layout)
+            return balanced(reads[0].layout, together=operator.together)
         lead, lies = self._lead(operator, reads)
         return self.placer.followed(rule, lies, lead)
 

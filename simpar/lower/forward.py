@@ -209,7 +209,8 @@ class Forward:
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
         load = node.operator.load(*(read.load for read in reads))
-        y = Value(name, self.shapes[node.name], placed.local, load=load)
+        shape = node.operator.shape_of_copies(self.shapes[node.name], self.tape.mesh.copies)
+        y = Value(name, shape, placed.local, load=load)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
                     loss_scale=self.workload.loss_scale)  # fmt: skip

@@ -33,6 +33,8 @@ Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
 Rank = Annotated[int, Field(ge=0, le=2**20)]
+MOST_ELEMENTS: Final = 2**58
+"""Of a tensor of experts: bytes are counted in 64 bits."""
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
@@ -313,6 +315,16 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
         left = ', '.join(one for one in model.bias if one != 'ffn')
         yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    slots = experts.slots(model.sequence)
+    used = slots * experts.count if experts.capacity else model.sequence * experts.top_k
+    if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
+        what = f'{used} slots of a sample are more than can be counted'
+        yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
+    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
+        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+        share = model.sequence * experts.top_k / experts.count
+        more = -(-slots // asked.tensor) * asked.tensor
+        yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
