@@ -11,6 +11,7 @@ from simpar.document import OneOf, Short
 from simpar.model import Network, Strategy
 from simpar.model.keys import Size
 from simpar.model.library.cross_entropy import LossForm
+from simpar.model.module import FromModule
 from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
@@ -122,11 +123,12 @@ class Workload:
     """
 
     model: Annotated[
-        Network | Transformer,
+        Network | Transformer | FromModule,
         OneOf(
             hoist=True,
             written_out=('model',),
             transformer=Transformer,
+            module=FromModule,
             network=Annotated[Network, Short('layers', 'layers, as a list, or a mapping of these')],
         ),
         Field(alias=MODEL),

@@ -26,6 +26,7 @@ from executor.kernels import (
     rotary,
     shape,
     tiles,
+    torch_call,
     unfused,
     update,
 )
@@ -58,6 +59,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **tiles.KERNELS,
     **update.KERNELS,
     **muon.KERNELS,
+    **torch_call.KERNELS,
 }
 """(operator, phase) → kernel."""
 

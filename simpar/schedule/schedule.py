@@ -34,7 +34,7 @@ from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
-_MODELS = ('transformer', 'network')
+_MODELS = ('transformer', 'network', 'module')
 _TERMS: Final = Terms(key=key_term, value=value_term)
 
 

@@ -20,6 +20,7 @@ from simpar.model.operators import (
     rotary,
     shape,
     stream,
+    torch_call,
 )
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
@@ -68,6 +69,9 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     gated.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
+    torch_call.TorchCall,
+    torch_call.ModuleLinear,
+    torch_call.ModuleEmbedding,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}

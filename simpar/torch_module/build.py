@@ -1,0 +1,441 @@
+"""The graph of a module as plain data: each call that reads samples is an operator, with the weights that it reads."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from math import prod
+from typing import Any, Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.torch_module.constants import Constants
+from simpar.torch_module.export import COUNTS
+from simpar.torch_module.graph import Node, Reader, inside, named_in_programs
+from simpar.torch_module.names import layers_of, path_of, program_name, source_of
+from simpar.torch_module.rules import Arg, Dims, UnclearError
+from simpar.torch_module.table import TABLE
+
+SAMPLES: Final = COUNTS[0]
+MANY: Final = 1009
+"""Samples that rules are asked for: a prime, so that no other dim is as long by chance."""
+SHOWN: Final = 12
+RESHAPES: Final = frozenset({'view', 'reshape', '_unsafe_view', 'flatten', 'unflatten', 'squeeze', 'unsqueeze'})
+FORMAT: Final = 'simpar module 1'
+Told = dict[str, Any]
+
+
+class Builder:
+    """Makes operators of nodes, as far as the output needs them."""
+
+    def __init__(self, reader: Reader, module: Any, output: Node) -> None:
+        self.module = module
+        self.constants = Constants(reader)
+        self.problems: list[Problem] = []
+        self.made: list[Told] = []
+        self.paths: list[str] = []
+        self.names: dict[int, str] = {}
+        self.weights: dict[str, str] = {}
+        self.needed = _needed(output)
+        self.users = Counter(id(read) for node in self.needed for read in inside((node.positional, node.named)))
+        self.read_by: dict[int, list[Node]] = {}
+        for node in self.needed:
+            for read in inside((node.positional, node.named)):
+                self.read_by.setdefault(id(read), []).append(node)
+        self.sources = [node for node in reader.inputs if node.kind == 'samples']
+        for node in self.sources:
+            self.names[id(node)] = _free(node.name)
+
+    def build(self, output: Node) -> None:
+        """Make everything; raises ``ScheduleError`` with all that is not supported."""
+        for node in self.needed:
+            if not node.target or not (node.kind == 'samples' or self._is_spread(node)):
+                continue
+            try:
+                self._operator(node)
+            except UnclearError as unclear:
+                self._wrong(node, str(unclear))
+        if output.kind != 'samples' or not output.target:
+            self.problems.append(Problem(type(self.module).__name__, 'returns nothing that is computed from samples',
+                                         'return the output that the loss is put on'))  # fmt: skip
+        if self.problems:
+            raise ScheduleError(list(dict.fromkeys(self.problems))[:SHOWN])
+
+    # operators
+
+    def _operator(self, node: Node) -> None:
+        self._check_samples(node)
+        if node.base == 'dropout':
+            (x,) = inside(node.arguments['input'])
+            self._add(node, 'dropout', [self._read(x), 'dropout.keys'], probability=node.arguments['p'])
+        elif node.base == 'linear' and self._is_linear(node.arguments['weight'], node.arguments['bias']):
+            self._linear(node, node.arguments['input'], node.arguments['weight'], node.arguments['bias'], 0)
+        elif node.base in ('addmm', 'mm') and self._is_turned(node):
+            x = node.arguments['mat1' if node.base == 'addmm' else 'self']
+            self._linear(node, x, node.arguments['mat2'], node.arguments['self'] if node.base == 'addmm' else None, 1)
+        elif node.base == 'embedding' and node.arguments['weight'].held and node.arguments['weight'].kind == 'weight':
+            weight = node.arguments['weight']
+            vocab, width = weight.shapes[0]
+            self._add(node, 'embedding', [self._read(node.arguments['indices'])], vocab=vocab, width=width,
+                      weight=self._weight(weight), padding=node.arguments['padding_idx'])  # fmt: skip
+        else:
+            self._call(node)
+
+    def _check_samples(self, node: Node) -> None:
+        one, other = node.shapes
+        if not one or one[1:] != other[1:] or one[0] * COUNTS[1] != other[0] * COUNTS[0]:
+            if node.kind == 'samples' and one == other:
+                raise UnclearError('works across samples; return the outputs, and put the loss on them with workload.loss')
+            raise UnclearError('has samples elsewhere than in dim 0; keep them there (batch_first=True)')
+
+    def _is_linear(self, weight: Node, bias: Node | None) -> bool:
+        return weight.kind == 'weight' and self._part(weight) is not None and (bias is None or self._part(bias) is not None)
+
+    def _is_turned(self, node: Node) -> bool:
+        weight, bias = node.arguments['mat2'], node.arguments['self'] if node.base == 'addmm' else None
+        x = node.arguments['mat1'] if node.base == 'addmm' else node.arguments['self']
+        plain = node.arguments.get('beta', 1) == 1 and node.arguments.get('alpha', 1) == 1
+        biased = bias is None or (bool(bias.held) and len(bias.shapes[0]) == 1)
+        return plain and biased and bool(weight.held) and weight.kind == 'weight' and x.kind == 'samples'
+
+    def _part(self, weight: Node) -> tuple[str, tuple[int, int, int] | None] | None:
+        """A weight, or one of equal parts of its rows: its name, and which part."""
+        if weight.kind != 'weight':
+            return None
+        if weight.held:
+            return weight.held, None
+        said = weight.arguments
+        if weight.base != 'slice' or not said['self'].held or said['dim'] != 0 or said['step'] != 1:
+            return None
+        length, count = said['self'].shapes[0][0], weight.shapes[0][0]
+        if length % count or said['start'] % count:
+            return None
+        return said['self'].held, (said['start'] // count, length // count, 0)
+
+    def _linear(self, node: Node, x: Node, weight: Node, bias: Node | None, inputs: int) -> None:
+        """A product; a product that is split into equal parts behind it is as many products."""
+        self._product(node, self._read(x), weight, bias, inputs)
+
+    def _product(self, node: Node, x: str, weight: Node, bias: Node | None, inputs: int) -> None:
+        held, part = self._part(weight) or ('', None)
+        shape = weight.shapes[0]
+        bias_name = ''
+        if bias is not None:
+            of, which = self._part(bias) or ('', None)
+            bias_name = self._named(of, which)
+            # A bias behind a sum over ranks is found by its name.
+            if not bias_name.partition('@')[0].endswith('.bias') or '@' in bias_name:
+                product = self._add(node, 'linear', [x], suffix='/product', weight=self._named(held, part), bias='',
+                                    outputs=shape[1 - inputs - 0 if inputs else 0], inputs=shape[0 if inputs else 1],
+                                    transposed=bool(inputs))  # fmt: skip
+                self._plus(node, product, bias_name, bias.shapes[0])
+                return
+        self._add(node, 'linear', [x], weight=self._named(held, part), bias=bias_name,
+                  outputs=shape[1 if inputs else 0], inputs=shape[0 if inputs else 1], transposed=bool(inputs))  # fmt: skip
+
+    def _plus(self, node: Node, product: str, bias: str, shape: tuple[int, ...]) -> None:
+        names = tuple(f'd{dim}' for dim in range(len(node.shapes[0])))
+        calls = json.dumps([['add.Tensor', [{'read': 0}, {'held': 0}], {}]])
+        weight = {'name': bias, 'given': f'given:{bias}', 'shape': shape, 'dims': names[-1:]}
+        spec = {'calls': calls, 'reads': [names], 'dims': names, 'fixed': [], 'rows': node.shapes[0][0],
+                'saves': 'nothing', 'same': [0], 'weights': [weight]}  # fmt: skip
+        self._add(node, 'call', [product], spec=spec)
+
+    def _call(self, node: Node) -> None:
+        row = TABLE.get(node.base)
+        if row is None:
+            raise UnclearError(f'calls aten.{node.target}, which has no row in the table (docs/modules.md); write it '
+                               'with operators of the table, or leave this part out of the module')  # fmt: skip
+        self._refuse(node)
+        call = _Call(self, node)
+        dims = row.rule(call.by_name(node.arguments), call.scaled(node))
+        fixed = call.check(dims)
+        spec: Told = {
+            'calls': call.text(),
+            'reads': [dims.inputs[place] for place in call.places_of_reads],
+            'dims': dims.result,
+            'fixed': fixed,
+            'rows': call.rows,
+            'saves': row.saves,
+            'price': row.price,
+            'flops': row.flops,
+            'dtype': '' if node.floating else node.dtype,
+            'same': call.same(),
+            'summed': _summed(node, row.price),
+            'weights': call.weights(dims),
+            'constants': call.constants(dims),
+        }
+        self._add(node, 'call', call.reads, spec=spec)
+
+    def _refuse(self, node: Node) -> None:
+        said = node.arguments
+        if node.base == 'batch_norm' and said['training']:
+            raise UnclearError('takes the statistics of a batch, which ranks and micro-batches would not share; call '
+                               '.eval() on it, so that it uses those that it has')  # fmt: skip
+        if node.base == 'scaled_dot_product_attention' and said.get('dropout_p'):
+            raise UnclearError('drops probabilities of attention; set its dropout to 0')
+        if node.base == 'repeat' and (said['repeats'][0] != 1 or len(said['repeats']) != len(node.shapes[0])):
+            raise UnclearError('repeats samples; repeat another dim')
+
+    def _is_spread(self, node: Node) -> bool:
+        """What is computed from weights alone, and read by several operators, or with as many rows as samples."""
+        if node.kind != 'weight' or not node.target:
+            return False
+        readers = [one for one in self.read_by.get(id(node), []) if one.kind == 'samples']
+        return node.scales or (len(readers) > 1 and node.shapes[0][:1] == (1,))
+
+    # names and reads
+
+    def _read(self, node: Node) -> str:
+        if id(node) not in self.names:
+            raise UnclearError('reads what could not be read')
+        return self.names[id(node)]
+
+    def _weight(self, node: Node) -> str:
+        return self._named(node.held, None)
+
+    def _named(self, held: str, part: tuple[int, int, int] | None) -> str:
+        name = named_in_programs(held, part)
+        self.weights[name] = held
+        return name
+
+    def _add(self, node: Node, kind: str, reads: list[str], suffix: str = '', **told: Any) -> str:
+        path = path_of(node.fx)
+        name = f'{path.replace(".", "/")}/{node.name}{suffix}'.lstrip('/')
+        self.made.append({'name': name, 'kind': kind, 'reads': reads, 'shape': node.shapes[0], **told})
+        self.paths.append(path)
+        if not suffix:
+            self.names[id(node)] = name
+        return name
+
+    def _wrong(self, node: Node, what: str) -> None:
+        path = path_of(node.fx)
+        try:
+            kind = type(self.module.get_submodule(path)).__name__
+        except AttributeError:
+            kind = 'module'
+        said, _, instead = what.partition('; ')
+        where = source_of(node.fx) or type(self.module).__name__
+        # What reads it is told no problem of its own.
+        self.names[id(node)] = program_name(node.name)
+        self.problems.append(Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out'))
+
+    def text(self, name: str, sources: list[Told], notes: list[str]) -> str:
+        """The graph as JSON."""
+        products = [one['kind'] == 'linear' or one.get('spec', {}).get('price') in ('product', 'convolution') for one in self.made]
+        layers, count = layers_of(self.paths, products)
+        nodes = [{**one, 'layer': layer} for one, layer in zip(self.made, layers, strict=True)]
+        return json.dumps({'format': FORMAT, 'name': name, 'batch': SAMPLES, 'layers': count, 'notes': notes,
+                           'sources': sources, 'nodes': nodes}, separators=(',', ':'))  # fmt: skip
+
+
+class _Call:
+    """One call with what it reads: samples, weights and constants, and the calls before it that make weights."""
+
+    def __init__(self, builder: Builder, node: Node) -> None:
+        self.builder, self.node = builder, node
+        self.reads: list[str] = []
+        self.read: list[Node] = []
+        self.places: dict[int, Arg] = {}
+        self.order: list[tuple[str, Any]] = []
+        self.held: list[tuple[Node, Any]] = []
+        self.before: list[Any] = []
+        self.made: dict[int, int] = {}
+        if node.kind == 'weight':
+            # Spread over samples: the first input tells how many there are.
+            self._sample(builder.sources[0])
+        self.arguments = [self._value(one) for one in node.positional]
+        self.named = {key: self._value(one) for key, one in node.named.items()}
+
+    @property
+    def places_of_reads(self) -> list[int]:
+        return [place for place, (kind, _) in enumerate(self.order) if kind == 'read']
+
+    @property
+    def rows(self) -> int:
+        return self.read[0].shapes[0][0]
+
+    def _sample(self, node: Node) -> Told:
+        self.reads.append(self.builder._read(node))
+        self.read.append(node)
+        self.order.append(('read', node))
+        return {'read': len(self.reads) - 1}
+
+    def _value(self, told: Any) -> Any:
+        """An argument as a kernel reads it."""
+        if isinstance(told, Node):
+            return self._tensor(told)
+        if isinstance(told, list | tuple):
+            return [self._value(one) for one in told]
+        text = str(told)
+        return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
+
+    def _tensor(self, node: Node) -> Told:
+        builder = self.builder
+        if node.kind == 'samples' or (id(node) in builder.names and node.kind == 'weight'):
+            return self._sample(node)
+        if node.kind == 'constant':
+            self.order.append(('constant', node))
+            return self._hold(node)
+        if node.held:
+            self.order.append(('weight', node))
+            return self._hold(node)
+        # Made from weights alone, here and in every operator that reads it.
+        self.order.append(('computed', node))
+        return self._computed(node)
+
+    def _hold(self, node: Node) -> Told:
+        for place, (known, _) in enumerate(self.held):
+            if known is node:
+                return {'pending': place}
+        self.held.append((node, None))
+        return {'pending': len(self.held) - 1}
+
+    def _computed(self, node: Node) -> Told:
+        if node.held or node.kind == 'constant':
+            return self._hold(node)
+        if id(node) not in self.made:
+            if node.base not in TABLE and node.base not in ('index', 'index_select', 'tril', 'triu'):
+                raise UnclearError(f'reads weights through aten.{node.target}, which has no row in the table '
+                                   '(docs/modules.md); compute it from operators of the table')  # fmt: skip
+
+            def value(told: Any) -> Any:
+                if isinstance(told, Node):
+                    return self._computed(told)
+                if isinstance(told, list | tuple):
+                    return [value(one) for one in told]
+                text = str(told)
+                return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
+
+            call = [node.target, value(list(node.positional)), {key: value(of) for key, of in node.named.items()}]
+            self.before.append(call)
+            self.made[id(node)] = len(self.before) - 1
+        return {'call': self.made[id(node)]}
+
+    # the rule
+
+    def by_name(self, arguments: Any) -> Any:
+        """Arguments for a rule: an ``Arg`` for each tensor, in the order of the call."""
+        places = iter(range(1 if self.node.kind == 'weight' else 0, len(self.order)))
+
+        def value(told: Any) -> Any:
+            if isinstance(told, Node):
+                return Arg(next(places), self.scaled(told))
+            if isinstance(told, dict):
+                return {key: value(one) for key, one in told.items()}
+            return [value(one) for one in told] if isinstance(told, list | tuple) else told
+
+        return value(dict(arguments))
+
+    def scaled(self, node: Node) -> tuple[int, ...]:
+        """A shape for many samples."""
+        shape = node.shapes[0]
+        if node.kind == 'constant' and node.scales:
+            return (1, *shape[1:])
+        return (shape[0] * MANY // SAMPLES, *shape[1:]) if node.scales else shape
+
+    def check(self, dims: Dims) -> list[str]:
+        """Names that stay unsharded; raises ``UnclearError`` where samples would not stay in dim 0, each for itself."""
+        if self.node.kind == 'weight':
+            raise UnclearError('is made of weights for every sample; make it in the operator that reads it')
+        samples = {dims.inputs[place][0] for place in self.places_of_reads}
+        if samples & set(dims.fixed) or samples != {dims.result[0]} or '' in samples:
+            raise UnclearError('works across samples, or has them elsewhere than in dim 0; keep every sample for itself')
+        fixed = dict.fromkeys(dims.fixed)
+        for names, (kind, node) in zip(dims.inputs, self.order, strict=True):
+            # What is computed from weights is there in full.
+            if kind == 'computed':
+                fixed |= dict.fromkeys(name for name, length in zip(names, node.shapes[0], strict=True) if name and length > 1)
+        return list(fixed)
+
+    def same(self) -> list[int]:
+        """The reads whose gradient is that of the result."""
+        if self.node.base not in ('add', 'sub') or self.node.arguments.get('alpha', 1) != 1:
+            return []
+        result = self.node.shapes[0]
+        alike = [place for place, node in enumerate(self.read) if node.shapes[0] == result]
+        return [place for place in alike if self.node.base == 'add' or self.read[place] is self.node.arguments['self']]
+
+    # what it holds
+
+    def _dims_of(self, dims: Dims, wanted: Node, kind: str) -> tuple[str, ...]:
+        places = [place for place, (of, node) in enumerate(self.order) if node is wanted and of == kind]
+        return dims.inputs[places[0]] if places else ()
+
+    def weights(self, dims: Dims) -> list[Told]:
+        """Weights that it reads, directly or through other calls."""
+        return [self._told(node, self._dims_of(dims, node, 'weight'), self.builder._weight(node))
+                for node, _ in self._of('weight')]  # fmt: skip
+
+    def constants(self, dims: Dims) -> list[Told]:
+        """Constants that it reads."""
+        made = []
+        for node, _ in self._of('constant'):
+            name, shape = self.builder.constants.named(node)
+            told = self._told(node, self._dims_of(dims, node, 'constant'), name)
+            made.append({**told, 'shape': shape, 'dtype': '' if node.floating else node.dtype})
+        return made
+
+    def _of(self, kind: str) -> list[tuple[Node, Any]]:
+        return [held for held in self.held if held[0].kind == kind]
+
+    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Told:
+        shape = node.shapes[0]
+        return {'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names or ('',) * len(shape)}
+
+    def text(self) -> str:
+        """The calls as a kernel reads them: weights before constants."""
+        order = [*self._of('weight'), *self._of('constant')]
+        place = {id(node): number for number, (node, _) in enumerate(order)}
+
+        def settled(told: Any) -> Any:
+            if isinstance(told, list):
+                return [settled(one) for one in told]
+            if isinstance(told, dict):
+                if 'pending' in told:
+                    return {'held': place[id(self.held[told['pending']][0])]}
+                return {key: settled(one) for key, one in told.items()} if len(told) != 1 or 'dtype' not in told else told
+            return told
+
+        node, arguments, target = self.node, self.arguments, self.node.target
+        if node.base in RESHAPES:
+            target, arguments = 'reshape.default', [arguments[0], {'shape': 0}]
+        elif node.base == 'expand':
+            arguments = [arguments[0], {'shape': 0}]
+        named = {} if node.base in RESHAPES else self.named
+        return json.dumps([*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]])
+
+
+def _needed(output: Node) -> list[Node]:
+    """What the output needs, in the order of the export."""
+    found: dict[int, Node] = {}
+    stack: list[tuple[Node, bool]] = [(output, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            found.setdefault(id(node), node)
+        elif id(node) not in found:
+            stack.append((node, True))
+            stack += [(read, False) for read in reversed(list(inside((node.positional, node.named))))]
+    return list(found.values())
+
+
+def _summed(node: Node, price: str) -> int:
+    """The length of what a product sums over."""
+    said = node.arguments
+    shapes = [read.shapes[0] for read in inside(said)]
+    if price == 'convolution':
+        return prod(said['weight'].shapes[0][1:])
+    if price == 'attention':
+        return shapes[1][-2]
+    if price != 'product':
+        return 0
+    if node.base == 'einsum':
+        left, _, right = said['equation'].replace(' ', '').partition('->')
+        lengths = {letter: length for part, shape in zip(left.split(','), shapes, strict=True)
+                   for letter, length in zip(part, shape, strict=True)}  # fmt: skip
+        return prod(length for letter, length in lengths.items() if letter not in right)
+    return shapes[-1][-1] if node.base == 'linear' else shapes[-1][-2] if len(shapes[-1]) > 1 else 1
+
+
+def _free(name: str) -> str:
+    return f'{name}_input' if name in ('labels', 'loss', 'target') else name
