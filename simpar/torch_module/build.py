@@ -48,10 +48,16 @@ class Builder:
     def build(self, output: Node) -> None:
         """Make everything; raises ``ScheduleError`` with all that is not supported."""
         for node in self.needed:
-            if not node.target or not (node.kind == 'samples' or self._is_spread(node)):
+            if node.kind == 'weight' and any(read.kind == 'samples' for read in inside((node.positional, node.named))):
+                node.kind = 'samples'
+            spread = self._is_spread(node)
+            if not node.target or not (node.kind == 'samples' or spread):
                 continue
             try:
-                self._operator(node)
+                if spread:
+                    self._spread(node)
+                else:
+                    self._operator(node)
             except UnclearError as unclear:
                 self._wrong(node, str(unclear))
         if output.kind != 'samples' or not output.target:
@@ -183,6 +189,19 @@ class Builder:
         readers = [one for one in self.read_by.get(id(node), []) if one.kind == 'samples']
         return node.scales or (len(readers) > 1 and node.shapes[0][:1] == (1,))
 
+    def _spread(self, node: Node) -> None:
+        """The same for every sample, of weights: made once for each of them, so that it may be split with them."""
+        call = _Call(self, node)
+        names = tuple(f'd{dim}' for dim in range(len(node.shapes[0])))
+        (first,) = call.read
+        full = [('d0', *('' for _ in first.shapes[0][1:]))]
+        dims = Dims((), ())
+        spec: Told = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
+                      'saves': 'nothing', 'weights': call.weights(dims), 'constants': call.constants(dims)}  # fmt: skip
+        node.kind = 'samples'
+        node.shapes = ((COUNTS[0], *node.shapes[0][1:]), (COUNTS[1], *node.shapes[1][1:]))
+        self._add(node, 'call', call.reads, spec=spec)
+
     # names and reads
 
     def _read(self, node: Node) -> str:
@@ -243,6 +262,10 @@ class _Call:
         if node.kind == 'weight':
             # Spread over samples: the first input tells how many there are.
             self._sample(builder.sources[0])
+            made = self._computed(node)
+            self.before.append(['expand.default', [made, {'shape': 0}], {}])
+            self.arguments, self.named = [], {}
+            return
         self.arguments = [self._value(one) for one in node.positional]
         self.named = {key: self._value(one) for key, one in node.named.items()}
 
@@ -306,7 +329,11 @@ class _Call:
                 text = str(told)
                 return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
 
-            call = [node.target, value(list(node.positional)), {key: value(of) for key, of in node.named.items()}]
+            positional = list(node.positional)
+            if node.base == 'expand' and node.scales:
+                # Of one sample: all that is made of weights and constants alone is alike for every sample.
+                positional[1] = [1, *positional[1][1:]]
+            call = [node.target, value(positional), {key: value(of) for key, of in node.named.items()}]
             self.before.append(call)
             self.made[id(node)] = len(self.before) - 1
         return {'call': self.made[id(node)]}
@@ -315,7 +342,7 @@ class _Call:
 
     def by_name(self, arguments: Any) -> Any:
         """Arguments for a rule: an ``Arg`` for each tensor, in the order of the call."""
-        places = iter(range(1 if self.node.kind == 'weight' else 0, len(self.order)))
+        places = iter(range(len(self.order)))
 
         def value(told: Any) -> Any:
             if isinstance(told, Node):
@@ -335,8 +362,6 @@ class _Call:
 
     def check(self, dims: Dims) -> list[str]:
         """Names that stay unsharded; raises ``UnclearError`` where samples would not stay in dim 0, each for itself."""
-        if self.node.kind == 'weight':
-            raise UnclearError('is made of weights for every sample; make it in the operator that reads it')
         samples = {dims.inputs[place][0] for place in self.places_of_reads}
         if samples & set(dims.fixed) or samples != {dims.result[0]} or '' in samples:
             raise UnclearError('works across samples, or has them elsewhere than in dim 0; keep every sample for itself')
@@ -402,6 +427,8 @@ class _Call:
         elif node.base == 'expand':
             arguments = [arguments[0], {'shape': 0}]
         named = {} if node.base in RESHAPES else self.named
+        if node.kind == 'weight':
+            return json.dumps(settled(self.before))
         return json.dumps([*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]])
 
 

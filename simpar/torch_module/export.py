@@ -24,12 +24,16 @@ class Traced:
     nodes: tuple[Any, ...]
 
 
-def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], samples: int) -> Traced:
+def traced(
+    module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], samples: int
+) -> Traced:
     """Export a module for so many samples; raises ``ScheduleError`` with what torch says where it cannot be."""
     import torch
 
-    arguments = tuple(_of(one, samples) for one in inputs)
-    keywords = {name: _of(one, samples) for name, one in named.items()}
+    # The first input tells how many samples the examples have; what has another dim 0 has no samples.
+    batch = next((one.shape[0] for one in (*inputs, *named.values()) if getattr(one, 'ndim', 0)), 0)
+    arguments = tuple(_of(one, batch, samples) for one in inputs)
+    keywords = {name: _of(one, batch, samples) for name, one in named.items()}
     try:
         with warnings.catch_warnings():
             # Warnings of torch about its own internals; what is wrong with the module is an exception.
@@ -46,10 +50,10 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, A
     return Traced(program, tuple(program.graph.nodes))
 
 
-def _of(value: Any, samples: int) -> Any:
-    """An example input with so many samples."""
+def _of(value: Any, batch: int, samples: int) -> Any:
+    """An example input with so many samples in the place of a batch."""
     import torch
 
-    if isinstance(value, torch.Tensor) and value.ndim:
+    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
         return value[:1].expand(samples, *value.shape[1:]).clone()
     return value

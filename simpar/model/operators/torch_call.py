@@ -156,6 +156,7 @@ class TorchCall(OfModule, Sharded):
             if place in spec.same
             else Work(operator=name, reads=('dy', *self._saved(place, reads), *held), flops=flops, dims=dims,
                       moved=0.0 if view else None,
+                      suffix=f'.{place}' if count > 1 else '',
                       attributes={**told, 'of': place, 'saved': ' '.join(map(str, self._places(place)))})
             for place, role in enumerate(reads)
         }  # fmt: skip
