@@ -67,7 +67,7 @@ def encoder() -> ModuleCase:
 def decoder() -> ModuleCase:
     layer = nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True)
     mask = nn.Transformer.generate_square_subsequent_mask(8).double()
-    inputs = {'tgt': torch.randn(4, 8, 16).double(), 'memory': torch.randn(4, 6, 16).double(), 'tgt_mask': mask}
+    inputs = {'tgt': torch.randn(4, 8, 16).double(), 'memory': torch.randn(4, 6, 16).double(), 'tgt_mask': mask, 'tgt_is_causal': True}
     return ModuleCase(nn.TransformerDecoder(layer, 2).double(), inputs)
 
 

@@ -11,6 +11,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.torch_module.constants import Constants
 from simpar.torch_module.export import COUNTS
 from simpar.torch_module.graph import Node, Reader, inside, named_in_programs
+from simpar.torch_module.masks import own_row, plain_attention
 from simpar.torch_module.names import layers_of, path_of, program_name, source_of
 from simpar.torch_module.rules import Arg, Dims, UnclearError
 from simpar.torch_module.table import TABLE
@@ -147,11 +148,16 @@ class Builder:
         self._add(node, 'call', [product], spec=spec)
 
     def _call(self, node: Node) -> None:
+        original = node
+        self._refuse(node)
         row = TABLE.get(node.base)
         if row is None:
             raise UnclearError(f'calls aten.{node.target}, which has no row in the table (docs/modules.md); write it '
                                'with operators of the table, or leave this part out of the module')  # fmt: skip
-        self._refuse(node)
+        if node.base == 'scaled_dot_product_attention':
+            node = plain_attention(node, self.constants)
+        elif node.base == 'index':
+            node = own_row(node, self.constants)
         call = _Call(self, node)
         dims = row.rule(call.by_name(node.arguments), call.scaled(node))
         fixed = call.check(dims)
@@ -171,10 +177,11 @@ class Builder:
             'constants': call.constants(dims),
         }
         self._add(node, 'call', call.reads, spec=spec)
+        self.names[id(original)] = self.names[id(node)]
 
     def _refuse(self, node: Node) -> None:
         said = node.arguments
-        if node.base == 'batch_norm' and said['training']:
+        if node.base.startswith('_native_batch_norm') or (node.base == 'batch_norm' and said['training']):
             raise UnclearError('takes the statistics of a batch, which ranks and micro-batches would not share; call '
                                '.eval() on it, so that it uses those that it has')  # fmt: skip
         if node.base == 'scaled_dot_product_attention' and said.get('dropout_p'):
@@ -422,13 +429,13 @@ class _Call:
             return told
 
         node, arguments, target = self.node, self.arguments, self.node.target
+        if node.kind == 'weight':
+            return json.dumps(settled(self.before))
         if node.base in RESHAPES:
             target, arguments = 'reshape.default', [arguments[0], {'shape': 0}]
         elif node.base == 'expand':
             arguments = [arguments[0], {'shape': 0}]
         named = {} if node.base in RESHAPES else self.named
-        if node.kind == 'weight':
-            return json.dumps(settled(self.before))
         return json.dumps([*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from simpar.torch_module.export import Traced
@@ -140,9 +140,7 @@ class Reader:
         """A part of a split as a slice, or as a select."""
         owner, index = node.args
         if owner.name not in self._parts:
-            # Several results of one call, as of native_layer_norm: told as unknown when it is reached.
-            known = self.nodes.get(owner.name)
-            return known or Node(node.name, 'samples', ((), ()), '', str(owner.target).removeprefix('aten.'), fx=owner)
+            return self._first(node, owner, index, (tuple(value.shape), tuple(other.shape)))
         x, (base, said) = self._parts[owner.name]
         shapes = (tuple(value.shape), tuple(other.shape))
         dim = said.get('dim', 0) % len(x.shapes[0])
@@ -154,6 +152,18 @@ class Reader:
         end = start + lengths[index]
         return Node(node.name, x.kind, shapes, x.dtype, 'slice.Tensor',
                     {'self': x, 'dim': dim, 'start': start, 'end': end, 'step': 1}, (x, dim, start, end), fx=owner)  # fmt: skip
+
+    def _first(self, node: Any, owner: Any, index: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
+        """The first of several results, of a call that the table knows by another name."""
+        call = self.nodes[owner.name]
+        made = replace(call, name=node.name, shapes=shapes, dtype=_dtype(node.meta['val']))
+        if call.base == '_native_batch_norm_legit_no_training' and index == 0:
+            x, weight, bias, mean, var, momentum, epsilon = call.positional
+            positional = [x, weight, bias, mean, var, False, momentum, epsilon, False]
+            made = replace(made, target='batch_norm.default', positional=positional, named={},
+                           arguments={'input': x, 'weight': weight, 'bias': bias, 'running_mean': mean,
+                                      'running_var': var, 'training': False})  # fmt: skip
+        return made
 
     def _arguments(self, value: Any) -> Any:
         if isinstance(value, dict):

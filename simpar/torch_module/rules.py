@@ -253,6 +253,15 @@ def looked_up(call: Arguments, result: Shape) -> Dims:
     return Dims((('v', 'w'), names), (*names, 'w'), ('v',))
 
 
+def indexed(call: Arguments, result: Shape) -> Dims:
+    """Elements by constant indices of dims behind the samples, which alone may be sharded."""
+    x, *others = tensors(call)
+    if call['indices'][0] is not None:
+        raise UnclearError('indexes samples; keep all of them, and index other dims with constants')
+    inputs = (('d0', *(ONE for _ in x.shape[1:])), *(tuple(ONE for _ in one.shape) for one in others))
+    return Dims(inputs, ('d0', *(ONE for _ in result[1:])))
+
+
 def gathered(call: Arguments, result: Shape) -> Dims:
     """Elements along a dim by indices of the same rank."""
     x, index, *more = tensors(call)

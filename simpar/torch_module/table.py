@@ -79,6 +79,7 @@ TABLE: Final[dict[str, Row]] = {
     'batch_norm': Row(rules.by_channel, flops=2),
     'embedding': Row(rules.looked_up, 'all', flops=0),
     'gather': Row(rules.gathered, flops=0),
+    'index': Row(rules.indexed, 'nothing', flops=0),
 }  # fmt: skip
 """By the name of the operator, without its overload."""
 
@@ -102,6 +103,7 @@ TOLD: Final = {
     rules.pooled: 'samples and channels',
     rules.by_channel: 'all dims',
     rules.looked_up: 'places and features; the table by its features',
+    rules.indexed: 'samples',
     rules.gathered: 'all dims but the one that is gathered along',
 }
 """What may be sharded, in words; others: all dims but those that the call names."""
