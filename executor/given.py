@@ -5,14 +5,21 @@ A process is given them by ``provide``; its children find the file that ``SIMPAR
 
 from __future__ import annotations
 
+import argparse
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
 
 import torch
 
+from executor.result import Result
 from simpar.errors import ProgramError
+from simpar.janitor import remove_at_the_end
+from simpar.torch_module.names import module_tensors
 
 VARIABLE: Final = 'SIMPAR_GIVEN'
 _known: dict[str, torch.Tensor] = {}
@@ -36,6 +43,16 @@ def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return found.detach().to(dtype)
 
 
+def keep(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give this process and those that it starts these tensors, until it ends."""
+    _known.update(tensors)
+    folder = tempfile.mkdtemp(prefix='simpar-module-')
+    remove_at_the_end(Path(folder))
+    path = Path(folder) / 'given.pt'
+    torch.save(dict(tensors), path)
+    os.environ[VARIABLE] = str(path)
+
+
 @contextmanager
 def provided(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Within it programs of this process find these tensors."""
@@ -46,3 +63,28 @@ def provided(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     finally:
         _known.clear()
         _known.update(before)
+
+
+AnyResult = TypeVar('AnyResult', bound=Result)
+
+
+def by_module(result: AnyResult) -> AnyResult:
+    """A result whose parameters and gradients have the module's own names."""
+    gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})
+    return replace(
+        result,
+        parameters=module_tensors(result.parameters),
+        gradients={f'd:{name}': of for name, of in gradients.items()},
+    )
+
+
+def module_of(options: argparse.Namespace) -> str:
+    """The graph of the module that ``--module`` names, whose tensors are kept; empty: there is no flag."""
+    if not options.module:
+        return ''
+    # Exporting imports much of torch, which others do without.
+    from simpar.torch_module.flag import imported
+
+    found = imported(options.module, options.seed)
+    keep(found.weights)
+    return found.graph

@@ -150,13 +150,16 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
+def load_case(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, limit: Limit = LIMIT, module: str = ''
+) -> Case:
     """Read a schedule file and lower it, and its baseline.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``limit`` of the prediction's size, which is estimated first.
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``limit`` of the prediction's size, which is estimated first;
+    ``module``, the graph of a torch module, which is the file's model.
     Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(path, overrides), limit=limit)
+    return case_of(load_schedule(path, overrides, module=module), limit=limit)
 
 
 def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:

@@ -67,7 +67,12 @@ def encoder() -> ModuleCase:
 def decoder() -> ModuleCase:
     layer = nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True)
     mask = nn.Transformer.generate_square_subsequent_mask(8).double()
-    inputs = {'tgt': torch.randn(4, 8, 16).double(), 'memory': torch.randn(4, 6, 16).double(), 'tgt_mask': mask, 'tgt_is_causal': True}
+    inputs = {
+        'tgt': torch.randn(4, 8, 16).double(),
+        'memory': torch.randn(4, 6, 16).double(),
+        'tgt_mask': mask,
+        'tgt_is_causal': True,
+    }
     return ModuleCase(nn.TransformerDecoder(layer, 2).double(), inputs)
 
 
@@ -112,7 +117,9 @@ def t5() -> ModuleCase:
 def clip() -> ModuleCase:
     config = _config('CLIPVisionConfig', hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
                      image_size=8, patch_size=4, projection_dim=8)  # fmt: skip
-    return ModuleCase(_of(config, 'CLIPVisionModelWithProjection'), torch.randn(4, 3, 8, 8).double(), output='image_embeds')
+    return ModuleCase(
+        _of(config, 'CLIPVisionModelWithProjection'), torch.randn(4, 3, 8, 8).double(), output='image_embeds'
+    )
 
 
 MODULES: dict[str, Callable[[], ModuleCase]] = {

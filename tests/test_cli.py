@@ -17,15 +17,15 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--html', '--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
-    'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
-    'resolve': ['--json', '--limit', '--set', 'file'],
+    'run': ['--html', '--json', '--limit', '--module', '--plot', '--save', '--set', '--trace', '--train', 'file'],
+    'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler', '--set', '--sweep',
         'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
+        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
         '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],

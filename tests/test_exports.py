@@ -22,6 +22,7 @@ NAMES = [
     '__version__',
     'case_of',
     'cluster',
+    'from_module',
     'load_case',
     'load_profile',
     'load_schedule',

@@ -16,7 +16,9 @@ from simpar.program import OpClass
 from simpar.torch_module.table import TABLE
 
 _DTYPES: Final = {str(dtype).removeprefix('torch.'): dtype for dtype in (torch.bool, torch.int32, torch.int64)}
-_BESIDE: Final = frozenset({'arange', 'full', 'zeros', 'ones', 'scalar_tensor', 'index', 'index_select', 'tril', 'triu'})
+_BESIDE: Final = frozenset(
+    {'arange', 'full', 'zeros', 'ones', 'scalar_tensor', 'index', 'index_select', 'tril', 'triu'}
+)
 """Calls that only tensors without samples go through."""
 
 
@@ -62,9 +64,7 @@ def _zeros(shape: list[int], dy: torch.Tensor, full: list[int]) -> torch.Tensor:
     return dy.new_zeros(rows, *shape[1:])
 
 
-def _run(
-    op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape: list[int], rows: int
-) -> torch.Tensor:
+def _run(op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape: list[int], rows: int) -> torch.Tensor:
     floating = next((tensor.dtype for tensor in (*reads, *held) if tensor.is_floating_point()), torch.float32)
     full = str(op.attributes['shapes']).split('|')[0]
     # How many samples one copy has follows from what it reads.

@@ -51,7 +51,9 @@ class FromModule(Model):
     graph_text: Annotated[
         str,
         Field(
-            alias='graph', max_length=2**28, description='operators as `--module` and `simpar resolve --module` write them'
+            alias='graph',
+            max_length=2**28,
+            description='operators as `--module` and `simpar resolve --module` write them',
         ),
     ]
 
@@ -113,7 +115,9 @@ class FromModule(Model):
             yield Problem(where, what, 'pass --module package:function')
             return
         if asked.data == 'mnist':
-            yield Problem(('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random')
+            yield Problem(
+                ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
+            )
         last = found.shapes[found.nodes[-1].name]
         if asked.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
@@ -128,7 +132,9 @@ def _read(text: str) -> Exported:
     nodes = tuple(_node(one, tree['batch']) for one in tree['nodes'])
     if not nodes:
         raise ValueError('no operators')
-    sources = tuple(Source(one['name'], tuple(one['shape']), one['drawn'], bool(one['integer'])) for one in tree['sources'])
+    sources = tuple(
+        Source(one['name'], tuple(one['shape']), one['drawn'], bool(one['integer'])) for one in tree['sources']
+    )
     if any(isinstance(node.operator, Dropout) for node in nodes):
         sources = (*sources, Source(KEYS, (tree['batch'],), DRAW, integer=True))
     shapes = {source.name: source.shape for source in sources}
@@ -147,9 +153,9 @@ def _node(one: dict[str, Any], samples: int) -> Node:
 
 
 def _call(one: dict[str, Any], samples: int) -> Operator:
-    said = {key: _tuples(value) for key, value in one['spec'].items() if key not in ('weights', 'constants')}
-    held = {key: tuple(_held(of) for of in one['spec'].get(key, ())) for key in ('weights', 'constants')}
-    return TorchCall(spec=AtenSpec(**said, **held, shape=tuple(one['shape']), samples=samples))
+    said: dict[str, Any] = {key: _tuples(value) for key, value in one['spec'].items()}
+    said |= {key: tuple(_held(of) for of in one['spec'].get(key, ())) for key in ('weights', 'constants')}
+    return TorchCall(spec=AtenSpec(**said, shape=tuple(one['shape']), samples=samples))
 
 
 def _held(of: dict[str, Any]) -> Held:
@@ -162,8 +168,15 @@ def _tuples(value: Any) -> Any:
 
 def _linear(one: dict[str, Any], samples: int) -> Operator:
     del samples
-    return ModuleLinear(outputs=(one['outputs'],), inputs=(one['inputs'],), bias=bool(one['bias']), weight=one['weight'],
-                        bias_name=one['bias'], transposed=one['transposed'], what=one['name'])  # fmt: skip
+    return ModuleLinear(
+        outputs=(one['outputs'],),
+        inputs=(one['inputs'],),
+        bias=bool(one['bias']),
+        weight=one['weight'],
+        bias_name=one['bias'],
+        transposed=one['transposed'],
+        what=one['name'],
+    )
 
 
 def _embedding(one: dict[str, Any], samples: int) -> Operator:

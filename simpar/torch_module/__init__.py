@@ -1,4 +1,4 @@
-"""Reads a ``torch.nn.Module`` as a model: ``simpar.from_module`` and ``--module``. Torch is imported when it is called."""
+"""Reads a ``torch.nn.Module`` as a model: ``simpar.from_module`` and ``--module``. Torch is imported then."""
 
 from __future__ import annotations
 

@@ -56,21 +56,19 @@ def _attention(
     else:
         weights = self.in_proj_weight.chunk(3)
     biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
-    heads = [
+    query, key, value = (
         functional.linear(x, weight, bias).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-    ]
+    )
     mask = _mask(attn_mask, key_padding_mask, query.dtype)
     causal = is_causal and mask is None
     y = functional.scaled_dot_product_attention(
-        *heads, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
+        query, key, value, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
     )
     return self.out_proj(y.transpose(1, 2).flatten(-2)), None
 
 
-def _mask(
-    attention: torch.Tensor | None, padding: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor | None:
+def _mask(attention: torch.Tensor | None, padding: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Both masks as one that is added to scores."""
     import torch
 

@@ -1,4 +1,4 @@
-"""What a module computes from no sample and no weight: buffers, masks, angles; evaluated once, where values are known."""
+"""What a module computes from no sample and no weight, as masks and angles; evaluated once, where values are known."""
 
 from __future__ import annotations
 

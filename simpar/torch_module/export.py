@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +28,7 @@ class Traced:
     nodes: tuple[Any, ...]
 
 
-def traced(
-    module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], samples: int
-) -> Traced:
+def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], samples: int) -> Traced:
     """Export a module for so many samples; raises ``ScheduleError`` with what torch says where it cannot be."""
     import torch
 
@@ -35,8 +37,9 @@ def traced(
     arguments = tuple(_of(one, batch, samples) for one in inputs)
     keywords = {name: _of(one, batch, samples) for name, one in named.items()}
     try:
-        with warnings.catch_warnings():
-            # Warnings of torch about its own internals; what is wrong with the module is an exception.
+        quiet = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet), _silent():
+            # What torch tells of its own internals; what is wrong with the module is an exception.
             warnings.simplefilter('ignore')
             program = torch.export.export(module, arguments, keywords, strict=False)
             # No operator is decomposed, but changes in place become values.
@@ -45,9 +48,35 @@ def traced(
         # Whatever a module's own code raises is the user's; torch's reasons begin with a line that says them.
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         what = f'torch.export cannot follow it: {type(error).__name__}: {said}'
-        instead = 'make control flow independent of values; pass example inputs that the module takes'
-        raise ScheduleError(Problem(type(module).__name__, what, instead)) from None
+        instead = 'pass example inputs that the module takes'
+        if 'data-dependent' in said:
+            what = 'what is computed depends on values, as in loops over the tokens of an expert'
+            instead = 'compute all, and choose with where or a product; mixtures of experts: use transformer: moe'
+        raise ScheduleError(Problem(_place(error) or type(module).__name__, what, instead)) from None
     return Traced(program, tuple(program.graph.nodes))
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the module's own code that torch was in; empty where it was in none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if '/torch/' not in frame.filename and __package__.replace('.', '/') not in frame.filename
+    ]
+    own = [frame for frame in own if 'contextlib' not in frame.filename]
+    return f'{own[-1].filename}:{own[-1].lineno}' if own else ''
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Within it no logger says anything."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _of(value: Any, batch: int, samples: int) -> Any:

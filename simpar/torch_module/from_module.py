@@ -30,6 +30,11 @@ class Imported:
     weights: Mapping[str, torch.Tensor]
     notes: tuple[str, ...] = ()
 
+    @property
+    def graph(self) -> str:
+        """What ``load_case`` takes as ``module``."""
+        return self.model.graph_text
+
 
 def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Imported:
     """A model whose operators are those that a module calls, with its weights.
@@ -54,7 +59,9 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
     with batch_first(module):
         one, other = (traced(module, positional, named, count) for count in COUNTS)
     if len(one.nodes) != len(other.nodes):
-        raise _wrong(module, 'does other work for other counts of samples', 'make control flow independent of the batch')
+        raise _wrong(
+            module, 'does other work for other counts of samples', 'make control flow independent of the batch'
+        )
     reader = Reader(one, other, module)
     chosen = reader.nodes[_output(module, one.program, output)]
     examples = dict(zip((node.name for node in reader.inputs), _tensors(positional, named), strict=True))
@@ -102,7 +109,9 @@ def _output(module: Any, program: Any, wanted: str) -> str:
 
 def _drawn(builder: Any, node: Any, example: Any) -> str:
     """How an input is drawn, from its example and from the table that it indexes."""
-    rows = [one.arguments['weight'].shapes[0][0] for one in builder.read_by.get(id(node), []) if one.base == 'embedding']
+    rows = [
+        one.arguments['weight'].shapes[0][0] for one in builder.read_by.get(id(node), []) if one.base == 'embedding'
+    ]
     if rows and not node.floating:
         return f'tokens:{min(rows)}'
     if example.device.type == 'meta':
@@ -115,8 +124,8 @@ def _drawn(builder: Any, node: Any, example: Any) -> str:
 
 def _notes(one: Any) -> list[str]:
     casts = sum(str(node.target).startswith('aten._to_copy') for node in one.nodes)
-    return [f'{casts} casts of the module are left out where they go from one floating type to another: everything is '
-            'computed in workload.precision'] if casts else []  # fmt: skip
+    told = 'casts of the module between floating types are left out: all of it is computed in workload.precision'
+    return [f'{casts} {told}'] if casts else []
 
 
 def _part(value: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class Node:
     dtype: str
     target: str = ''
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    positional: tuple[Any, ...] = ()
+    positional: Sequence[Any] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
     held: str = ''
     fx: Any = None
@@ -101,9 +101,9 @@ class Reader:
             self._call(node, value, other)
 
     def _placeholder(self, node: Any, value: Any, other: Any) -> Node:
-        signature = self.signature
-        held = next((of[node.name] for of in (signature.inputs_to_parameters, signature.inputs_to_buffers,
-                                              signature.inputs_to_lifted_tensor_constants) if node.name in of), '')  # fmt: skip
+        said = self.signature
+        of_module = (said.inputs_to_parameters, said.inputs_to_buffers, said.inputs_to_lifted_tensor_constants)
+        held = next((names[node.name] for names in of_module if node.name in names), '')
         held = self.tied.get(held, held)
         made = Node(node.name, 'constant', (tuple(value.shape), tuple(other.shape)), _dtype(value), fx=node)
         if held:
@@ -150,8 +150,8 @@ class Reader:
         lengths = [of.shape[dim] for of in owner.meta['val']]
         start = sum(lengths[:index])
         end = start + lengths[index]
-        return Node(node.name, x.kind, shapes, x.dtype, 'slice.Tensor',
-                    {'self': x, 'dim': dim, 'start': start, 'end': end, 'step': 1}, (x, dim, start, end), fx=owner)  # fmt: skip
+        arguments = {'self': x, 'dim': dim, 'start': start, 'end': end, 'step': 1}
+        return Node(node.name, x.kind, shapes, x.dtype, 'slice.Tensor', arguments, (x, dim, start, end), fx=owner)
 
     def _first(self, node: Any, owner: Any, index: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
         """The first of several results, of a call that the table knows by another name."""
@@ -163,6 +163,10 @@ class Reader:
             made = replace(made, target='batch_norm.default', positional=positional, named={},
                            arguments={'input': x, 'weight': weight, 'bias': bias, 'running_mean': mean,
                                       'running_var': var, 'training': False})  # fmt: skip
+        if call.base == 'native_dropout' and index == 0:
+            x, probability, *_ = call.positional
+            made = replace(made, target='dropout.default', positional=[x],
+                           arguments={'input': x, 'p': probability, 'train': True})  # fmt: skip
         return made
 
     def _arguments(self, value: Any) -> Any:
@@ -188,7 +192,7 @@ def _dtype(value: Any) -> str:
 
 def _by_name(target: Any, positional: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by the names of the schema, with its defaults."""
-    known = [argument for argument in target._schema.arguments]
+    known = list(target._schema.arguments)
     found = {one.name: one.default_value for one in known if one.has_default_value()}
     found |= {one.name: value for one, value in zip(known, positional, strict=False)}
     found |= named

@@ -1,4 +1,4 @@
-"""Masks of attention that are constants: causal ones become a flag, those that hide nothing go; indices of own samples."""
+"""Masks of attention that are constants: causal ones become a flag, open ones go; and indices of own samples."""
 
 from __future__ import annotations
 

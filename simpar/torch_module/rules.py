@@ -65,9 +65,7 @@ def named(rank: int) -> Names:
 def aligned(shape: Shape, result: Shape, names: Names) -> Names:
     """Names of a tensor that is broadcast to a result, from the last dim on."""
     behind = len(result) - len(shape)
-    return tuple(
-        ONE if length == 1 < result[behind + dim] else names[behind + dim] for dim, length in enumerate(shape)
-    )
+    return tuple(ONE if length == 1 < result[behind + dim] else names[behind + dim] for dim, length in enumerate(shape))
 
 
 def elementwise(call: Arguments, result: Shape) -> Dims:
@@ -109,9 +107,7 @@ def expanded(call: Arguments, result: Shape) -> Dims:
     names = named(len(result))
     own = aligned(x.shape, result, names)
     behind = len(result) - len(x.shape)
-    made = tuple(
-        ONE if dim < behind or own[dim - behind] == ONE else name for dim, name in enumerate(names)
-    )
+    made = tuple(ONE if dim < behind or own[dim - behind] == ONE else name for dim, name in enumerate(names))
     return Dims((own,), made)
 
 
@@ -219,7 +215,12 @@ def attention(call: Arguments, result: Shape) -> Dims:
     lead = ('b', 'h')[: len(result) - 2]
     pairs = (*lead, 's', 't')
     square = (*result[:-1], key.shape[-2])
-    inputs = [(*lead, 's', 'd'), (*lead, 't', 'd'), (*lead, 't', 'e'), *(aligned(one.shape, square, pairs) for one in mask)]
+    inputs = [
+        (*lead, 's', 'd'),
+        (*lead, 't', 'd'),
+        (*lead, 't', 'e'),
+        *(aligned(one.shape, square, pairs) for one in mask),
+    ]
     del query, value
     return Dims(tuple(inputs), (*lead, 's', 'e'), ('s', 't', 'd', 'e'))
 

@@ -83,7 +83,7 @@ TABLE: Final[dict[str, Row]] = {
 }  # fmt: skip
 """By the name of the operator, without its overload."""
 
-TOLD: Final = {
+TOLD: Final[dict[Rule, str]] = {
     rules.elementwise: 'all dims, broadcast from the last',
     rules.fill: 'all dims',
     rules.permuted: 'all dims, in another order',
@@ -117,5 +117,8 @@ def aten_table() -> list[str]:
         bound = {'streaming': 'bytes moved', 'view': 'nothing: a view', 'product': 'matrix units',
                  'attention': 'its own table', 'convolution': 'matrix units'}[row.price]  # fmt: skip
         alike.setdefault((told, row.saves, bound), []).append(f'`{name}`')
-    head = ['| aten operators | what may be sharded | the backward keeps of its inputs | bound by |', '|---|---|---|---|']
+    head = [
+        '| aten operators | what may be sharded | the backward keeps of its inputs | bound by |',
+        '|---|---|---|---|',
+    ]
     return [*head, *(f'| {", ".join(names)} | {" | ".join(told)} |' for told, names in alike.items())]

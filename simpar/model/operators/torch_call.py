@@ -11,9 +11,9 @@ from simpar.layout.operator import Operator as Axes
 from simpar.model.operators.base import Operator, Sharded, Step, operator
 from simpar.model.operators.embedding import GATHER, Embedding
 from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product
-from simpar.model.operators.pointwise import Elementwise
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
+from simpar.model.products import product_ops
 
 GIVEN = 'given:'
 """What begins the draw of a tensor whose values the module has."""
@@ -228,8 +228,6 @@ class ModuleLinear(OfModule, Product):
 
     def ops(self, local: Local) -> Ops:
         """Three products."""
-        from simpar.model.products import product_ops
-
         weight, *biases = self.parameters(local.shape('y'))
         straight = replace(weight, shape=(*self.outputs, *self.inputs))
         found = product_ops(local, (straight, *biases), len(self.outputs))
