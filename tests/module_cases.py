@@ -109,17 +109,27 @@ def resnet() -> ModuleCase:
 
 
 def t5() -> ModuleCase:
-    config = _config('T5Config', d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, vocab_size=24, dropout_rate=0.0,
-                     use_cache=False)  # fmt: skip
+    config = _config('T5Config', d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, vocab_size=24,
+                     dropout_rate=0.0, use_cache=False)  # fmt: skip
     return ModuleCase(_of(config, 'T5EncoderModel'), tokens())
 
 
 def clip() -> ModuleCase:
-    config = _config('CLIPVisionConfig', hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-                     image_size=8, patch_size=4, projection_dim=8)  # fmt: skip
+    config = _config('CLIPVisionConfig', hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+                     intermediate_size=32, image_size=8, patch_size=4, projection_dim=8)  # fmt: skip
     return ModuleCase(
         _of(config, 'CLIPVisionModelWithProjection'), torch.randn(4, 3, 8, 8).double(), output='image_embeds'
     )
+
+
+def cvt() -> ModuleCase:
+    config = _config('CvtConfig', num_channels=3, patch_sizes=[3, 3], patch_stride=[2, 2], patch_padding=[1, 1],
+                     embed_dim=[8, 16], num_heads=[2, 4], depth=[1, 2], mlp_ratio=[2.0, 2.0],
+                     attention_drop_rate=[0.0, 0.0], drop_rate=[0.0, 0.0], drop_path_rate=[0.0, 0.0],
+                     qkv_bias=[True, True], cls_token=[False, True], qkv_projection_method=['dw_bn', 'dw_bn'],
+                     kernel_qkv=[3, 3], padding_kv=[1, 1], stride_kv=[2, 2], padding_q=[1, 1], stride_q=[1, 1],
+                     num_labels=4)  # fmt: skip
+    return ModuleCase(_of(config, 'CvtForImageClassification').eval(), torch.randn(4, 3, 16, 16).double())
 
 
 MODULES: dict[str, Callable[[], ModuleCase]] = {
@@ -132,6 +142,7 @@ MODULES: dict[str, Callable[[], ModuleCase]] = {
     'ResNet': resnet,
     'T5 encoder': t5,
     'CLIP vision': clip,
+    'CvT (einsum)': cvt,
 }
 PLANS = {
     'one': (Plan(), 1),

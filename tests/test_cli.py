@@ -21,8 +21,8 @@ FLAGS = {
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler', '--set', '--sweep',
-        'file',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler', '--set',
+        '--sweep', 'file',
     ],
     'measure': [
         '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',

@@ -159,7 +159,7 @@ def stacked(call: Arguments, result: Shape) -> Dims:
     dim = call.get('dim', 0) % len(result)
     names = named(len(result))
     own = names[:dim] + names[dim + 1 :]
-    return Dims(tuple(own for _ in tensors(call)), names[:dim] + (ONE,) + names[dim + 1 :])
+    return Dims(tuple(own for _ in tensors(call)), (*names[:dim], ONE, *names[dim + 1 :]))
 
 
 def padded(call: Arguments, result: Shape) -> Dims:
@@ -183,11 +183,8 @@ def multiplied(call: Arguments, result: Shape) -> Dims:
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise UnclearError('multiplies a vector; write it with matrices, e.g. x.unsqueeze(-1)')
     lead = named(len(result) - 2)
-    left, right = (
-        tuple(ONE if length == 1 < result[len(lead) - len(of.shape) + 2 + dim] else lead[len(lead) - len(of.shape) + 2 + dim]
-              for dim, length in enumerate(of.shape[:-2]))
-        for of in (a, b)
-    )  # fmt: skip
+    # Leading dims are broadcast like those of elementwise operators.
+    left, right = (aligned(of.shape[:-2], result[:-2], lead) for of in (a, b))
     names = (*lead, 'm', 'n')
     more = tuple(aligned(one.shape, result, names) for one in added)
     return Dims((*more, (*left, 'm', 'k'), (*right, 'k', 'n')), names, ('k',))
