@@ -61,7 +61,7 @@ def tokens(count: int = 24, length: int = 8) -> torch.Tensor:
 
 def encoder() -> ModuleCase:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-    return ModuleCase(nn.TransformerEncoder(layer, 4).double(), torch.randn(4, 8, 16).double())
+    return ModuleCase(nn.TransformerEncoder(layer, 2).double(), torch.randn(4, 8, 16).double())
 
 
 def decoder() -> ModuleCase:
@@ -77,13 +77,13 @@ def decoder() -> ModuleCase:
 
 
 def gpt2() -> ModuleCase:
-    config = _config('GPT2Config', n_layer=4, n_embd=16, n_head=4, vocab_size=24, n_positions=12, resid_pdrop=0.0,
+    config = _config('GPT2Config', n_layer=2, n_embd=16, n_head=4, vocab_size=24, n_positions=12, resid_pdrop=0.0,
                      embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, initializer_range=0.2)  # fmt: skip
     return ModuleCase(_of(config, 'GPT2LMHeadModel'), tokens(), 'cross-entropy')
 
 
 def llama() -> ModuleCase:
-    config = _config('LlamaConfig', num_hidden_layers=4, hidden_size=16, intermediate_size=32, num_attention_heads=4,
+    config = _config('LlamaConfig', num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=4,
                      num_key_value_heads=2, vocab_size=24, use_cache=False, initializer_range=0.2)  # fmt: skip
     return ModuleCase(_of(config, 'LlamaForCausalLM'), tokens(), 'cross-entropy')
 

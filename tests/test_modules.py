@@ -1,6 +1,7 @@
 """A torch module as a model: exported, trained with its own weights, refused where it cannot be."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,6 @@ def schedule(tmp_path, monkeypatch):
     [
         ('nn.TransformerEncoder', ['tensor 2, pipeline 2, copies 2']),
         ('GPT-2', ['data 2, tensor 2, pipeline 2, zero 3']),
-        ('ViT', ['data 2, copies 2, zero 2', 'tensor 2, recompute full']),
     ],
 )
 def test_a_module_that_others_wrote_trains_as_its_own_autograd_says(name, plans):
@@ -124,11 +124,7 @@ def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule
     assert cli.main(['run', str(schedule), '--module', reference]) == 2
     shown = capsys.readouterr().err
     assert len(shown.splitlines()) == 1
-    pytest.raises(ScheduleError, _raise, shown).match(said)
-
-
-def _raise(text):
-    raise ScheduleError(text)
+    assert re.match(said, shown)
 
 
 class _Sorts(nn.Module):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from simpar.errors import Problem
 from simpar.model.dropout import DRAW, KEYS
@@ -50,11 +50,8 @@ class FromModule(Model):
 
     graph_text: Annotated[
         str,
-        Field(
-            alias='graph',
-            max_length=2**28,
-            description='operators as `--module` and `simpar resolve --module` write them',
-        ),
+        Field(alias='graph', max_length=2**28, description='its operators, as `simpar resolve --module` writes them'),
+        AfterValidator(lambda text: _checked(text)),
     ]
 
     key: ClassVar[str] = 'module'
@@ -106,14 +103,8 @@ class FromModule(Model):
         return {'operators': len(self.nodes), 'layers': self.exported.layers}
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
-        """A text that is no graph, samples of mnist, a sequence that cannot be split."""
-        where = ('workload', self.key, 'graph')
-        try:
-            found = self.exported
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            what = f'is not what simpar writes ({type(error).__name__}: {str(error)[:SHORT]})'
-            yield Problem(where, what, 'pass --module package:function')
-            return
+        """Samples of mnist, classes of what has none."""
+        found = self.exported
         if asked.data == 'mnist':
             yield Problem(
                 ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
@@ -122,6 +113,15 @@ class FromModule(Model):
         if asked.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
             yield Problem(('workload', 'loss'), what, 'write mse, or return logits')
+
+
+def _checked(text: str) -> str:
+    try:
+        _read(text)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        what = f'is not what simpar writes ({type(error).__name__}: {str(error)[:SHORT]})'
+        raise ValueError(f'{what}; pass --module package:function') from None
+    return text
 
 
 @lru_cache(maxsize=8)

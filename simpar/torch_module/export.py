@@ -58,13 +58,10 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, A
 
 def _place(error: BaseException) -> str:
     """file:line of the module's own code that torch was in; empty where it was in none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if '/torch/' not in frame.filename and __package__.replace('.', '/') not in frame.filename
-    ]
-    own = [frame for frame in own if 'contextlib' not in frame.filename]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith('<')]
+    # Before torch it is the caller's code, not the module's.
+    first = next((place for place, frame in enumerate(frames) if '/torch/' in frame.filename), len(frames))
+    own = [frame for frame in frames[first:] if '/torch/' not in frame.filename and 'contextlib' not in frame.filename]
     return f'{own[-1].filename}:{own[-1].lineno}' if own else ''
 
 
