@@ -38,7 +38,12 @@ def row(name: str) -> tuple[str, bool]:
     torch.manual_seed(SEED)
     case = MODULES[name]()
     found = exported(case)
-    kinds = {call for node in found.model.nodes if hasattr(node.operator, 'spec') for call in node.operator.spec.calls.split('"')[1::2]}
+    kinds = {
+        call
+        for node in found.model.nodes
+        if hasattr(node.operator, 'spec')
+        for call in node.operator.spec.calls.split('"')[1::2]
+    }
     worst = [deviation(case, found, plan, ranks, SEED) for plan, ranks in PLANS.values()]
     weights = sum(one.numel() for one in case.module.parameters())
     cells = [name, f'`{type(case.module).__name__}`', f'{weights:,}', str(len(found.model.nodes)),
@@ -56,7 +61,9 @@ def main() -> int:
         print(line, flush=True)
         lines.append(line)
         right = right and good
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True
+    ).stdout.strip()
     PAGE.write_text('\n'.join([
         '# Modules that others wrote, trained',
         '',

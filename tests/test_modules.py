@@ -15,11 +15,11 @@ from simpar.schedule import load_schedule
 
 torch = pytest.importorskip('torch')
 
-import module_cases  # noqa: E402 (it needs torch)
-from torch import nn  # noqa: E402
+import module_cases
+from torch import nn
 
-from simpar.torch_module import from_module  # noqa: E402
-from simpar.torch_module.table import TABLE  # noqa: E402
+from simpar.torch_module import from_module
+from simpar.torch_module.table import TABLE
 
 pytestmark = pytest.mark.torch
 SCHEDULE = """\
@@ -114,7 +114,10 @@ def test_train_returns_tensors_by_the_modules_names(schedule):
     ('reference', 'said'),
     [
         ('mine_for_tests:wrong', r'--module: mine_for_tests:wrong fails: OSError: no such weights; call it'),
-        ('mine_for_tests:nothing', r'--module: .* returns int, not a module with example inputs; return \(module, inputs\)'),
+        (
+            'mine_for_tests:nothing',
+            r'--module: .* returns int, not a module with example inputs; return \(module, inputs\)',
+        ),
         ('mine_for_tests:absent', r'--module: mine_for_tests has no function absent; write one of mlp'),
         ('nowhere_at_all:x', r'--module: nowhere_at_all cannot be imported: ModuleNotFoundError'),
         ('mine_for_tests', r'--module: is mine_for_tests; write package:function'),
@@ -153,9 +156,17 @@ class _Mixes(nn.Module):
         (_Sorts(), (2, 4), r'(?s)test_modules\.py:\d+: the module \(_Sorts\): .*aten\.sort.*no row in the table.*fft'),
         (_Loops(), (2, 4), r'test_modules\.py:\d+: what is computed depends on values.*mixtures of experts'),
         (_Mixes(), (2, 4), r'test_modules\.py:\d+: the module \(_Mixes\): mean .*samples'),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 8, 8), r'1 \(BatchNorm2d\): .*statistics.*\.eval'),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+            (2, 3, 8, 8),
+            r'1 \(BatchNorm2d\): .*statistics.*\.eval',
+        ),
         (nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0), (6, 2, 8), r'batch_first=True'),
-        (nn.Linear(4, 4), (2, 5), r'Linear: torch\.export cannot follow it|linear\.py:\d+: torch\.export cannot follow'),
+        (
+            nn.Linear(4, 4),
+            (2, 5),
+            r'Linear: torch\.export cannot follow it|linear\.py:\d+: torch\.export cannot follow',
+        ),
     ],
 )
 def test_what_is_not_supported_is_told_with_its_place_and_a_remedy(module, shape, said, capfd):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from simpar.torch_module.call import SAMPLES, Call, Told
 from simpar.torch_module.constants import Constants
 from simpar.torch_module.export import COUNTS
 from simpar.torch_module.graph import Node, Reader, inside, named_in_programs
+from simpar.torch_module.joint import joint, part_of
 from simpar.torch_module.masks import own_row, plain_attention
 from simpar.torch_module.names import layers_of, path_of, program_name, source_of
 from simpar.torch_module.rules import Dims, UnclearError
@@ -32,8 +33,9 @@ class Builder:
         self.paths: list[str] = []
         self.names: dict[int, str] = {}
         self.weights: dict[str, str] = {}
+        self.skipped: set[int] = set()
+        self.waiting: dict[int, tuple[Node, Node, Node, Node | None, int]] = {}
         self.needed = _needed(output)
-        self.users = Counter(id(read) for node in self.needed for read in inside((node.positional, node.named)))
         self.read_by: dict[int, list[Node]] = {}
         for node in self.needed:
             for read in inside((node.positional, node.named)):
@@ -48,7 +50,7 @@ class Builder:
             if node.kind == 'weight' and any(read.kind == 'samples' for read in inside((node.positional, node.named))):
                 node.kind = 'samples'
             spread = self._is_spread(node)
-            if not node.target or not (node.kind == 'samples' or spread):
+            if not node.target or id(node) in self.skipped or not (node.kind == 'samples' or spread):
                 continue
             try:
                 if spread:
@@ -67,7 +69,9 @@ class Builder:
 
     def _operator(self, node: Node) -> None:
         self._check_samples(node)
-        if node.base == 'dropout':
+        if id(node) in self.waiting:
+            self._joint_part(node)
+        elif node.base == 'dropout':
             (x,) = inside(node.arguments['input'])
             self._add(node, 'dropout', [self.read(x), 'dropout.keys'], probability=node.arguments['p'])
         elif node.base == 'linear' and self._is_linear(node.arguments['weight'], node.arguments['bias']):
@@ -113,16 +117,40 @@ class Builder:
         if weight.held:
             return weight.held, None
         said = weight.arguments
-        if weight.base != 'slice' or not said['self'].held or said['dim'] != 0 or said['step'] != 1:
+        if weight.base != 'slice' or not said['self'].held or said['step'] != 1:
             return None
-        length, count = said['self'].shapes[0][0], weight.shapes[0][0]
+        dim = said['dim'] % len(weight.shapes[0])
+        length, count = said['self'].shapes[0][dim], weight.shapes[0][dim]
         if length % count or said['start'] % count:
             return None
-        return said['self'].held, (said['start'] // count, length // count, 0)
+        return said['self'].held, (said['start'] // count, length // count, dim)
 
     def _linear(self, node: Node, x: Node, weight: Node, bias: Node | None, inputs: int) -> None:
-        """A product; a product that is split into equal parts behind it is as many products."""
-        self._product(node, self.read(x), weight, bias, inputs)
+        """A product; one that is split into equal parts behind it waits for these, and is as many products."""
+        whole = weight.held and (bias is None or bias.held)
+        found = joint(node, self.read_by) if whole else None
+        if found is None:
+            self._product(node, self.read(x), weight, bias, inputs)
+            return
+        self.skipped |= {id(one) for one in found.skipped[1:]}
+        for part in self.read_by[id(found.skipped[-1])]:
+            which = found.parts[id(part)]
+            own = part_of(weight, which, found.count, inputs)
+            own_bias = part_of(bias, which, found.count, 0) if bias is not None else None
+            self.waiting[id(part)] = (node, x, own, own_bias, inputs)
+
+    def _joint_part(self, node: Node) -> None:
+        """A part of a joint projection, in the shape that the module gives it."""
+        product, x, weight, bias, inputs = self.waiting[id(node)]
+        rows = tuple((*shape[:-1], node.shapes[0][-1]) for shape in product.shapes)
+        made = replace(node, name=f'{node.name}_part', shapes=(rows[0], rows[1]), target='linear', arguments={})
+        self._product(made, self.read(x), weight, bias, inputs)
+        if rows == node.shapes:
+            self.names[id(node)] = self.names[id(made)]
+            return
+        view = replace(node, target='view.default', arguments={'self': made}, positional=(made,), named={})
+        self._call(view)
+        self.names[id(node)] = self.names[id(view)]
 
     def _product(self, node: Node, x: str, weight: Node, bias: Node | None, inputs: int) -> None:
         held, part = self._part(weight) or ('', None)
