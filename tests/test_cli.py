@@ -21,12 +21,12 @@ FLAGS = {
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler', '--set',
-        '--sweep', 'file',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
+        '--set', '--sweep', 'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
-        '--timeout', '--trace', 'file',
+        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
+        '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],

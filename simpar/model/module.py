@@ -41,6 +41,15 @@ class Exported:
     notes: tuple[str, ...]
 
 
+def _checked(text: str) -> str:
+    try:
+        _read(text)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        what = f'is not what simpar writes ({type(error).__name__}: {str(error)[:SHORT]})'
+        raise ValueError(f'{what}; pass --module package:function') from None
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromModule(Model):
     """A torch module, as ``--module`` or ``simpar.from_module`` exports it.
@@ -51,7 +60,7 @@ class FromModule(Model):
     graph_text: Annotated[
         str,
         Field(alias='graph', max_length=2**28, description='its operators, as `simpar resolve --module` writes them'),
-        AfterValidator(lambda text: _checked(text)),
+        AfterValidator(_checked),
     ]
 
     key: ClassVar[str] = 'module'
@@ -113,15 +122,6 @@ class FromModule(Model):
         if asked.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
             yield Problem(('workload', 'loss'), what, 'write mse, or return logits')
-
-
-def _checked(text: str) -> str:
-    try:
-        _read(text)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        what = f'is not what simpar writes ({type(error).__name__}: {str(error)[:SHORT]})'
-        raise ValueError(f'{what}; pass --module package:function') from None
-    return text
 
 
 @lru_cache(maxsize=8)

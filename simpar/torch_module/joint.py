@@ -1,4 +1,4 @@
-"""Joint projections: one product whose result is split into equal parts, as queries, keys and values, is as many products.
+"""Joint projections: a product that is split into equal parts, as queries, keys and values, is as many products.
 
 A split of its outputs over tensor ranks would run through the parts; each part alone is split by heads.
 """
@@ -17,7 +17,7 @@ from simpar.torch_module.graph import Node
 class Joint:
     """A product with its parts.
 
-    Arguments: ``skipped``, the product and what changes its shape before the split; ``parts``, which part each slice is.
+    Arguments: ``skipped``, the product and what changes its shape before the split; ``parts``, which one a slice is.
     """
 
     product: Node
