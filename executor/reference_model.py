@@ -22,7 +22,8 @@ class OfModel:
 
     Arguments:
         inputs: the model's inputs and its target.
-        loss: gives the loss of a copy from its inputs, its target and the keys that dropout draws from.
+        loss: gives the loss of a copy from its inputs, its target, the keys that dropout draws from, and how many
+            slices of a sequence ranks hold.
     """
 
     inputs: Callable[[Workload], tuple[Input, ...]]

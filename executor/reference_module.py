@@ -50,8 +50,9 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
                 yield name, one.shape, one.initial
 
 
-def _loss(workload: Workload, parameters: Parameters, *tensors: torch.Tensor) -> torch.Tensor:
-    *xs, target, keys = tensors
+def _loss(workload: Workload, parameters: Parameters, *given_all: Any) -> torch.Tensor:
+    # The last says slices of a sequence, which a module has none of.
+    *xs, target, keys, _ = given_all
     model = _model(workload)
     names = [one.name for one in model.exported.sources if one.name != KEYS]
     values: Values = {**dict(zip(names, xs, strict=True)), KEYS: keys}

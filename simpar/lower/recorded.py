@@ -14,7 +14,17 @@ _KEPT: Final = 2
 """How many are kept: a plan and its baseline."""
 _READ: Final = frozenset(
     {
-        *('data', 'tensor', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss', 'sequence_parallel'),
+        *(
+            'data',
+            'tensor',
+            'expert',
+            'pipeline',
+            'stages',
+            'micro_batches',
+            'copies',
+            'copies_loss',
+            'sequence_parallel',
+        ),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
     }
 )

@@ -135,18 +135,19 @@ class Program:
 
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
-        return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
+        elements = prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)
+        return (elements if tensor.fill == 1 else round(elements * tensor.fill)) * BYTES[tensor.dtype]
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
-        known: dict[tuple[int, int, str, int | None], int] = {}
+        known: dict[tuple[int, int, str, int | None, float], int] = {}
 
         def size(tensor: Tensor) -> int:
             if tensor.name in self._padding:
                 return self.local_bytes(tensor)
             # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
-            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim)
+            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim, tensor.fill)
             if key not in known:
                 known[key] = self.local_bytes(tensor)
             return known[key]
