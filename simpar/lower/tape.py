@@ -79,6 +79,8 @@ class Tape:
         self.notes: list[str] = []
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
+        # Elements that a rank holds, by the id of a tensor, which is kept with them.
+        self.elements: dict[int, tuple[Tensor, int]] = {}
         self.shard_group = shard_group
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
