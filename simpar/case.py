@@ -116,6 +116,7 @@ class Case:
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.notes,
+            *self.schedule.workload.model.notes,
         )
 
     def _in_8_bits(self) -> Iterator[str]:
