@@ -10,12 +10,13 @@
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
+# make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-mixtures notebooks netns lab clean test-others test-waits test-alone
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -69,6 +70,9 @@ bench: .venv-test/installed
 
 prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py
+
+prove-modules: .venv-test/installed
+	.venv-test/bin/python tests/prove_modules.py
 
 prove-grow: .venv-test/installed
 	.venv-test/bin/python tests/prove_grow.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
@@ -24,6 +25,7 @@ from simpar.model.operators.experts import Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
 from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
+from simpar.model.operators.torch_call import TorchCall
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]
@@ -169,9 +171,19 @@ class Degrees:
         if isinstance(operator, SUMS):
             # The branch that is split, if one is: the other is sliced, which costs nothing.
             lead = next((place for place in (0, 1) if self._splits(reads[place].layout)), 0)
+        elif isinstance(operator, TorchCall):
+            # The value of the most slices, so that what is split stays split.
+            lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
         lies = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(lies)
         return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+
+
+def _kept_slices(operator: TorchCall, place: int, layout: TensorLayout) -> int:
+    """Slices of a value that an operator reads, along dims that may be split."""
+    names, fixed = operator.spec.reads[place], operator.spec.fixed
+    split = (size_of(axes) for name, axes in zip(names, layout.dims, strict=True) if name and name not in fixed)
+    return prod(split)
 
 
 def _minus(axes: Axes, others: Axes) -> Axes | None:

@@ -221,10 +221,15 @@ class Forward:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
         y = self.mover.summed(y, placed.output, node.value)
-        biases = [one.shape for one in node.operator.parameters(y.shape) if one.role == 'bias']
+        biases = [
+            one for one in node.operator.parameters(y.shape)[1:] if one.role.rpartition('.')[2] in ('bias', '=bias')
+        ]
         if not biases:
             return y
-        bias = Bias(product=node.name, bias_shape=biases[0])
+        # A bias of a module has a name of its own.
+        (one,) = biases
+        product = one.role.removeprefix('=').rpartition('.')[0] if one.role.startswith('=') else node.name
+        bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))

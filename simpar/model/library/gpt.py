@@ -243,10 +243,8 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
-        return replace(
-            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
-        )
+        # The width of experts stays 0 where it is that of ``ffn``: written out it would say the same twice.
+        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
