@@ -271,7 +271,7 @@ class Tape:
                 phase=phase,
                 bytes=float(size),
                 dtype=self.tensors[source].dtype,
-                partition=self._to_experts if exchanges and self._shares_experts(axes) else self.partition(axes),
+                partition=self._met_over(axes, exchanges=exchanges),
                 reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
                 reads=(source,),
                 writes=(target,),
@@ -280,17 +280,14 @@ class Tape:
             )
         )
 
-    def _shares_experts(self, axes: Sequence[Axis]) -> bool:
-        return self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
+    def _met_over(self, axes: Sequence[Axis], *, exchanges: bool) -> str:
+        """The partition of a collective along axes.
 
-    @property
-    def _to_experts(self) -> str:
-        """The partition of all-to-alls to experts and back.
-
-        It is one of its own, and so has a stream of its own, where all data ranks share the experts, too: tokens must
-        not wait for sums of gradients.
+        All-to-alls to experts and back have one of their own, and so a stream of their own, where all data ranks share
+        the experts, too: tokens must not wait for sums of gradients.
         """
-        return EXPERT
+        to_experts = exchanges and self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
+        return EXPERT if to_experts else self.partition(axes)
 
     # the backward
 
