@@ -154,6 +154,11 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
     return trace.first(steps) if further else trace
 
 
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
+    """Seconds of the last of so many steps, all that is asked where predictions are many."""
+    return _step(program, Pricer(program, cluster).costs(EFFECTS[-1][1]), steps)
+
+
 def _step(program: Program, costs: Costs, steps: int) -> float:
     """Seconds of the last step of ``followed``."""
     ends = step_ends(program, costs, steps=steps + _goes_on(program))[:steps]

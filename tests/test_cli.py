@@ -34,6 +34,7 @@ FLAGS = {
     'schema': [],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
+    'validate': ['--data', '--jobs', '--json', '--plot', '--set'],
     'warmup': ['--json'],
 }  # fmt: skip
 

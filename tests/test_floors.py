@@ -8,12 +8,12 @@ FLOORS = [
     ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
-        *('hardware', 'profiles'),
+        *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
-    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate', 'validate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}
