@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simpar import document
 from simpar.document import Tree
-from simpar.errors import Problem, ProfileError
+from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Stack
 from simpar.profiles import profile_folder
 
@@ -50,7 +50,10 @@ def stack_path(name: str | os.PathLike[str]) -> Path:
 def load_stack(name: str) -> Stack:
     """Read a stack by name or path, over those that it extends; raises ``ProfileError`` with every problem."""
     tree = _merged(stack_path(name), ())
-    return document.build(tree, Stack, check=_problems)
+    try:
+        return document.build(tree, Stack, check=_problems)
+    except ScheduleError as wrong:
+        raise ProfileError(wrong.problems) from None
 
 
 def _merged(path: Path, below: tuple[Path, ...]) -> Tree:
@@ -76,9 +79,10 @@ def _joined(base: Any, over: Any) -> Any:
 
 def _problems(stack: Stack) -> Iterator[Problem]:
     for key in stack.launches:
-        operator, dot, phase = key.rpartition('.')
-        if not operator or not dot or phase not in ('F', 'I', 'W', 'U'):
-            yield Problem(('launches', key), 'no operator and phase', 'write e.g. norm.F, with F, I, W or U')
+        operator, _, phase = key.rpartition('.')
+        if '*' not in key and (not operator or phase not in ('F', 'I', 'W', 'U')):
+            instead = 'write e.g. norm.F, with F, I, W or U; or a pattern of names of ops, e.g. "*.qkv.F"'
+            yield Problem(('launches', key), 'no operator and phase', instead)
 
 
 def stack_of(framework: str, hardware: str, year: int = 9999) -> str:

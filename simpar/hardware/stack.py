@@ -10,7 +10,7 @@ from pydantic import Field
 
 from simpar.hardware.figure import Figure, Grade, ShareFigure, Text, TimeFigure
 
-Wait = Literal['receive', 'norm', 'loss']
+Wait = Literal['receive', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
 Bytes = Annotated[float, Field(ge=0, le=1000)]
 
@@ -20,7 +20,8 @@ class Launches:
     """What an operator launches in a phase beside the one kernel that a profile prices.
 
     Arguments:
-        kernels: in all.
+        kernels: in all; of 0 it is part of another operator's kernel, and takes no time of its own.
+        calls: what else the host does meanwhile, each as long as a launch.
         passes: how often it moves the bytes of the operator, of a streaming one.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its
             result, its left and its right operand.
@@ -28,6 +29,7 @@ class Launches:
 
     kernels: Count
     source: Text
+    calls: Count = 0
     passes: Bytes = 1.0
     result: Bytes = 0.0
     left: Bytes = 0.0
@@ -45,7 +47,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Where the host waits for the device: behind a ``receive``, at the ``norm`` of gradients, at the ``loss``."""
+    """Where the host waits for the device: behind a ``receive``, at the ``norm`` of gradients, of each ``step``."""
 
     at: tuple[Wait, ...]
     source: Text

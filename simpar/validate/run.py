@@ -9,7 +9,7 @@ from time import process_time
 
 from simpar.case import case_of
 from simpar.document import Tree
-from simpar.errors import SimparError
+from simpar.errors import ProfileError, SimparError
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
 from simpar.validate import null_model
@@ -72,6 +72,9 @@ def outcome(row: Row) -> Outcome:
         seconds = predicted(row)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
+    # A profile or a stack that is wrong is wrong for every row.
+    except ProfileError:
+        raise
     except SimparError as error:
         return Outcome(row=row, skipped=str(error).splitlines()[0][:200])
     return Outcome(row=row, seconds=seconds, cpu=process_time() - began)

@@ -113,6 +113,7 @@ def _cluster(row: Row) -> dict[str, Any]:
     node = row.whole('gpus_per_node', NODE)
     devices = row.whole('n_gpus')
     found: dict[str, Any] = {'profile': _profile(row), 'nodes': -(-devices // node), 'devices': min(node, devices)}
+    found['stack'] = stack_name(row)
     return found
 
 
