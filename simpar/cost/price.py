@@ -116,7 +116,7 @@ class Pricer:
             communication={index: communication[kind] for index, kind in self._each if kind in communication},
             links=links,
             rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
-            waiting_slows=slows and slow_down.waiting,
+            waiting_slows=slows and self._waiting,
             why=self._why,
             grades=self._grades(compute, communication),
         )
@@ -135,6 +135,12 @@ class Pricer:
             for position, rank in enumerate(ranks):
                 peer = ranks[(position + op.peer) % len(ranks)]
                 yield (rank, peer) if op.kind == 'send' else (peer, rank)
+
+    @property
+    def _waiting(self) -> bool:
+        stack = self._cluster.stack
+        told = stack.waiting if stack else None
+        return self._cluster.profile.slow_down.waiting if told is None else told
 
     def _host(self, effects: Effects) -> Array:
         """Seconds that the host takes to issue an op, by cost key."""

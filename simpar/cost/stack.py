@@ -55,7 +55,8 @@ class StackCompute:
             return cost
         rests: Sequence[Figure] = [kernel] if more > roofline.MINOR * cost.seconds else []
         why = f'{cost.why}; {launches.kernels} kernels in {self.stack.name}, {more * 1e6:.3g} us more'
-        return ComputeCost(cost.seconds + more, cost.best, why, worst([cost.grade, *rests]))
+        seconds = max(kernel.value, cost.seconds + more)
+        return ComputeCost(seconds, min(seconds, cost.best), why, worst([cost.grade, *rests]))
 
     @cached_property
     def _rate(self) -> float:
@@ -64,7 +65,8 @@ class StackCompute:
     def _moved(self, op: OpClass, launches: Launches) -> float:
         """Bytes that kernels beside the first one move."""
         if op.operator not in PRODUCTS or not op.dims:
-            return max(0.0, launches.passes - 1) * op.bytes
+            # Fewer than one pass: a kernel that skips what is masked.
+            return (launches.passes - 1) * op.bytes
         m, n, k = (op.dims[key] for key in ('m', 'n', 'k'))
         return launches.result * m * n + launches.left * m * k + launches.right * k * n
 

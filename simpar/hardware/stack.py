@@ -69,6 +69,7 @@ class Stack:
         extends: the stack that it differs from.
         schedule: dotted keys that a schedule on this stack has where it does not say otherwise, each with its value.
         source: where these were read.
+        waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
     """
 
@@ -82,6 +83,7 @@ class Stack:
     waits: Waits | None = None
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
+    waiting: bool | None = None
 
 
 __all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'Waits']
