@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from simpar.cost import roofline
-from simpar.cost.compute import MATRIX, NO_WORK, PRODUCTS
+from simpar.cost.compute import MATRIX, NO_WORK, PRODUCTS, forward_flops
 from simpar.cost.model import ComputeCost, ComputeModel
 from simpar.hardware import Figure, Launches, Profile, Stack, worst
 from simpar.program import OpClass
@@ -48,6 +48,8 @@ class StackCompute:
         if op.operator in NO_WORK:
             return cost
         launches = self.launches(op)
+        if not launches.kernels:
+            return ComputeCost(0.0, 0.0, f'not launched by {self.stack.name}: {launches.source}', 'literature')
         cost = self._at_clocks(op, self._attention(op, cost))
         kernel = self.profile.device.kernel.memory
         more = max(0, launches.kernels - 1) * kernel.value + self._moved(op, launches) / self._rate
@@ -73,7 +75,8 @@ class StackCompute:
     def _at_clocks(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
         """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
         sustained = self.profile.device.sustained
-        if sustained is None or op.operator not in MATRIX:
+        # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
+        if sustained is None or op.operator not in MATRIX or (self.stack.attention and op.operator == 'attention'):
             return cost
         bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
         seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
@@ -86,10 +89,15 @@ class StackCompute:
             return cost
         if op.operator != 'attention':
             return cost
-        own = self.profile.device.attention
-        factor = own.share.value / kernel.share.value
-        if op.phase != 'F':
-            factor *= kernel.backward.value / own.backward.value
-        why = f'{cost.why}; {factor:.3g} times as long by the kernel of {self.stack.name}'
-        grade = worst([cost.grade, kernel.share])
-        return ComputeCost(cost.seconds * factor, cost.best * min(1.0, factor), why, grade)
+        peaks = {str(dtype): figure for dtype, figure in self.profile.device.matrix.items()}
+        if op.dtype not in peaks:
+            return cost
+        # By the kernel's share of the peak: the table is of another kernel, which treats narrow heads otherwise.
+        device = dataclasses.replace(
+            self.profile.device, attention=dataclasses.replace(self.profile.device.attention, share=kernel.share)
+        )
+        flops = op.flops if op.phase == 'F' else forward_flops(op) * kernel.backward.value
+        estimate = roofline.attention(device, peaks[op.dtype], flops, op.bytes)
+        why = f'attention of {self.stack.name}: {estimate.bound}'
+        grade = worst([*estimate.figures, kernel.share, *([] if op.phase == 'F' else [kernel.backward])])
+        return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)

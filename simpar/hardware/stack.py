@@ -20,7 +20,7 @@ class Launches:
     """What an operator launches in a phase beside the one kernel that a profile prices.
 
     Arguments:
-        kernels: in all; of 0 it is part of another operator's kernel, and takes no time of its own.
+        kernels: in all; 0: it is not launched at all, or is part of another operator's kernel.
         calls: what else the host does meanwhile, each as long as a launch.
         passes: how often it moves the bytes of the operator, of a streaming one.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -92,7 +92,15 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
     rows = [row for path in files if wanted in ('', path.stem) for row in _read(path, problems)]
     if problems:
         raise ScheduleError(problems[:20])
-    return _once(rows)
+    return _once(_completed(rows))
+
+
+def _completed(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows of one model share the vocabulary that one of them states."""
+    told = {row.shape: row.text('vocab') for row in rows if row.text('vocab')}
+    for row in rows:
+        known = told.get(row.shape, '')
+        yield replace(row, cells={**row.cells, 'vocab': known}) if known and not row.text('vocab') else row
 
 
 def _read(path: Path, problems: list[Problem]) -> list[Row]:

@@ -65,6 +65,8 @@ def _put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 def _profile(row: Row) -> str:
     hardware = row.text('hardware').lower()
+    if 'a100' in hardware and row.whole('gpu_mem_gb') == 40:
+        return 'a100-sxm-40-8'
     return next((profile for word, profile in PROFILES if word in hardware), '')
 
 
