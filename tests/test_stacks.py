@@ -9,9 +9,9 @@ import pytest
 
 from simpar.cli import main
 from simpar.cost.price import Effects, Pricer
+from simpar.engine import simulate
 from simpar.errors import ProfileError
 from simpar.hardware import Launches
-from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.predict import OF_STACKS, predict, step_of
@@ -37,7 +37,10 @@ def on(stack, profile='a100-sxm-8', devices=1):
     return cluster(load_profile(profile), devices=devices, stack=stack)
 
 
-def costs(program, hardware, effects=Effects()):
+EVERY = Effects()
+
+
+def costs(program, hardware, effects=EVERY):
     return Pricer(program, hardware).costs(effects)
 
 
@@ -76,7 +79,7 @@ def test_fitted_numbers_lie_within_their_stated_ranges():
     ('framework', 'hardware', 'year', 'stack'),
     [
         ('Megatron-LM', 'A100', 2021, 'megatron-2021'), ('Megatron-LM', 'A100', 2024, 'megatron-core'),
-        ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile'), 
+        ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile'),
         ('Composer+PyTorch FSDP1', 'H100-SXM', 9999, 'torch-fsdp-hopper'),
         ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('nobody knows', 'A100', 2023, DEFAULT),
     ],

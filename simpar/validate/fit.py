@@ -26,7 +26,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     'sustained': (0.7, 1.0),
     'memory': (0.6, 0.95),
 }
-"""Host seconds for a kernel forward and backward, and of a step; sustained over boost clock; streaming over peak bandwidth."""
+"""Host seconds for a kernel forward and backward, and of a step; clock under load over that of short measurements;
+bandwidth of streaming kernels over the peak."""
 _ROUNDS: Final = 3
 
 
@@ -52,13 +53,15 @@ class Bench:
 
 def bench_of(rows: Sequence[Row]) -> Bench:
     """The rows that can be predicted."""
-    kept = []
-    for row in rows:
-        try:
-            kept.append((row, case_of(schedule_of(Tree(root=schedule_tree(row), origins={(): row.name})))))
-        except (Skipped, SimparError):
-            continue
+    kept = [(row, case) for row in rows if (case := _case(row))]
     return Bench(tuple(row for row, _ in kept), tuple(case for _, case in kept))
+
+
+def _case(row: Row) -> Case | None:
+    try:
+        return case_of(schedule_of(Tree(root=schedule_tree(row), origins={(): row.name})))
+    except (Skipped, SimparError):
+        return None
 
 
 def with_numbers(cluster: Cluster, numbers: Mapping[str, float]) -> Cluster:
