@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'shipped', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles', 'stacks'),
@@ -13,7 +13,7 @@ FLOORS = [
     ['trace', 'pipeline', 'cost', 'huggingface'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
-    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'compare', 'calibrate', 'validate'],
+    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate', 'validate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}

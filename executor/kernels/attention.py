@@ -13,6 +13,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
+from executor.kernels.places import documents
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -107,15 +108,18 @@ def scale_of(op: OpClass) -> float:
 
 
 def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
-    """[S, S], true where a token must not see another: one behind it, or before its window.
+    """[S, S], true where a token must not see another: one behind it, before its window, or of another document.
 
     Arguments: ``scores`` [..., S], for their size and device.
     """
     sequence = scores.shape[-1]
     ones = torch.ones(sequence, sequence, dtype=torch.bool, device=scores.device)
     window = int(op.attributes.get('window', 0))
-    future = ones.triu(1)
-    return future | ones.tril(-window) if window else future
+    found = ones.triu(1) | ones.tril(-window) if window else ones.triu(1)
+    if 'documents' not in op.attributes:
+        return found
+    of = documents(op, sequence).to(scores.device)
+    return found | (of[:, None] != of[None, :])
 
 
 def values_of(op: OpClass) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 from simpar.cost import roofline
 from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
 from simpar.cost.model import ComputeCost
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
@@ -26,8 +28,11 @@ MATRIX = PRODUCTS | priced('attention') | {ITERATED}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
+FP8: Final = 'fp8'
 HALF = frozenset({'fp16', 'bf16'})
-BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
+BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1}
+GROUP_TILE = 128
+"""Rows to which a grouped product fills up those of each expert: a tile of cuBLAS, CUTLASS and DeepGEMM."""
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
@@ -67,8 +72,21 @@ class DeviceCompute:
             return self._attention(op)
         return self._streaming(op)
 
+    def _in_8_bits(self, op: OpClass) -> ComputeCost:
+        """By formula, for no table has products of 8 bits; on a device without them as in 16 bits, or what it has."""
+        size = _product_size(op)
+        if FP8 in self._matrix:
+            shape = self.device.matmul
+            device = dataclasses.replace(self.device, matmul=dataclasses.replace(shape, share=shape.fp8 or shape.share))
+            return _priced(roofline.matmul(device, self._matrix[FP8], size, op.bytes))
+        wider = next((dtype for dtype in ('bf16', 'fp16', 'fp32') if dtype in self._matrix), op.dtype)
+        cost = self._matmul(_product(dataclasses.replace(op, dtype=wider), *size))
+        return dataclasses.replace(cost, why=f'no 8 bits on this device, in {wider}: {cost.why}')
+
     def _matmul(self, op: OpClass) -> ComputeCost:
-        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        if op.dtype == FP8 and (FP8 in self._matrix or HALF & self._matrix.keys()):
+            return self._in_8_bits(op)
+        size = _product_size(op)
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
@@ -123,11 +141,11 @@ class DeviceCompute:
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
         grid, fastest = self._attention_lookup
-        seen = _seen(op)
-        seconds = factor * seen * grid(*_attention_point(op))
-        if seen != 1:
-            # Tables have no windows: what is scaled is an estimate.
-            times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        share = _seen(op)
+        seconds = factor * sum(part * grid(*point) for part, point in _attention_points(op))
+        if share != 1:
+            # Tables have no windows and no documents: what is scaled or put together is an estimate.
+            times, rests = f'{times}{share:.3g} of the pairs of tokens, ', [*rests, 'estimate']
         if 'value_dim' in op.dims:
             # Nor values of another width than keys: the table is read at the mean of both.
             times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
@@ -197,6 +215,21 @@ def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
 
 
+def _product_size(op: OpClass) -> tuple[int, int, int]:
+    """m, n, k of a product; a grouped one is priced as one product of all experts' rows.
+
+    It is one kernel, whose tiles of all experts fill the device together. The rows of each expert fill whole tiles.
+    Where they are what is summed over (W), each expert has a result of its own.
+    """
+    m, n, k = (op.dims[name] for name in 'mnk')
+    groups = op.dims.get('groups', 1)
+    if groups == 1:
+        return m, n, k
+    if op.phase == 'W':
+        return m * groups, n, -(-k // groups)
+    return groups * -(-m // (groups * GROUP_TILE)) * GROUP_TILE, n, k
+
+
 def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:
     moved = BYTES[op.dtype] * (m * n + n * k + m * k)
     return dataclasses.replace(op, dims={'m': m, 'n': n, 'k': k}, flops=2.0 * m * n * k, bytes=float(moved))
@@ -232,13 +265,19 @@ def _of_keys(op: OpClass) -> float:
 
 
 def _seen(op: OpClass) -> float:
-    """Pairs of tokens within a window, as a share of those of causal attention without one."""
-    share = op.dims.get('window', op.dims['sequence']) / op.dims['sequence']
-    return share * (2 - share)
+    """Pairs of tokens within a window and a document, as a share of those of causal attention without either."""
+    return seen(counts_of(op.dims), op.dims.get('window', 0), op.dims['sequence'])
 
 
-def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
-    """Queries for each key and value head, width of a head, sequence, heads over all samples."""
+def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+    """For each length of documents the share of its time that counts, and the point of its time.
+
+    The point has queries for each key and value head, width of a head, sequence, heads over all samples. A length
+    counts by its share of a sample's tokens, at the time of samples that are full of it: documents run side by side.
+    """
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
-    return queries, _width(op), dims['sequence'], dims['batch'] * dims['heads']
+    sequence, pairs, window = dims['sequence'], dims['batch'] * dims['heads'], dims.get('window', 0)
+    for length, count in counts_of(dims).items():
+        share = count * length / sequence
+        yield share * seen({length: 1}, window, length), (queries, _width(op), length, pairs * sequence / length)

@@ -13,9 +13,11 @@ from pydantic import Field
 
 from simpar.errors import Problem
 from simpar.model.advice import divisors, multiple
+from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
+from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
@@ -46,6 +48,7 @@ class Transformer(Model):
         dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
             a layer, before they are added (Megatron-LM).
         window: of attention, by layer; a list repeats over the layers.
+        documents: every sample is packed alike.
         parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
     """
 
@@ -114,6 +117,13 @@ class Transformer(Model):
         Window | tuple[Window, ...],
         Field(description='tokens that attention sees, itself and those before it; a list repeats over layers; 0: all'),
     ] = 0
+    documents: Annotated[
+        Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Field(
+            description='tokens of each document that a sample packs, or of all but its last; no token sees another '
+            'document, positions begin anew; 0: one document',
+        ),
+    ] = 0
     parallel: Annotated[
         bool, Field(description='attention and feed-forward read one norm, both are added to what it read (Phi)')
     ] = False
@@ -124,6 +134,9 @@ class Transformer(Model):
         float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
     ] = 1.0
     pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
+    experts: Annotated[
+        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
+    ] = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -164,6 +177,15 @@ class Transformer(Model):
             features=features, theta=self.rope_theta, scaling=self.rope_scaling, interleaved=self.rope_interleaved
         )
 
+    @property
+    def packed(self) -> tuple[int, ...]:
+        """Lengths of the documents of a sample; empty: one."""
+        return packed(self.documents, self.sequence)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it is dense."""
+        return self.experts if self.experts is not None and self.experts.in_layer(layer) else None
+
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
         windows = self.window if isinstance(self.window, tuple) else (self.window,)
@@ -180,6 +202,7 @@ class Transformer(Model):
             window=self.window_of(layer),
             scale=self.attention_scale,
             softcap=self.attention_softcap,
+            documents=self.packed,
         )
 
     @property
@@ -218,11 +241,21 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
+        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
+        return replace(
+            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
+        )
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _parts(self), latent_problems(self), _asked(asked), _degrees(self, asked))
+        return chain(
+            _sizes(self),
+            _parts(self),
+            latent_problems(self),
+            _mixture(self, asked),
+            _asked(asked),
+            _degrees(self, asked),
+        )
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
@@ -242,6 +275,9 @@ def _sizes(model: Transformer) -> Iterator[Problem]:
 
 def _parts(model: Transformer) -> Iterator[Problem]:
     """What of the keys of its parts does not fit together."""
+    if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
+        what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
+        yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
     if model.parallel and model.post_norms:
         yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
     if model.position == 'learned' and 0 < model.positions < model.sequence:
@@ -266,6 +302,22 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.rotation and not model.rotation.features:
         what = f'{model.rotary_share:g} of {model.head_width} features is none'
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
+
+
+def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Experts, and the ranks that share them."""
+    experts, at = model.experts, (*FILE, 'experts')
+    if experts is None:
+        if asked.expert > 1:
+            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
+        return
+    yield from mixture_problems(experts, at, model.layers)
+    if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
+        left = ', '.join(one for one in model.bias if one != 'ffn')
+        yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    if experts.count % asked.expert:
+        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
 def _asked(asked: Asked) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from simpar.model.operators import (
     attention,
     conv,
     embedding,
+    experts,
     gated,
     latent,
     linear,
@@ -18,6 +19,7 @@ from simpar.model.operators import (
     qk_norm,
     reduce,
     rotary,
+    router,
     shape,
     stream,
 )
@@ -68,6 +70,13 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     gated.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
+    router.Route,
+    router.Balance,
+    router.AuxLoss,
+    experts.Dispatch,
+    experts.GroupedProduct,
+    experts.Combine,
+    experts.SigmoidGate,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}

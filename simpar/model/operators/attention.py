@@ -6,12 +6,14 @@ queries, one key and one value.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import dims_of, seen, told
 from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
@@ -34,6 +36,7 @@ class Heads:
         window: how many tokens one sees, itself and those before it; 0: all.
         scale: what scores are multiplied by; 0: 1 / √head_dim.
         softcap: scores become softcap · tanh(score / softcap); 0: they stay.
+        documents: lengths of those that a sample packs, of which no token sees another's; empty: one.
     """
 
     groups: int
@@ -44,6 +47,7 @@ class Heads:
     window: int = 0
     scale: float = 0.0
     softcap: float = 0.0
+    documents: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -71,6 +75,7 @@ class Heads:
             **self.held(local.layout('qkv')),
             'causal': self.causal,
             **{key: value for key, value in more.items() if value},
+            **told(self.documents),
         }
 
     def held(self, layout: TensorLayout) -> Attributes:
@@ -79,13 +84,11 @@ class Heads:
         return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim, **apart}
 
     def seen(self, sequence: int) -> float:
-        """Pairs of tokens of which one sees the other, as a share of those without a window.
+        """Pairs of tokens of which one sees the other, as a share of those of one document without a window.
 
         Arguments: ``sequence``, tokens of a sample.
         """
-        share = min(self.window or sequence, sequence) / sequence
-        # Without a window half of a square; with one a band of its width, less the triangle before the first token.
-        return share * (2 - share)
+        return seen(Counter(self.documents) or {sequence: 1}, self.window, sequence)
 
     def rows(self, name: str, qkv: Shape) -> Axes:
         """Of what changes ``qkv`` head by head: batch b, sequence s and groups g."""
@@ -182,6 +185,7 @@ class Attention(Sharded):
             'head_dim': heads.head_dim,
             **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
             **({'window': heads.window} if heads.window and heads.window < sequence else {}),
+            **dims_of(heads.documents),
         }
         # A product takes 2 operations for each pair and feature, half of the pairs masked. ``causal: false`` is counted
         # alike. Forward: scores and values. Backward: scores again, and four more.
@@ -191,15 +195,15 @@ class Attention(Sharded):
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
-        told = {**heads.told(local)}
+        known = {**heads.told(local)}
         keys: tuple[str, ...] = ()
         if self.dropout:
-            told, keys = {**told, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
+            known, keys = {**known, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
             F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
-                   attributes=told),
+                   attributes=known),
             I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=backward,
-                           dims=dims, attributes=told)},
+                           dims=dims, attributes=known)},
             kept=(kept,),
         )  # fmt: skip
 
@@ -233,12 +237,12 @@ class AttentionScores(Sharded):
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
         rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
-        told = self.heads.told(local)
+        known = self.heads.told(local)
         return Ops(
             F=Work(operator='attention_scores', reads=('qkv',), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=told),
+                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=known),
             I={'qkv': Work(operator='attention_scores', reads=('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
-                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=told, of=self.values)},
+                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
         )  # fmt: skip
 
 
@@ -267,7 +271,7 @@ class AttentionValues(Operator):
         """One product forward, two backward."""
         heads = self.heads
         rows, sequence, width, product = _product(local, 'kept', heads.values)
-        told = heads.told(local)
+        known = heads.told(local)
         # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
@@ -276,9 +280,9 @@ class AttentionValues(Operator):
         )
         return Ops(
             F=Work(operator='attention_values', reads=('kept', 'qkv'), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=told),
+                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=known),
             I={'kept': Work(operator='attention_values', reads=('dy', 'kept', 'qkv'), writes=(of_v.role,),
-                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=told)},
+                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=known)},
             made_backward=(of_v,),
         )  # fmt: skip
 
@@ -287,7 +291,7 @@ class AttentionValues(Operator):
 class CausalSoftmax(SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future.
 
-    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all.
+    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all; ``documents`` as of ``Heads``.
     """
 
     key = 'causal_softmax'
@@ -296,6 +300,7 @@ class CausalSoftmax(SameShape):
     unsharded = 'last two dims'
 
     window: int = 0
+    documents: tuple[int, ...] = ()
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split along batch and heads."""
@@ -306,9 +311,10 @@ class CausalSoftmax(SameShape):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
-        told: Attributes = {'causal': True, **({'window': self.window} if self.window else {})}
+        window: Attributes = {'window': self.window} if self.window else {}
+        known: Attributes = {'causal': True, **window, **told(self.documents)}
         return Ops(
-            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=told),
+            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
         )
 
