@@ -117,11 +117,10 @@ class Tape:
 
     def _name(self, axes: tuple[Axis, ...]) -> str:
         if self.degrees:
-            known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
-            if self.expert_axes and self.expert_data_axes:
-                known |= {self.expert_axes: EXPERT, self.expert_data_axes: EXPERT_DATA}
-            if axes in known:
-                return known[axes]
+            # Where one of a pair takes the name of all data ranks, that comes last.
+            known = {self.expert_axes: EXPERT, self.expert_data_axes: EXPERT_DATA, self.data_axes: DATA}
+            if found := {**known, self.tensor_axes: TENSOR}.get(axes):
+                return found
         elif alias := self._alias(axes):
             return alias
         if size_of(axes) < self.world:
@@ -259,19 +258,18 @@ class Tape:
         reduce: str = 'sum',
     ) -> None:
         """Emit a collective of the ranks along axes."""
-        exchanges = operator == 'all_to_all'
-        full = target if operator == 'all_gather' else source
+        sent = target if operator == 'all_gather' else source
         # Of an all-to-all to experts the rank of the fullest one gets more than it sends.
-        size = max(self.held_bytes(source), self.held_bytes(target)) if exchanges else self.held_bytes(full)
+        got = target if operator == 'all_to_all' else sent
         self.emit(
             OpClass(
                 name=f'{target}.{operator}.{phase}',
                 kind='collective',
                 operator=operator,
                 phase=phase,
-                bytes=float(size),
+                bytes=float(max(self.held_bytes(sent), self.held_bytes(got))),
                 dtype=self.tensors[source].dtype,
-                partition=self._met_over(axes, exchanges=exchanges),
+                partition=self._met_over(operator, axes),
                 reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
                 reads=(source,),
                 writes=(target,),
@@ -280,14 +278,13 @@ class Tape:
             )
         )
 
-    def _met_over(self, axes: Sequence[Axis], *, exchanges: bool) -> str:
+    def _met_over(self, operator: str, axes: Sequence[Axis]) -> str:
         """The partition of a collective along axes.
 
-        All-to-alls to experts and back have one of their own, and so a stream of their own, where all data ranks share
-        the experts, too: tokens must not wait for sums of gradients.
+        All-to-alls to experts have one, and so a stream, of their own: tokens must not wait for sums of gradients.
         """
-        to_experts = exchanges and self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
-        return EXPERT if to_experts else self.partition(axes)
+        experts = self.expert_axes if self.degrees and operator == 'all_to_all' else ()
+        return EXPERT if experts and merged(axes) == experts else self.partition(axes)
 
     # the backward
 
@@ -383,13 +380,6 @@ class Tape:
             if self.pending.setdefault(parameter.name, pending) != pending:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
-
-    @property
-    def partial_gradients(self) -> set[str]:
-        """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
-        if not self.degrees or not self.tensor_axes:
-            return set()
-        return {name for name, axes in self.pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
 
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
