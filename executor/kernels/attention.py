@@ -13,6 +13,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
+from executor.kernels.places import slice_places
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -111,11 +112,16 @@ def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
 
     Arguments: ``scores`` [..., S], for their size and device.
     """
-    sequence = scores.shape[-1]
-    ones = torch.ones(sequence, sequence, dtype=torch.bool, device=scores.device)
+    # Heads of context ranks see a sequence in the order in which these hold it.
+    places = slice_places(op, 0, scores.shape[-1], 1).to(scores.device)
+    return unseen(op, places, places)
+
+
+def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[queries, keys], true where a token must not see another, from the places of both."""
+    behind = queries.unsqueeze(1) - keys
     window = int(op.attributes.get('window', 0))
-    future = ones.triu(1)
-    return future | ones.tril(-window) if window else future
+    return (behind < 0) | (behind >= window) if window else behind < 0
 
 
 def values_of(op: OpClass) -> int:

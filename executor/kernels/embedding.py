@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor.kernels.context import Context, position
+from executor.kernels.places import places_of
 from simpar.program import OpClass
 
 
@@ -38,9 +39,8 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
     x, weight = tensors
-    # With sequence parallelism, x is one shard of the sequence and its rows begin further down.
-    first = position(op, where) * x.shape[1]
-    return [x + weight[first : first + x.shape[1]]]
+    # With sequence or context parallelism, x is one shard of the sequence and has other rows.
+    return [x + weight[places_of(op, where, x.shape[1])]]
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     if rows == drows.shape[0]:
         return [drows]
     dweight = drows.new_zeros(rows, drows.shape[1])
-    dweight[position(op, where) * drows.shape[0] :][: drows.shape[0]] = drows
+    dweight[places_of(op, where, drows.shape[0])] = drows
     return [dweight]
 
 

@@ -9,7 +9,8 @@ from math import ceil, floor, log, pi
 
 import torch
 
-from executor.kernels.context import Context, position
+from executor.kernels.context import Context
+from executor.kernels.places import places_of
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -56,8 +57,8 @@ def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) 
     scaling = [float(number) for number in str(op.attributes.get('scaling', '')).split()]
     radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
     magnitude = scaling[4] if len(scaling) == 5 else 1.0
-    # A rank with a part of the sequence has positions that begin further down.
-    places = torch.arange(sequence, dtype=torch.float64) + position(op, where) * sequence
+    # A rank with a part of the sequence has places of its own in it.
+    places = places_of(op, where, sequence).to(torch.float64)
     angles = torch.outer(places, radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
     cos, sin = ((part * magnitude).to(wide(x)) for part in (angles.cos(), angles.sin() * (-1 if back else 1)))
     interleaved = bool(op.attributes.get('interleaved', False))

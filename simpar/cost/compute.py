@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from simpar.cost import roofline
@@ -128,6 +129,9 @@ class DeviceCompute:
         if seen != 1:
             # Tables have no windows: what is scaled is an estimate.
             times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        if 'pairs' in op.dims:
+            # Nor parts: the table is read at the sequence that has as many pairs.
+            times, rests = f'{times}at the sequence of as many pairs of tokens, ', [*rests, 'estimate']
         if 'value_dim' in op.dims:
             # Nor values of another width than keys: the table is read at the mean of both.
             times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
@@ -216,7 +220,17 @@ def _alike(dtype: str, measured: str | None) -> bool:
 def _forward_flops(op: OpClass) -> float:
     """Causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
-    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * _width(op) * _seen(op)
+    return 4.0 * dims['batch'] * dims['heads'] * _pairs(op) * _width(op) * _seen(op)
+
+
+def _pairs(op: OpClass) -> float:
+    """Pairs of positions; of a part of attention it says itself how many these are."""
+    return float(op.dims.get('pairs', op.dims['sequence'] ** 2 / 2))
+
+
+def _square(op: OpClass) -> float:
+    """Tokens of a causal sequence with as many pairs."""
+    return float(math.sqrt(2 * op.dims['pairs'])) if 'pairs' in op.dims else op.dims['sequence']
 
 
 def _width(op: OpClass) -> float:
@@ -233,6 +247,7 @@ def _of_keys(op: OpClass) -> float:
 
 def _seen(op: OpClass) -> float:
     """Pairs of tokens within a window, as a share of those of causal attention without one."""
+    # Parts of attention count the pairs that they see.
     share = op.dims.get('window', op.dims['sequence']) / op.dims['sequence']
     return share * (2 - share)
 
@@ -241,4 +256,4 @@ def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
     """Queries for each key and value head, width of a head, sequence, heads over all samples."""
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
-    return queries, _width(op), dims['sequence'], dims['batch'] * dims['heads']
+    return queries, _width(op), _square(op), dims['batch'] * dims['heads']

@@ -81,6 +81,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         full_batch=plan.dataset == 'full-batch' and by_strategies,
         summed=plan.copies_loss == 'sum',
         repeats=repeats,
+        context_kind=plan.context_kind,
     )
     try:
         forward.run()

@@ -15,6 +15,7 @@ _KEPT: Final = 2
 _READ: Final = frozenset(
     {
         *('data', 'tensor', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss', 'sequence_parallel'),
+        *('context', 'context_kind', 'context_split'),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
     }
 )

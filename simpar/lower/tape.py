@@ -19,7 +19,7 @@ import numpy as np
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout
 from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
@@ -59,8 +59,11 @@ class Tape:
         self.early = early
         self.degrees = degrees
         self.names = names
-        self.world = mesh.data * mesh.tensor
-        self.data_axes = merged([Axis(mesh.data, mesh.tensor)])
+        self.world = mesh.replicas * mesh.tensor
+        self.data_axes = merged([Axis(mesh.data, mesh.context * mesh.tensor)])
+        self.context_axes = merged([Axis(mesh.context, mesh.tensor)])
+        # Ranks that hold the same weights, and whose parts of gradients are summed.
+        self.replica_axes = merged([Axis(mesh.replicas, mesh.tensor)])
         self.tensor_axes = merged([Axis(mesh.tensor, 1)])
         known = mesh.partitions()
         self.partitions: dict[str, Partition] = {
@@ -111,6 +114,10 @@ class Tape:
     def _name(self, axes: tuple[Axis, ...]) -> str:
         if self.degrees:
             known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
+            if self.context_axes:
+                both = merged([*self.context_axes, *self.tensor_axes])
+                known |= {both: CONTEXT_TENSOR} if size_of(both) < self.world else {}
+                known |= {self.replica_axes: self.mesh.summed, self.context_axes: CONTEXT}
             if axes in known:
                 return known[axes]
         elif alias := self._alias(axes):
@@ -356,11 +363,13 @@ class Tape:
         """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
         if not self.degrees or not self.tensor_axes:
             return set()
-        return {name for name, axes in self.pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
+        return {name for name, axes in self.pending.items() if minus(axes, self.replica_axes)}
 
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
         pending = self.pending[parameter]
+        if self.degrees and pending == self.replica_axes and self.mesh.replicas > 1:
+            return self.mesh.summed
         return self.partition(pending) if size_of(pending) > 1 else ''
 
     def sharding(self, parameter: str) -> tuple[str, str]:

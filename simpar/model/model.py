@@ -76,7 +76,8 @@ class Graph:
 class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
-    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, the degree.
+    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor`` and ``context``, the
+    degrees; ``chunks``, that context splits a sequence into; ``by_heads``: it exchanges heads for tokens.
     """
 
     loss: str
@@ -85,6 +86,9 @@ class Asked:
     slices: int
     tensor: int
     sequence_parallel: bool
+    context: int = 1
+    chunks: int = 1
+    by_heads: bool = False
 
 
 class Model(ABC):

@@ -17,6 +17,7 @@ from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
+from simpar.program.op import Attribute
 
 _SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
@@ -66,12 +67,17 @@ class Heads:
 
     def told(self, local: Local) -> Attributes:
         """What a kernel must know."""
+        # Heads of a whole sequence see its tokens in the order in which context ranks hold them.
+        order = {'balanced': local.balanced} if local.balanced else {}
+        return {**self.told_of(self.held(local.layout('qkv'))), **order}
+
+    def told_of(self, held: Attributes) -> dict[str, Attribute]:
+        """The same of given heads.
+
+        Arguments: ``held``, which heads a rank has.
+        """
         more = {'window': self.window, 'scale': self.scale, 'softcap': self.softcap}
-        return {
-            **self.held(local.layout('qkv')),
-            'causal': self.causal,
-            **{key: value for key, value in more.items() if value},
-        }
+        return {**held, 'causal': self.causal, **{key: value for key, value in more.items() if value}}
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
@@ -306,7 +312,11 @@ class CausalSoftmax(SameShape):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
-        told: Attributes = {'causal': True, **({'window': self.window} if self.window else {})}
+        told: Attributes = {
+            'causal': True,
+            **({'window': self.window} if self.window else {}),
+            **({'balanced': local.balanced} if local.balanced else {}),
+        }
         return Ops(
             F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=told),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
