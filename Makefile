@@ -10,16 +10,30 @@
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow netns lab clean
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow notebooks netns lab clean test-others test-waits test-alone
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
 
-test: .venv-test/installed check
-	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone'
+# Modules that are compiled once, not by every process that a test starts.
+export PYTHONDONTWRITEBYTECODE =
+
+# Tests that measure time within wide bounds sleep most of it, beside all others; those that measure closely come last.
+test: .venv-test/installed
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going check test-waits test-others
+	@$(MAKE) --no-print-directory test-alone
+
+test-others:
+	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone and not waits'
+
+test-waits:
+	.venv-test/bin/python -m pytest --quiet --no-header -m waits
+
+test-alone:
 	.venv-test/bin/python -m pytest -m alone
 
 check: .venv-test/installed
@@ -41,6 +55,10 @@ prove-training: .venv-test/installed
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 4
+
+notebooks: .venv-test/installed
+	.venv-test/bin/python -m pip install --quiet nbclient ipykernel
+	.venv-test/bin/jupyter-execute --inplace notebooks/*.ipynb
 
 # the name before
 lab: netns
@@ -73,7 +91,8 @@ prove-culprit: .venv-test/installed
 
 .venv-test/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-test
-	.venv-test/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,test]'
+# Of 15,000 modules the tests import few, and keep those compiled: pip would take a minute to compile all.
+	.venv-test/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[torch,test]'
 	touch $@
 
 clean:

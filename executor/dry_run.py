@@ -31,6 +31,7 @@ class _Run:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.roles = [program.role(rank) for rank in range(program.world)]
+        self.ops = [[program.op(role, slot) for slot in range(len(role))] for role in program.roles]
         self.needs = [role.needs() for role in program.roles]
         self.carried = [role.carried() for role in program.roles]
         self.queues = [
@@ -41,19 +42,22 @@ class _Run:
         self.done = [[0] * len(role) for role in self.roles]
         self.named = [{name: stream for stream, name in enumerate(role.streams)} for role in self.roles]
         self.members = cache(lambda partition, rank: program.partitions[partition].members(rank))
+        self.arrived: set[Head] = set()
+        self.held: list[dict[int, list[int]]] = [{} for _ in self.roles]
+        """By rank and slot: the streams to look at again once this slot has finished."""
 
     def finish(self) -> None:
         """Run whatever can run, until nothing can."""
-        streams = [(rank, stream) for rank, queues in enumerate(self.queues) for stream in range(len(queues))]
-        waiting = deque(streams)
+        waiting = deque((rank, stream) for rank, queues in enumerate(self.queues) for stream in range(len(queues)))
         while waiting:
-            rank, stream = waiting.popleft()
             # A meeting finishes on all its ranks at once.
-            for other_rank, other_stream in self._together(rank, stream):
-                self.done[other_rank][self._slot(other_rank, other_stream)] += 1
-                self.at[other_rank][other_stream] += 1
-                # Whatever finished may be what another stream of that rank needs; only these are looked at again.
-                waiting.extend((other_rank, every) for every in range(len(self.queues[other_rank])))
+            for rank, stream in self._together(*waiting.popleft()):
+                slot = self._slot(rank, stream)
+                self.done[rank][slot] += 1
+                self.at[rank][stream] += 1
+                self.arrived.discard((rank, stream))
+                waiting.append((rank, stream))
+                waiting.extend((rank, other) for other in self.held[rank].pop(slot, ()))
 
     def _slot(self, rank: int, stream: int) -> int:
         """The head of a stream, or -1 when it is through."""
@@ -73,14 +77,16 @@ class _Run:
         """The streams whose heads may finish now, in one go, with this one; empty while one is missing."""
         if self._slot(rank, stream) < 0:
             return []
+        if missing := self._missing(rank, stream):
+            self.held[rank].setdefault(missing[0], []).append(stream)
+            return []
+        # Who arrives last finds all others there.
+        self.arrived.add((rank, stream))
         heads = [(rank, stream), *self._peers(rank, stream)]
-        return heads if all(self._arrived(*head) for head in heads) and self._meet(heads) else []
-
-    def _arrived(self, rank: int, stream: int) -> bool:
-        return stream >= 0 and self._slot(rank, stream) >= 0 and not self._missing(rank, stream)
+        return heads if self.arrived.issuperset(heads) and self._meet(heads) else []
 
     def _op(self, rank: int, stream: int) -> OpClass:
-        return self.program.op(self.roles[rank], self._slot(rank, stream))
+        return self.ops[int(self.program.role_of_rank[rank])][self._slot(rank, stream)]
 
     def _peers(self, rank: int, stream: int) -> list[Head]:
         """The streams of other ranks that must take part; a stream that a rank lacks is -1."""
@@ -117,7 +123,7 @@ class _Run:
         away = [
             f'rank {other} (at {self._at(other, theirs)})'
             for other, theirs in self._peers(rank, stream)
-            if not self._arrived(other, theirs) or not self._meet([(rank, stream), (other, theirs)])
+            if (other, theirs) not in self.arrived or not self._meet([(rank, stream), (other, theirs)])
         ]
         return f'{head} {", ".join(away)}'
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -47,16 +47,17 @@ class _Walker:
     step: int = 0
     at: int = 0
     parked: bool = False
+    head: _Slot = field(init=False)
 
-    @property
-    def head(self) -> _Slot:
-        return self.slots[self.at]
+    def __post_init__(self) -> None:
+        self.head = self.slots[0]
 
     def go_on(self) -> None:
         self.parked = False
         self.at += 1
         if self.at == len(self.slots):
             self.step, self.at = self.step + 1, 0
+        self.head = self.slots[self.at]
 
 
 class InProcess:
@@ -164,7 +165,13 @@ class InProcess:
         return moved
 
     def _ready(self, walker: _Walker) -> bool:
-        return not walker.parked and not self._missing(walker)
+        if walker.parked:
+            return False
+        finished, head, step = self._finished[walker.rank], walker.head, walker.step
+        for need in head.needs:
+            if finished[need] <= step:
+                return False
+        return all(finished[need] >= step for need in head.carried)
 
     def _missing(self, walker: _Walker) -> list[int]:
         """The slots that the head of a stream still needs."""

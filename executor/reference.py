@@ -23,7 +23,7 @@ from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 
 
 class Reference:
-    """Trains the full model on the full batch in one process.
+    """Trains the full model on the full batch in one process, or with ``phase: forward`` computes its losses alone.
 
     Arguments: ``plan``: its copies and whether their losses are averaged or summed; all else of it must not matter.
     """
@@ -64,6 +64,9 @@ class Reference:
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
+        if self._workload.phase == 'forward':
+            self._step += 1
+            return float(loss.detach())
         self._optimizer.zero_grad()
         (loss * self._workload.loss_scale).backward()
         self._gradients = {f'd:{name}': parameter.grad.clone() for name, parameter in self.parameters.items()}

@@ -119,7 +119,7 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
 
     x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
     if model.position == 'learned':
-        x = x + parameters['position.weight'][: model.sequence]
+        x = x + parameters['position.weight'][_places(model)]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
     for index in range(model.layers):
         layer = f'layer{index}'
@@ -204,6 +204,8 @@ def _attention(
     ahead = places[None, :] - places[:, None]
     window = model.window_of(layer) or model.sequence
     seen = (ahead <= 0) & (ahead > -window)
+    if model.packed:
+        seen &= torch.block_diag(*(torch.ones(length, length) for length in model.packed)) > 0
     scale = model.attention_scale or head_dim**-0.5
     if not model.dropout and not model.attention_softcap:
         # Not our kernel: an oracle must not share the code that it checks.
@@ -223,7 +225,7 @@ def _rotated(model: Transformer, x: torch.Tensor) -> torch.Tensor:
     rates = torch.tensor([_scaled(model, rate) for rate in (model.rope_theta**exponents).tolist()], dtype=torch.float64)
     yarn = len(model.rope_scaling) == 5
     size = torch.tensor(model.rope_scaling[4] if yarn else 1.0, dtype=torch.float64)
-    turns = torch.polar(size, torch.arange(x.shape[2])[:, None] * rates)
+    turns = torch.polar(size, _places(model)[:, None] * rates)
     one, other = x[..., :count], x[..., count : 2 * count]
     if model.rope_interleaved:
         one, other = x[..., 0 : 2 * count : 2], x[..., 1 : 2 * count : 2]
@@ -248,6 +250,11 @@ def _scaled(model: Transformer, rate: float) -> float:
         return rate
     smooth = (original / wave - low) / (high - low)
     return (1 - smooth) * rate / factor + smooth * rate
+
+
+def _places(model: Transformer) -> torch.Tensor:
+    """Positions of a sample's tokens, each document's from 0."""
+    return torch.cat([torch.arange(length) for length in model.packed or (model.sequence,)])
 
 
 def _yarned(model: Transformer, rate: float) -> float:

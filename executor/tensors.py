@@ -25,6 +25,8 @@ TORCH: Final = {
     'tf32': torch.float32,
     'fp16': torch.float16,
     'bf16': torch.bfloat16,
+    # No device here computes in 8 bits: what is cast is held in more, so that nothing is lost.
+    'fp8': torch.float32,
     'int64': torch.int64,
     'int32': torch.int32,
     'bool': torch.bool,

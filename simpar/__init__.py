@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from simpar.engine import simulate as simulate
     from simpar.model import Network as Network
     from simpar.model.library.gpt import Transformer as Transformer
+    from simpar.notebook.compared import compare_cases as compare_cases
+    from simpar.notebook.frames import to_dataframe as to_dataframe
+    from simpar.notebook.sliders import sliders as sliders
     from simpar.plan import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 __version__: Final = '0.1.0'
 
 _HOMES: Final = {
+    'compare_cases': 'simpar.notebook.compared',
+    'sliders': 'simpar.notebook.sliders',
+    'to_dataframe': 'simpar.notebook.frames',
     'Case': 'simpar.case',
     'Effects': 'simpar.cost.price',
     'Network': 'simpar.model',

@@ -135,7 +135,7 @@ def run_line(budget: Budget, run: Run, throughput: Throughput) -> str:
     spent = (
         f'{format_duration(run.seconds)} on {throughput.devices} devices, {format_count(run.device_hours)} device-hours'
     )
-    cost = '' if run.cost is None else f', costs {format_count(run.cost)} at {budget.price:g} a device-hour'
+    cost = '' if run.cost is None else f' and cost {format_count(run.cost)} at {budget.price:g} a device-hour'
     wasted = f'; {lost:.1f} % of it goes to checkpoints and failures' if lost >= 0.05 else ''
     return f'{what} take {spent}{cost}{wasted}.'
 

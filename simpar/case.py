@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from simpar.ablation import unchanged_baseline, unused_links, without_effect
+from simpar.cost.compute import FP8
+from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
+from simpar.lazy import card
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
@@ -21,10 +23,11 @@ from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
+from simpar.schedule.changed import changed
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
 from simpar.throughput import Throughput, throughput
-from simpar.workload import Workload
+from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
@@ -37,7 +40,7 @@ _TOLD_BY_PRESETS: Final = tuple(
 """Keys that a resolved file has beside the presets that they come from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Case:
     """A schedule, its cluster and its program.
 
@@ -51,6 +54,23 @@ class Case:
     program: Program
     strategies: Strategies
     baseline: Case | None = None
+
+    def __repr__(self) -> str:
+        mine, other = self.names
+        against = f', against {other!r}' if self.baseline else ''
+        return f'Case({mine!r} on {self.cluster.world} × {self.cluster.profile.device.name}{against})'
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+    def what_if(self, **changes: Any) -> Case:
+        """The case with other values of some keys, compared with the case as it is.
+
+        Arguments: ``changes``, by the last part of a dotted key, or ``**{'plan.copies': 4}``.
+        Raises ``ScheduleError`` for unknown keys, values that do not fit, and where nothing changes.
+        Example: ``case.what_if(copies=4, nodes=2).predict().gain``.
+        """
+        return case_of(changed(self.schedule, changes))
 
     @property
     def workload(self) -> Workload:
@@ -92,8 +112,19 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *([swept] if self.schedule.sweep is not None else []),
+            *self._in_8_bits(),
+            *self._untrained(),
             *self.schedule.notes,
         )
+
+    def _in_8_bits(self) -> Iterator[str]:
+        device = self.cluster.profile.device
+        if self.workload.fp8 != 'none' and FP8 not in device.matrix:
+            yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
+
+    def _untrained(self) -> Iterator[str]:
+        if self.workload.phase == 'forward' and self.workload.optimizer != Sgd():
+            yield 'phase forward has no update: workload.optimizer changes nothing'
 
     def without_effect(self) -> tuple[WithoutEffect, ...]:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
@@ -150,13 +181,16 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
-    """Read a schedule file and lower it, and its baseline.
+def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
+    """Read a schedule and lower it, and its baseline.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``limit`` of the prediction's size, which is estimated first.
+    Arguments:
+        source: a path, the text of a file (of several lines), or a dict.
+        overrides: ``a.b=value`` as of `--set`.
+        limit: of the prediction's size, which is estimated first.
     Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(path, overrides), limit=limit)
+    return case_of(load_schedule(source, overrides), limit=limit)
 
 
 def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:

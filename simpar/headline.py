@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpar.units import format_size, format_time
+from simpar.units import format_count, format_size, format_time
 
 
 def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
@@ -18,6 +18,13 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     # Less would be shown as 0.0 % faster.
     how = 'as fast as' if change < 0.0005 else f'{change * 100:.1f} % {_word(plan[1], baseline[1])} than'
     return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
+
+
+def headline_of_rates(plan: tuple[str, float], baseline: tuple[str, float], unit: str) -> str:
+    """The same where steps are of different batches, so that rates are compared; arguments: names and rates."""
+    change = max(plan[1], baseline[1]) / min(plan[1], baseline[1]) - 1
+    how = 'as fast as' if change < 0.0005 else f'{change * 100:.1f} % {_word(baseline[1], plan[1])} than'
+    return f'{plan[0]}: {format_count(plan[1])} {unit} a second, {how} {baseline[0]} ({format_count(baseline[1])})'
 
 
 def too_large(name: str, held: float, size: float) -> str:

@@ -21,3 +21,10 @@ def named(package: str, homes: Mapping[str, str], found: dict[str, Any]) -> Call
         return found[name]
 
     return getter
+
+
+def card(answer: Any) -> str:
+    """The HTML as which Jupyter shows an answer, a case or a profile."""
+    # By name: Jupyter asks the value itself, and what draws it stands many floors above.
+    shown: str = importlib.import_module('simpar.notebook.cards').card(answer)
+    return shown

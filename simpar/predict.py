@@ -19,6 +19,7 @@ from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
+from simpar.lazy import card
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -54,7 +55,7 @@ class Contribution:
     step: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Prediction:
     """What a plan's steps will be like, and a baseline's; what a trace answers is worked out when it is asked for.
 
@@ -74,6 +75,13 @@ class Prediction:
     explanation: tuple[Contribution, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
     throughput: Throughput | None = None
+
+    def __repr__(self) -> str:
+        # A program alone would be millions of characters.
+        return f'Prediction({self.name!r}, step={self.step!r}, gain={self.gain!r})'
+
+    def _repr_html_(self) -> str:
+        return card(self)
 
     @property
     def program(self) -> Program:
@@ -119,8 +127,16 @@ class Prediction:
 
     @property
     def gain(self) -> float | None:
-        """baseline step / step − 1: how much faster it is than the baseline; None without one."""
-        return self.baseline.step / self.step - 1 if self.baseline else None
+        """How much faster it is than the baseline; None without one.
+
+        baseline step / step − 1; where their batches differ, of the seconds that a sample takes.
+        """
+        if self.baseline is None:
+            return None
+        mine, other = self.throughput, self.baseline.throughput
+        if mine and other and mine.samples != other.samples:
+            return (self.baseline.step / other.samples) / (self.step / mine.samples) - 1
+        return self.baseline.step / self.step - 1
 
     @property
     def grades(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.headline import headline, too_large
+from simpar.headline import headline, headline_of_rates, too_large
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
@@ -54,6 +54,10 @@ def answer(prediction: Prediction) -> str:
     """The answer in a sentence; that a plan does not fit comes first, as no other figure counts then."""
     baseline = prediction.baseline
     text = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
+    mine, other = prediction.throughput, baseline.throughput if baseline else None
+    if baseline and mine and other and mine.samples != other.samples:
+        rates = (mine.rate(prediction.step), other.rate(baseline.step))
+        text = headline_of_rates((prediction.name, rates[0]), (baseline.name, rates[1]), mine.unit)
     misfits = [
         too_large(side.name, side.memory.peak, side.device_memory)
         for side in (prediction, baseline)
@@ -73,6 +77,8 @@ def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width:
         file=text,
         width=width,
         force_terminal=coloured,
+        # In a notebook rich would show each part by itself, beside the text that is asked for.
+        force_jupyter=False,
         color_system='standard' if coloured else None,
         highlight=False,
         markup=False,
@@ -122,8 +128,12 @@ def grades_line(prediction: Prediction) -> str:
 
 
 def figures(prediction: Prediction) -> Table:
-    """Plan and baseline, figure by figure; means over the ranks."""
-    sides = [prediction, prediction.baseline] if prediction.baseline else [prediction]
+    """Plan and baseline, figure by figure."""
+    return figures_of([prediction, prediction.baseline] if prediction.baseline else [prediction])
+
+
+def figures_of(sides: Sequence[Prediction]) -> Table:
+    """Predictions side by side, figure by figure; means over the ranks."""
     rows = table('', *(side.name for side in sides))
     steady = [side.metrics.steady for side in sides]
     rows.add_row('step', *(format_time(side.step) for side in sides))
@@ -136,9 +146,10 @@ def figures(prediction: Prediction) -> Table:
             rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
     # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
-    if differ or not is_pipeline(prediction.program):
+    staged = [is_pipeline(side.program) for side in sides]
+    if differ or not all(staged):
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
-    if differ or is_pipeline(prediction.program):
+    if differ or any(staged):
         rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
     rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))

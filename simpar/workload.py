@@ -114,6 +114,7 @@ class Workload:
         loss: mean over the samples of a copy.
         loss_strategy: how the loss is split where layers have strategies.
         loss_operators, loss_strategies: the same of its operators, see ``simpar.model.library.cross_entropy``.
+        fp8: weights, what is added to and what is updated stay as precision says; only what products read is cast.
         clip_norm: gradients shrink by min(1, clip_norm / (norm + 1e-6)), norm that of all of them together.
         loss_scale: multiplies the loss's gradient, and the update divides by it. Where a gradient is not finite no rank
             updates.
@@ -156,9 +157,27 @@ class Workload:
         ),
     ] = field(default_factory=dict)
     precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
+    fp8: Annotated[
+        Literal['none', 'e4m3', 'hybrid'],
+        Field(
+            description='products of weights read 8 bits: e4m3, or hybrid, with e5m2 for gradients (TransformerEngine)'
+        ),
+    ] = 'none'
+    fp8_except: Annotated[
+        tuple[Annotated[str, Field(max_length=200, min_length=1)], ...],
+        Field(
+            max_length=64,
+            examples=[['head', 'layer0.*']],
+            description='with fp8, patterns of names of products that stay in the precision',
+        ),
+    ] = ('head',)
     gradients: Annotated[
         Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')
     ] = None
+    phase: Annotated[
+        Literal['train', 'forward'],
+        Field(description='a step of training, or its forward alone (prefill, evaluation): no backward, no update'),
+    ] = 'train'
     optimizer: Annotated[
         Optimizer,
         OneOf(short=True, **OPTIMIZERS),

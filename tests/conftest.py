@@ -1,35 +1,46 @@
-"""Tests that measure time run alone; all others share the cores (``make test`` runs both)."""
+"""Tests that measure time run by themselves, or beside the others where they mostly wait (``make test`` runs all)."""
 
 from pathlib import Path
 
 import pytest
 
-ALONE = frozenset(
-    {
+MARKS = {
+    'alone': {
         'test_bench',
-        'test_calibrate',
         'test_engine_speed',
+        'test_executor_net',
+        'test_executor_pool',
+        'test_executor_watchdog',
+        'test_executor_worked',
+        'test_slider_speed',
+    },
+    'waits': {
+        'test_executor_command',
+        'test_executor_faults',
+        'test_executor_route',
+        'test_files',
+        'test_measure',
         'test_validation',
         'test_validation_optimizer',
         'test_validation_pipeline',
         'test_validation_tiles',
-        'test_executor_command',
-        'test_executor_faults',
-        'test_executor_launch',
-        'test_executor_measure',
-        'test_executor_net',
-        'test_executor_pipeline',
-        'test_executor_pool',
-        'test_executor_watchdog',
-        'test_executor_worked',
-        'test_files',
-        'test_measure',
-        'test_lower_speed',
-    }
-)
+    },
+}
+"""Modules by the mark of their tests; pyproject.toml says what each means."""
+MARK = {module: mark for mark, modules in MARKS.items() for module in modules}
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where only the tests of a mark are asked for, other modules need not be imported."""
+    asked = MARKS.get(config.option.markexpr)
+    if asked is not None and collection_path.name.startswith('test_') and collection_path.stem not in asked:
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if Path(item.fspath).stem in ALONE:
-            item.add_marker(pytest.mark.alone)
+        by_hand = {mark.name for mark in item.iter_markers()} & MARKS.keys()
+        assert not by_hand, f'{item.nodeid}: write the module into MARKS; no test has the mark {by_hand} by itself'
+        if mark := MARK.get(Path(item.fspath).stem):
+            item.add_marker(getattr(pytest.mark, mark))

@@ -1,6 +1,6 @@
-"""One data rank that trains with torch's own FSDP2 or DDP: ``fsdp_ranks.py RANK WORLD FOLDER``, begun by a test.
+"""Data ranks that train with torch's own FSDP2 or DDP: ``fsdp_ranks.py RANKS FOLDER``, begun by a test.
 
-The folder holds the jobs; what this rank trained, and how many messages that took, is written there.
+The folder holds the jobs; what each rank trained, and how many messages that took, is written there.
 """
 
 import sys
@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch._dynamo  # FSDP2 would import it later, once a rank.
 import torch.distributed as dist
-from rank_jobs import serve
+from rank_jobs import fork
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -95,9 +96,9 @@ def train(job, rank, world):
     }
 
 
-def main(rank, world, folder):
-    serve(lambda job: train(job, rank, world), rank, world, folder)
+def main(world, folder):
+    return fork(lambda job, rank: train(job, rank, world), world, folder)
 
 
 if __name__ == '__main__':
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -15,6 +15,8 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 Slot = tuple[str, str, int, int]
 """Op class, stream, micro-batch, copy."""
+Step = tuple[Action, frozenset[object]]
+"""An action and the results that it needs."""
 MOST_OPS = 260
 """Bound on the ops of a case, so that hundreds of cases stay a matter of seconds."""
 
@@ -131,22 +133,24 @@ def any_order(draw: random.Random, ranks: int, stages: int, micro_batches: int, 
     placement = [*range(ranks), *(draw.randrange(ranks) for _ in range(stages - ranks))]
     draw.shuffle(placement)
     order = Order(((),) * ranks, tuple(placement), micro_batches)
+
+    def step(action: Action) -> Step:
+        """Looked up once: whether it may go is asked thousands of times."""
+        return action, frozenset((*needs(action, order), *(() if overtake else _before(action))))
+
     left = [
-        [Action(stage, kind, micro_batch) for kind in draw.choice(['FB', 'FIW'])]
+        [step(Action(stage, kind, micro_batch)) for kind in draw.choice(['FB', 'FIW'])]
         for stage in range(stages)
         for micro_batch in range(micro_batches)
     ]
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     known: set[object] = set()
     while left := [chain for chain in left if chain]:
-        able = [
-            chain
-            for chain in left
-            if known.issuperset(needs(chain[0], order)) and (overtake or known.issuperset(_before(chain[0])))
-        ]
+        able = [chain for chain in left if chain[0][1] <= known]
         one, *others = draw.sample(able, len(able))
-        chosen = [one, *[other for other in others if _may_overlap(one[0], other[0], order)][: draw.random() < 0.3]]
-        parts = sorted((chain.pop(0) for chain in chosen), key=lambda part: part.kind != 'F')
+        beside = others if draw.random() < 0.3 else []
+        chosen = [one, *[other for other in beside if _may_overlap(one[0][0], other[0][0], order)][:1]]
+        parts = sorted((chain.pop(0)[0] for chain in chosen), key=lambda part: part.kind != 'F')
         action = overlap(*parts) if len(parts) > 1 else parts[0]
         rows[placement[parts[0].stage]].append(action)
         known.update(gives(action))

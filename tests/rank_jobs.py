@@ -1,7 +1,8 @@
-"""The life of one rank of torch's own engines, begun by a test: join over gloo, do the jobs, write what was found."""
+"""The life of ranks of torch's own engines, begun by a test: join over gloo, do the jobs, write what was found."""
 
 import os
 import pickle
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -17,3 +18,19 @@ def serve(run, rank, world, folder):
     (folder / f'found{rank}').write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def fork(run, world, folder):
+    """Ranks of one process, so that torch is imported once; ``run`` takes a job and a rank. Returns how many failed."""
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if not child:
+            try:
+                serve(lambda job, rank=rank: run(job, rank), rank, world, folder)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)

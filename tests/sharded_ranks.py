@@ -4,23 +4,21 @@ The folder holds the jobs. What each rank sent, held and trained is written ther
 of its shards of weights, gradients and states, and of what was gathered.
 """
 
-import os
 import sys
-import traceback
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 import torch._dynamo  # FSDP2 would import it later, once a rank.
 import torch.distributed as dist
-from rank_jobs import serve
+from rank_jobs import fork
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.reference import OF_MODELS, _optimizer
-from executor.reference_gpt import _attention
+from executor.reference_gpt import _attention, _together
 from executor.tensors import batch_of, draw
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Relu, RmsNorm, layer_names, network_shapes
 from simpar.workload import Transformer
@@ -75,7 +73,8 @@ class Block(torch.nn.Module):
         self.fc2 = torch.nn.Linear(self.fc1.out_features, model.hidden)
 
     def forward(self, x):
-        x = x + self.proj(_attention(self.model, 0, self.qkv(self.norm1(x)), [None, None], lambda y: y))
+        qkv = _together(self.model, self.qkv(self.norm1(x)), [None, None])
+        x = x + self.proj(_attention(self.model, 0, *qkv, lambda y: y))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 
 
@@ -264,25 +263,9 @@ def train(job, rank, world):
     }
 
 
-def main(rank, world, folder):
-    serve(lambda job: train(job, rank, world), rank, world, folder)
-
-
-def fork(world, folder):
-    """Ranks of one process, so that torch is imported once. Returns how many failed."""
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            try:
-                main(rank, world, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+def main(world, folder):
+    return fork(lambda job, rank: train(job, rank, world), world, folder)
 
 
 if __name__ == '__main__':
-    sys.exit(fork(int(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

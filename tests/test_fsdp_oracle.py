@@ -84,13 +84,9 @@ def theirs(tmp_path_factory):
         for seed, (name, case) in enumerate(CASES.items())
     }
     (folder / 'jobs').write_bytes(pickle.dumps(jobs))
-    command = [sys.executable, str(HERE / 'fsdp_ranks.py')]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(RANKS), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, '\n'.join(errors)
+    command = [sys.executable, str(HERE / 'fsdp_ranks.py'), str(RANKS), str(folder)]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(RANKS)]
 
 

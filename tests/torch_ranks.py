@@ -1,13 +1,13 @@
-"""One rank of pipelines that torch.distributed.pipelining runs: ``torch_ranks.py RANK WORLD FOLDER``, begun by a test.
+"""Ranks of pipelines that torch.distributed.pipelining runs: ``torch_ranks.py RANKS FOLDER``, begun by a test.
 
-The folder holds the jobs; what this rank's stages computed, and in what order, is written there.
+The folder holds the jobs; what the stages of each rank computed, and in what order, is written there.
 """
 
 import sys
 from pathlib import Path
 
 import torch
-from rank_jobs import serve
+from rank_jobs import fork
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
@@ -107,9 +107,9 @@ def run(job, rank, folder):
     }
 
 
-def main(rank, world, folder):
-    serve(lambda job: run(job, rank, folder), rank, world, folder)
+def main(world, folder):
+    return fork(lambda job, rank: run(job, rank, folder), world, folder)
 
 
 if __name__ == '__main__':
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

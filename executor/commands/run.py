@@ -143,7 +143,8 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         from executor.state import save_state
 
         save_state(options.save_state, execution, program=trace.program.hash, seed=options.seed)
-    notes = [*execution.notes, *([EMULATED] if trace.origin == 'emulated' else [])]
+    emulated = trace.origin == 'emulated'
+    notes = [*execution.notes, *([EMULATED] if emulated else []), *_in_8_bits(trace.program, emulated=emulated)]
     if options.json:
         answer = {
             'program': trace.program.hash,
@@ -163,6 +164,12 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
     for note in notes:
         print(f'note: {note}')
+
+
+def _in_8_bits(program: Program, *, emulated: bool) -> list[str]:
+    if emulated or not any(op.dtype == 'fp8' for op in program.op_classes):
+        return []
+    return ['products in fp8 ran in fp32: no kernel here computes in 8 bits, so times and losses are not those of fp8']
 
 
 def _steady(steps: list[float]) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
-from executor.kernels.places import slice_places
+from executor.kernels.places import document_of, in_order
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -108,20 +108,23 @@ def scale_of(op: OpClass) -> float:
 
 
 def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
-    """[S, S], true where a token must not see another: one behind it, or before its window.
+    """[S, S], true where a token must not see another: one behind it, before its window, or of another document.
 
     Arguments: ``scores`` [..., S], for their size and device.
     """
     # Heads of context ranks see a sequence in the order in which these hold it.
-    places = slice_places(op, 0, scores.shape[-1], 1).to(scores.device)
-    return unseen(op, places, places)
+    tokens = in_order(op, scores.shape[-1])
+    return unseen(op, tokens, tokens).to(scores.device)
 
 
 def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """[queries, keys], true where a token must not see another, from the places of both."""
+    """[queries, keys], true where a token must not see another, from which tokens these are."""
     behind = queries.unsqueeze(1) - keys
     window = int(op.attributes.get('window', 0))
-    return (behind < 0) | (behind >= window) if window else behind < 0
+    hidden = (behind < 0) | (behind >= window) if window else behind < 0
+    if 'documents' not in op.attributes:
+        return hidden
+    return hidden | (document_of(op, queries).unsqueeze(1) != document_of(op, keys))
 
 
 def values_of(op: OpClass) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -33,7 +33,7 @@ class Context:
         # A new object for every op would cost as much as a small kernel.
         if (micro_batch, copy) == (self.micro_batch, self.copy):
             return self
-        return replace(self, micro_batch=micro_batch, copy=copy)
+        return Context(self.rank, self.position, self.size, self.step, micro_batch, copy)
 
 
 Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]

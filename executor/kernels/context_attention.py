@@ -11,7 +11,7 @@ import torch
 from executor.kernels.attention import heads, join, scale_of, unseen, values_of
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
-from executor.kernels.places import slice_places
+from executor.kernels.places import in_order, in_slice
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -89,8 +89,8 @@ class _Part:
         ranks, position = self.where.size[context], self.where.position[context]
         # Keys have come from the rank so many before this one, or are those of all.
         source = (position - int(op.attributes.get('step', 0))) % ranks
-        of_keys = slice_places(op, source, there, ranks) if 'step' in op.attributes else slice_places(op, 0, there, 1)
-        return slice_places(op, position, own, ranks), of_keys
+        of_keys = in_slice(op, source, there, ranks) if 'step' in op.attributes else in_order(op, there)
+        return in_slice(op, position, own, ranks), of_keys
 
     def _dropped(self, probability: torch.Tensor) -> torch.Tensor:
         """[B, G, Q × rows, columns], what dropout leaves of it."""

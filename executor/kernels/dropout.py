@@ -8,7 +8,7 @@ import torch
 
 from executor.dropout import kept
 from executor.kernels.context import Context, position
-from executor.kernels.places import places_of, slice_places
+from executor.kernels.places import held, in_order
 from simpar.program import OpClass
 
 
@@ -42,9 +42,9 @@ def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch
     if 'balanced' not in op.attributes:
         return {}
     if len(full) == 2:
-        return {0: places_of(op, where, full[0])}
+        return {0: held(op, where, full[0])}
     # Probabilities of whole sequences, for each head.
-    every = slice_places(op, 0, full[-1], 1)
+    every = in_order(op, full[-1])
     return {1: every, 2: every}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor.kernels.context import Context, position
-from executor.kernels.places import places_of
+from executor.kernels.places import places
 from simpar.program import OpClass
 
 
@@ -39,19 +39,16 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
     x, weight = tensors
-    # With sequence or context parallelism, x is one shard of the sequence and has other rows.
-    return [x + weight[places_of(op, where, x.shape[1])]]
+    return [x + weight[places(op, where, x.shape[1]).to(weight.device)]]
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence, and behind its end."""
     drows = tensors[0].sum(0)
     rows = int(op.attributes['rows'])
-    if rows == drows.shape[0]:
-        return [drows]
-    dweight = drows.new_zeros(rows, drows.shape[1])
-    dweight[places_of(op, where, drows.shape[0])] = drows
-    return [dweight]
+    # Documents that a sample packs share the rows of their places.
+    at = places(op, where, drows.shape[0]).to(drows.device)
+    return [drows.new_zeros(rows, drows.shape[1]).index_add_(0, at, drows)]
 
 
 KERNELS = {

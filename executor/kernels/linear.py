@@ -14,25 +14,30 @@ from simpar.program import OpClass
 
 def matmul_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, weight[, bias] → y."""
-    x, weight, *bias = tensors
+    x, weight, *bias = _alike(op, tensors)
     matrix = _matrix(op, weight)
     return [functional.linear(_rows(rows_of(op, x), matrix.shape[1]), matrix, bias[0].flatten() if bias else None)]
 
 
 def matmul_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, weight → dx."""
-    dy, weight = tensors
+    dy, weight = _alike(op, tensors)
     return [rows_of(op, dy) @ _matrix(op, weight)]
 
 
 def matmul_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, x → dweight [outputs, inputs][, dbias]."""
-    dy, x = tensors
+    dy, x = _alike(op, tensors)
     dy_NO = dy.flatten(0, -2)
     x_NI = x.reshape(dy_NO.shape[0], -1)
     gradients = [dy_NO.T @ x_NI]
     # A layer without a bias, or whose bias another op sums, has one gradient.
     return gradients if len(op.writes + op.accumulates) == 1 else [*gradients, dy_NO.sum(0)]
+
+
+def _alike(op: OpClass, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What products in 8 bits read is held in more; a bias beside it is not."""
+    return [tensor.to(tensors[0].dtype) for tensor in tensors] if op.dtype == 'fp8' else tensors
 
 
 def _matrix(op: OpClass, weight: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,13 @@ def pad(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.
     return [full]
 
 
+def cast(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → the same in each form that it is read in; held in more than 8 bits, forms are alike."""
+    return [tensors[0].clone() for _ in op.writes]
+
+
 KERNELS = {
+    **{('cast', phase): cast for phase in 'FIW'},
     ('gelu', 'F'): gelu_forward,
     ('gelu', 'I'): gelu_dx,
     ('gelu_tanh', 'F'): gelu_tanh_forward,

@@ -10,7 +10,7 @@ from math import ceil, floor, log, pi
 import torch
 
 from executor.kernels.context import Context
-from executor.kernels.places import places_of
+from executor.kernels.places import places
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -57,9 +57,7 @@ def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) 
     scaling = [float(number) for number in str(op.attributes.get('scaling', '')).split()]
     radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
     magnitude = scaling[4] if len(scaling) == 5 else 1.0
-    # A rank with a part of the sequence has places of its own in it.
-    places = places_of(op, where, sequence).to(torch.float64)
-    angles = torch.outer(places, radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
+    angles = torch.outer(places(op, where, sequence).double(), radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
     cos, sin = ((part * magnitude).to(wide(x)) for part in (angles.cos(), angles.sin() * (-1 if back else 1)))
     interleaved = bool(op.attributes.get('interleaved', False))
     one, other = (x[..., 0::2], x[..., 1::2]) if interleaved and not back else x.chunk(2, -1)

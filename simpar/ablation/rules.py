@@ -170,7 +170,8 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
 
 def effective(key: Key, facts: Facts) -> bool:
     """Whether a key, or an item of its list, surely has an effect."""
-    if key.item is not None:
+    # Of a forward alone, keys of backward and update have none: each is tried.
+    if key.item is not None or facts.workload.phase == 'forward':
         return False
     if key.rule == 'layer.recompute':
         return facts.plan.recompute in ('none', ()) and _layer(key, facts) in facts.recomputed

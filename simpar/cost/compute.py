@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 from simpar.cost import roofline
 from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
 from simpar.cost.model import ComputeCost
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
@@ -27,8 +29,9 @@ MATRIX = PRODUCTS | priced('attention') | {ITERATED}
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
+FP8: Final = 'fp8'
 HALF = frozenset({'fp16', 'bf16'})
-BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2}
+BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1}
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
@@ -68,7 +71,20 @@ class DeviceCompute:
             return self._attention(op)
         return self._streaming(op)
 
+    def _in_8_bits(self, op: OpClass) -> ComputeCost:
+        """By formula, for no table has products of 8 bits; on a device without them as in 16 bits, or what it has."""
+        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        if FP8 in self._matrix:
+            shape = self.device.matmul
+            device = dataclasses.replace(self.device, matmul=dataclasses.replace(shape, share=shape.fp8 or shape.share))
+            return _priced(roofline.matmul(device, self._matrix[FP8], size, op.bytes))
+        wider = next((dtype for dtype in ('bf16', 'fp16', 'fp32') if dtype in self._matrix), op.dtype)
+        cost = self._matmul(_product(dataclasses.replace(op, dtype=wider), *size))
+        return dataclasses.replace(cost, why=f'no 8 bits on this device, in {wider}: {cost.why}')
+
     def _matmul(self, op: OpClass) -> ComputeCost:
+        if op.dtype == FP8 and (FP8 in self._matrix or HALF & self._matrix.keys()):
+            return self._in_8_bits(op)
         size = (op.dims['m'], op.dims['n'], op.dims['k'])
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):
@@ -124,11 +140,11 @@ class DeviceCompute:
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
         grid, fastest = self._attention_lookup
-        seen = _seen(op)
-        seconds = factor * seen * grid(*_attention_point(op))
-        if seen != 1:
-            # Tables have no windows: what is scaled is an estimate.
-            times, rests = f'{times}{seen:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        share = _seen(op)
+        seconds = factor * sum(part * grid(*point) for part, point in _attention_points(op))
+        if share != 1:
+            # Tables have no windows and no documents: what is scaled or put together is an estimate.
+            times, rests = f'{times}{share:.3g} of the pairs of tokens, ', [*rests, 'estimate']
         if 'pairs' in op.dims:
             # Nor parts: the table is read at the sequence that has as many pairs.
             times, rests = f'{times}at the sequence of as many pairs of tokens, ', [*rests, 'estimate']
@@ -228,11 +244,6 @@ def _pairs(op: OpClass) -> float:
     return float(op.dims.get('pairs', op.dims['sequence'] ** 2 / 2))
 
 
-def _square(op: OpClass) -> float:
-    """Tokens of a causal sequence with as many pairs."""
-    return float(math.sqrt(2 * op.dims['pairs'])) if 'pairs' in op.dims else op.dims['sequence']
-
-
 def _width(op: OpClass) -> float:
     """Features of a product of attention: the mean of those of keys and of values."""
     keys = op.dims['head_dim']
@@ -246,14 +257,23 @@ def _of_keys(op: OpClass) -> float:
 
 
 def _seen(op: OpClass) -> float:
-    """Pairs of tokens within a window, as a share of those of causal attention without one."""
-    # Parts of attention count the pairs that they see.
-    share = op.dims.get('window', op.dims['sequence']) / op.dims['sequence']
-    return share * (2 - share)
+    """Pairs of tokens within a window and a document, as a share of those of causal attention without either."""
+    return seen(counts_of(op.dims), op.dims.get('window', 0), op.dims['sequence'])
 
 
-def _attention_point(op: OpClass) -> tuple[float, float, float, float]:
-    """Queries for each key and value head, width of a head, sequence, heads over all samples."""
+def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+    """For each length of documents the share of its time that counts, and the point of its time.
+
+    The point has queries for each key and value head, width of a head, sequence, heads over all samples. A length
+    counts by its share of a sample's tokens, at the time of samples that are full of it: documents run side by side.
+    """
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
-    return queries, _width(op), _square(op), dims['batch'] * dims['heads']
+    if 'pairs' in dims:
+        # A part of attention is as the causal sequence that has as many pairs.
+        yield 1.0, (queries, _width(op), math.sqrt(2 * dims['pairs']), dims['batch'] * dims['heads'])
+        return
+    sequence, pairs, window = dims['sequence'], dims['batch'] * dims['heads'], dims.get('window', 0)
+    for length, count in counts_of(dims).items():
+        share = count * length / sequence
+        yield share * seen({length: 1}, window, length), (queries, _width(op), length, pairs * sequence / length)

@@ -3,7 +3,7 @@
 from simpar.document.complain import Terms
 from simpar.document.kinds import Bytes, Flops, OneOf, Quantity, Rate, Seconds, Short
 from simpar.document.load import build, dump, json_schema, load, one_screen
-from simpar.document.tree import Tree, override, put, read
+from simpar.document.tree import Source, Tree, is_path, override, put, read
 from simpar.errors import Key, dotted
 
 __all__ = [
@@ -15,11 +15,13 @@ __all__ = [
     'Rate',
     'Seconds',
     'Short',
+    'Source',
     'Terms',
     'Tree',
     'build',
     'dotted',
     'dump',
+    'is_path',
     'json_schema',
     'load',
     'one_screen',

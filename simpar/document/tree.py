@@ -10,11 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeGuard
+
+import yaml
 
 from simpar.document.compose import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Fault, Node, Unreadable, compose
 from simpar.errors import Key, Problem, ScheduleError, dotted, shown_part
 from simpar.files import read_regular
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+_NO_FILE: Final = 'schedule'
+"""Stands before line numbers of what is in no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +106,37 @@ def parse(text: str, name: str) -> Tree:
     return growing.tree(growing.value(node, (), node.line))
 
 
-def read(path: str | os.PathLike[str], *, error: type[ScheduleError] = ScheduleError) -> Tree:
-    """Read a YAML file of at most 1 MiB.
+def is_path(source: Source) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether a source is the path of a file, not its text or its values."""
+    return not isinstance(source, Mapping) and not (isinstance(source, str) and '\n' in source)
 
+
+def read(source: Source, *, error: type[ScheduleError] = ScheduleError) -> Tree:
+    """Read YAML of at most 1 MiB.
+
+    Arguments: ``source``, the path of a file, the text of one (of several lines), or the values as a dict.
     Returns a tree whose ``problems`` the caller reports (`build` does). Raises ``error`` for a file that is missing,
     no text in UTF-8, empty, not YAML, too large, too deep, or that grows too large by its aliases.
     """
-    name = _shown(path)
     try:
-        return parse(_text(path), name)
+        return parse(*_named_text(source))
     except Unreadable as unreadable:
+        name = _shown(source) if is_path(source) else _NO_FILE
         where = f'{name}:{unreadable.line}' if unreadable.line else name
         raise error(Problem(where, *unreadable.fault)) from None
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
+def _named_text(source: Source) -> tuple[str, str]:
+    """A source as text, and what its places begin with."""
+    if isinstance(source, Mapping):
+        # Through text, so that values of a dict are held to the same rules as those of a file.
+        return yaml.safe_dump(dict(source), sort_keys=False, allow_unicode=True), _NO_FILE
+    if is_path(source):
+        return _text(source), _shown(source)
+    return str(source), _NO_FILE
+
+
+def _shown(path: object) -> str:
     name = str(path)
     return name if name.isprintable() else repr(name)
 

@@ -18,8 +18,9 @@ from simpar.hardware.figure import (
     Text,
     TimeFigure,
 )
+from simpar.lazy import card
 
-Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16']
+Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16', 'fp8']
 Issue = Literal['eager', 'graph', 'sink']
 Algorithm = Literal['ring', 'mesh', 'halving_doubling', 'nhr', 'nvls']
 Devices = Annotated[int, Field(ge=1, le=2**20)]
@@ -33,11 +34,13 @@ class Matmul:
         share: of the matrix peak that large products reach.
         half_area: m × n at which they reach half of that.
         half_depth: k at which they do.
+        fp8: share of the matrix peak that large products of 8 bits reach; none: ``share``.
     """
 
     share: ShareFigure
     half_area: NumberFigure
     half_depth: NumberFigure
+    fp8: ShareFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +214,6 @@ class Profile:
     slow_down: SlowDown
     tables: Tables = field(default_factory=Tables)
     net: str = ''
+
+    def _repr_html_(self) -> str:
+        return card(self)

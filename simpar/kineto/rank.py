@@ -24,7 +24,7 @@ _HOST, _STEPS, _ACTIONS = 0, 1, 2
 _LAUNCH: Final = 'cudaLaunchKernel'
 _TORCH_DTYPES: Final = {
     'fp64': 'Double', 'fp32': 'Float', 'tf32': 'Float', 'fp16': 'Half', 'bf16': 'BFloat16', 'int64': 'Long',
-    'int32': 'Int', 'bool': 'Bool',
+    'fp8': 'Float8_e4m3fn', 'int32': 'Int', 'bool': 'Bool',
 }  # fmt: skip
 
 

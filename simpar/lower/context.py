@@ -109,7 +109,9 @@ class _Core:
     def split(self) -> ContextSplit:
         """Which tokens the ranks have."""
         mesh = self.tape.mesh
-        return ContextSplit(self.qkv.shape[TOKENS], mesh.context, mesh.balanced, self.heads.window)
+        return ContextSplit(
+            self.qkv.shape[TOKENS], mesh.context, mesh.balanced, self.heads.window, self.heads.documents
+        )
 
     @cached_property
     def full(self) -> TensorLayout:

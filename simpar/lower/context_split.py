@@ -6,8 +6,11 @@ attention is equal work for all (Megatron-LM, Llama 3: arXiv 2407.21783, section
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 Span = tuple[int, int]
 """First token, and the one behind the last."""
@@ -18,13 +21,14 @@ class ContextSplit:
     """A sequence on the ranks of a group.
 
     Arguments: ``sequence``, tokens; ``ranks``; ``balanced``: chunks from both ends; ``window``, tokens that one sees,
-    0: all before it.
+    0: all before it; ``documents``, lengths of those that it packs, empty: one.
     """
 
     sequence: int
     ranks: int
     balanced: bool
     window: int = 0
+    documents: tuple[int, ...] = ()
 
     def spans(self, rank: int) -> tuple[Span, ...]:
         """The tokens of a rank."""
@@ -38,7 +42,25 @@ class ContextSplit:
 
     def pairs(self, queries: int, keys: int) -> float:
         """Pairs of a rank's queries and another's keys of which the one sees the other."""
-        return sum(_seen(q, k, self.window) for q in self.spans(queries) for k in self.spans(keys))
+        return sum(self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys))
+
+    def of_all(self, queries: int) -> float:
+        """The same with the keys of all ranks."""
+        return sum(self._seen(span, (0, self.sequence)) for span in self.spans(queries))
+
+    def _seen(self, queries: Span, keys: Span) -> float:
+        """Pairs of which the query is not before the key, in one document, and within a window.
+
+        A token and itself count half, so that a square of s tokens has s² / 2 pairs, as attention without context
+        counts.
+        """
+        return sum(_pairs(_both(queries, one), _both(keys, one), self.window) for one in self._documents(queries))
+
+    def _documents(self, span: Span) -> Sequence[Span]:
+        """Those that have tokens in a span."""
+        ends = _ends(self.documents or (self.sequence,))
+        first, last = bisect_right(ends, span[0]), bisect_left(ends, span[1])
+        return [(ends[at - 1] if at else 0, ends[at]) for at in range(first, last + 1)]
 
     def most_of_step(self, step: int) -> float:
         """The most pairs that a rank has in a step of the ring, with the keys of the rank so many before it."""
@@ -54,17 +76,20 @@ class ContextSplit:
 def _most(split: ContextSplit, step: int | None) -> float:
     if step is not None:
         return max(split.pairs(rank, (rank - step) % split.ranks) for rank in range(split.ranks))
-    every = (0, split.sequence)
-    return max(
-        sum(_seen(span, every, split.window) for span in split.spans(rank)) for rank in range(split.ranks)
-    )  # fmt: skip
+    return max(map(split.of_all, range(split.ranks)))
 
 
-def _seen(queries: Span, keys: Span, window: int) -> float:
-    """Pairs of which the query is not before the key, and with a window fewer than so many tokens behind it.
+@cache
+def _ends(documents: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(documents))
 
-    A token and itself count half, so that a square of s tokens has s² / 2 pairs, as attention without context counts.
-    """
+
+def _both(one: Span, other: Span) -> Span:
+    begin = max(one[0], other[0])
+    return begin, max(begin, min(one[1], other[1]))
+
+
+def _pairs(queries: Span, keys: Span, window: int) -> float:
     seen = _causal(queries, keys)
     return seen - _causal((queries[0] - window, queries[1] - window), keys) if window else seen
 

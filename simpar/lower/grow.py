@@ -29,7 +29,7 @@ def few_layers(workload: Workload, plan: Plan) -> Layers | None:
     model = workload.model
     edge = _unlike(workload, plan)
     count = 2 * edge + _EQUAL
-    if not isinstance(model, Transformer) or model.layers < _REPAYS * count or not _equal(plan):
+    if not isinstance(model, Transformer) or model.layers < _REPAYS * count or not _equal(workload, plan):
         return None
     if has_strategies(with_layers(workload, count), plan):
         return None
@@ -51,13 +51,13 @@ def with_layers(workload: Workload, layers: int) -> Workload:
     return replace(workload, model=replace(workload.model, layers=layers))
 
 
-def _equal(plan: Plan) -> bool:
+def _equal(workload: Workload, plan: Plan) -> bool:
     """Whether a plan does the same with all layers that stand between the first and the last."""
     one_stage = plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows
     # Split points and ids count parameters and layers.
     fusion = plan.fusion in _FUSIONS or by_size(plan)
     recompute = () if isinstance(plan.recompute, str) else plan.recompute
-    return one_stage and fusion and all(map(_blind, (*recompute, *plan.unsharded)))
+    return one_stage and fusion and all(map(_blind, (*recompute, *plan.unsharded, *workload.fp8_except)))
 
 
 def _blind(pattern: str) -> bool:

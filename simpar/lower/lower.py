@@ -10,6 +10,8 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.feed import once_a_step
+from simpar.lower.forward_only import forward_order, used, without_backward
+from simpar.lower.fp8 import cast_weights, in_fp8
 from simpar.lower.fusion import by_size, fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
@@ -74,10 +76,13 @@ def lower(
 def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
     """Arguments as of ``lower``."""
     order = order_of(plan) if order is None else _fitting(order, plan)
+    if workload.phase == 'forward':
+        order = forward_order(order)
     # An order from a file may have its sends and receives already.
     if not order.communicates:
         order = with_communication(order, plan.receive)
     tape, graph = recorded(workload, plan, world, order.placement)
+    in_fp8(tape, workload, plan)
     if plan.sum_loss:
         sum_loss(tape)
     return _Assembly(tape, graph, plan, workload).program(order)
@@ -139,6 +144,10 @@ class _Assembly:
         self.plan = plan
         self.ids = fusion_ids(workload, plan, _trained(tape))
         self.shards = shard(tape, plan, self.ids, matrices=isinstance(workload.optimizer, Muon))
+        self.forward = workload.phase == 'forward'
+        if self.forward:
+            # Behind what counts the stages that a parameter is trained in: shards are those of training.
+            without_backward(tape)
         self.exchange = exchange(tape, self.shards)
         self.recompute = recompute_of(plan, graph)
         own = update_shards(tape, self.shards.owned)
@@ -159,7 +168,10 @@ class _Assembly:
         ]
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
+        touched = used(op for found in finished for op in found.ops()) if self.forward else None
         for tensor in self.tape.tensors.values():
+            if touched is not None and tensor.name not in touched:
+                continue
             # Members of a flat buffer have no memory of their own.
             if tensor.name not in self.tape.replaced:
                 builder.add_tensor(tensor)
@@ -186,9 +198,11 @@ class _Assembly:
         Weights are gathered where they are used. Gradients are summed behind the last op that adds to them. A gradient
         that two pipeline ranks hold is exchanged. Updates end the step.
         """
+        if self.forward:
+            return once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
         held = self.shards.held(name for op in found.ops() for name in op.accumulates)
         order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         order = order.behind(self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope))
-        return once_a_step(self.tape, order, place)
+        return once_a_step(self.tape, cast_weights(self.tape, order, place), place)

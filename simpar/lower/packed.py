@@ -60,7 +60,8 @@ def flat_shard(tape: Tape, bucket: str, tensors: Sequence[Tensor], groups: tuple
 
 def output_dims(tape: Tape) -> dict[str, int]:
     """How many leading dims of parameters of products are outputs: torch has them as one dim, its rows."""
-    return {name: int(op.attributes['outputs']) for op in tape.ops if 'outputs' in op.attributes for name in op.reads}
+    telling = (op for op in (*tape.ops, *tape.casts) if 'outputs' in op.attributes)
+    return {name: int(op.attributes['outputs']) for op in telling for name in op.reads}
 
 
 def _register(

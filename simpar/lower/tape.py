@@ -74,6 +74,8 @@ class Tape:
         self.stage = 0
         self.saved: set[str] = set()
         self.once: list[OpClass] = []
+        # Casts of weights, each once a step, before the first product that reads it.
+        self.casts: list[OpClass] = []
         self.notes: list[str] = []
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()

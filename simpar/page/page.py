@@ -50,10 +50,10 @@ def answer_page(prediction: Prediction, *, schedule: str = '', notes: Iterable[s
         style=(_HERE / 'page.css').read_text(encoding='utf-8'),
         script=(_HERE / 'page.js').read_text(encoding='utf-8'),
         lines=_warnings(prediction),
-        figures=_table(report.figures(prediction)),
-        why=_why(prediction),
+        figures=table_html(report.figures(prediction)),
+        why=f'<div><h2>Why</h2>{why}</div>' if (why := why_html(prediction)) else '',
         path=html.escape(prediction.critical_path.summary),
-        streams=_table(report.streams(prediction)),
+        streams=table_html(report.streams(prediction)),
         grades=html.escape(report.grades_line(prediction)),
         notes=''.join(f'<p>Note: {html.escape(note)}</p>' for note in (*prediction.notes, *notes)),
         schedule=html.escape(schedule),
@@ -75,7 +75,7 @@ def _warnings(prediction: Prediction) -> str:
     return f'<p class="warning">{html.escape(line)}</p>' if line else ''
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
     """A table of the screen as one of the page."""
     heads = ''.join(f'<th>{html.escape(str(column.header))}</th>' for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
@@ -89,7 +89,7 @@ def _cell(cell: object) -> str:
     return '&nbsp;' * (len(text) - len(text.lstrip())) + html.escape(text.lstrip())
 
 
-def _why(prediction: Prediction) -> str:
+def why_html(prediction: Prediction) -> str:
     """The gain as bars that add up."""
     baseline = prediction.baseline
     if baseline is None:
@@ -98,7 +98,7 @@ def _why(prediction: Prediction) -> str:
     rows = ''.join(_bar(row, largest) for row in prediction.explanation)
     together = f'<tr class="strong"><td>together</td><td>{_signed(baseline.step - prediction.step)}</td><td></td></tr>'
     heads = '<th>effect</th><th>saves</th><th class="bar"></th>'
-    return f'<div><h2>Why</h2><table><thead><tr>{heads}</tr></thead><tbody>{rows}{together}</tbody></table></div>'
+    return f'<table><thead><tr>{heads}</tr></thead><tbody>{rows}{together}</tbody></table>'
 
 
 def _bar(row: Contribution, largest: float) -> str:

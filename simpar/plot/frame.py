@@ -51,8 +51,17 @@ def new_figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    class Picture(Figure):
+        """A figure that shows itself as the last value of a notebook's cell."""
+
+        def _repr_png_(self) -> bytes:
+            # Jupyter knows matplotlib's figures only once ``pyplot`` is imported.
+            buffer = io.BytesIO()
+            self.savefig(buffer, format='png')
+            return buffer.getvalue()
+
     # Not ``pyplot``, which keeps figures alive and needs a display on some systems.
-    figure = Figure(figsize=(WIDTH, height), dpi=120)
+    figure = Picture(figsize=(WIDTH, height), dpi=120)
     FigureCanvasAgg(figure)
     return figure
 

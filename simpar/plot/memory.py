@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.memory import Memory, RankMemory
+from simpar.plot.frame import new_figure
 from simpar.units import format_size
 
 if TYPE_CHECKING:
@@ -51,14 +52,10 @@ def memory_over_time(
         rank: the rank to show; unless given, the fullest of each side.
         size: bytes of a device.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     sides = [(names[1], baseline), (names[0], plan)] if baseline else [(names[0], plan)]
     shown = [(name, side.fullest if rank is None else side.rank(rank)) for name, side in sides]
     page = _Page(shown, rank, size, _colours([held for _, held in shown]))
-    figure = Figure(figsize=(_WIDTH, page.height), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(page.height)
     page.draw(figure)
     return figure
 

@@ -15,7 +15,7 @@ of a full parameter, in the parameter's own memory."""
 PER_RANK: Final = frozenset({'parameter', 'gradient', 'state', 'gathered', 'view'})
 """Kinds of which a rank holds one; of the others it holds one per micro-batch and copy."""
 
-BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'int64': 8, 'int32': 4, 'bool': 1}
+BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1, 'int64': 8, 'int32': 4, 'bool': 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ def check(contents: Contents) -> Iterator[Problem]:
     workload, plan = contents.workload, contents.plan
     yield from workload.model.problems(_asked(workload, plan))
     yield from _optimizer(workload)
+    yield from _in_8_bits(workload)
+    yield from _forward_alone(workload)
     yield from _sequence_parallel(plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
@@ -69,6 +71,19 @@ def _optimizer(workload: Workload) -> Iterator[Problem]:
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
+
+
+def _in_8_bits(workload: Workload) -> Iterator[Problem]:
+    if workload.fp8 != 'none' and workload.precision == 'fp64':
+        yield Problem(
+            ('workload', 'fp8'), 'products in 8 bits beside fp64 are of no use', 'write none, or precision: bf16'
+        )
+
+
+def _forward_alone(workload: Workload) -> Iterator[Problem]:
+    if workload.phase == 'forward' and getattr(workload.model, 'dropout', None):
+        what = 'nothing is dropped where nothing is trained (phase forward)'
+        yield Problem(('workload', workload.model.key, 'dropout'), what, 'write dropout: 0')
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

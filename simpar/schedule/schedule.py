@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from simpar.document import (
     Key,
+    Source,
     Terms,
     Tree,
     build,
     dotted,
     dump,
+    is_path,
     json_schema,
     one_screen,
     override,
@@ -89,19 +91,22 @@ class Schedule(Contents):
         return None if replace(other, against=self.against) == self else other
 
 
-def load_schedule(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Schedule:
-    """Read a schedule file.
+def load_schedule(source: Source, overrides: Sequence[str] = ()) -> Schedule:
+    """Read a schedule.
 
-    Arguments: ``overrides``, ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
+    Arguments:
+        source: a path, the text of a file (of several lines), or a dict.
+        overrides: ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
     Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
     """
-    found = expanded(override(replace(read(path), shorts=_SHORTS), overrides), Path(path).parent)
+    folder = Path(source).parent if is_path(source) else Path()
+    found = expanded(override(replace(read(source), shorts=_SHORTS), overrides), folder)
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
         against = _problems_of_against(found, problems)
         raise ScheduleError(one_screen([*problems, *_problems_of_profile(found.tree), *against]))
-    schedule = _schedule(found, contents, Path(path).parent)
+    schedule = _schedule(found, contents, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule

@@ -111,6 +111,8 @@ def value_term(key: Key, value: str) -> Told | None:
         return Told(f'unknown value (got "{value[:38]}")', f'write {found}')
     if name == 'order' and known in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
+    if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
+        return Told(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
     return _absent_of(known) if name in _CHOSEN else None
 
 

@@ -86,6 +86,8 @@ KEYS: Final[Mapping[str, str]] = {
     f'{TRANSFORMER}rope_scaling: [8]': 'rotary_seq_len_interpolation_factor rope_scaling_factor',
     f'{TRANSFORMER}window': 'sliding_window sliding_window_size window_size window_attn attention_window '
     'local_attention sliding_window_attention',
+    f'{TRANSFORMER}documents': 'packing sequence_packing packed_sequence packed_documents thd reset_attention_mask '
+    'reset_position_ids document_lengths cu_seqlens',
     f'{TRANSFORMER}activation: swiglu': 'swiglu gated_linear_unit gated_mlp',
     f'{TRANSFORMER}activation: geglu': 'geglu',
     f'{TRANSFORMER}activation': 'hidden_act hidden_activation activation_function mlp_activations',
@@ -119,6 +121,9 @@ KEYS: Final[Mapping[str, str]] = {
     'workload.clip_norm': 'clip_grad gradient_clipping max_grad_norm grad_clip clip_grad_norm gradient_clip_val '
     'grad_clip_norm',
     'workload.loss_scale': 'initial_loss_scale static_loss_scale loss_scaling loss_scale_value',
+    'workload.fp8': 'fp8 fp8_format fp8_hybrid float8 e4m3 e5m2 enable_fp8',
+    'workload.fp8_except': 'first_last_layers_bf16 filter_fqns',
+    'workload.phase: forward': 'prefill forward_only eval evaluation inference_mode no_grad',
     'workload.precision': 'bf16 fp16 fp32 dtype params_dtype torch_dtype compute_dtype mixed_precision amp '
     'param_dtype data_type half bfloat16 float16',
     'workload.gradients': 'grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 reduce_dtype grad_dtype main_grads '
@@ -143,8 +148,8 @@ ABSENT: Final[Mapping[str, str]] = {
     'moe_grouped_gemm moe_token_dispatcher_type moe_layer_freq moe_aux_loss_coeff experts router',
     'a position bias (ALiBi)': 'alibi use_alibi relative_position_bias',
     'sparse or linear attention': 'sparse_attention linear_attention block_sparse mamba ssm state_space',
-    '8-bit and smaller numbers': 'fp8 fp8_format fp8_hybrid fp8_recipe float8 mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
-    'quantization quant load_in_8bit load_in_4bit e4m3 e5m2 hif8',
+    'smaller numbers than fp8, and fp8 by blocks': 'fp8_recipe mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
+    'quantization quant load_in_8bit load_in_4bit hif8',
     'TF32 as a precision': 'tf32 allow_tf32',
     'offloading to host memory or disk': 'offload cpu_offload offload_optimizer offload_param optimizer_cpu_offload '
     'optimizer_offload activation_offload activation_offloading offload_activations zero_offload zero_infinity '
@@ -161,11 +166,10 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
-    'packed or variable sequences': 'packing sequence_packing packed_sequence variable_seq_lengths thd '
-    'variable_length reset_attention_mask',
+    'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
-    'inference': 'kv_cache prefill decode speculative_decoding max_new_tokens inference',
+    'inference beyond a forward': 'kv_cache decode speculative_decoding max_new_tokens inference',
     'faults and noise of machines': 'fault_tolerance elastic mtbf jitter noise stragglers',
     'compilers and captured graphs as a choice of the schedule': 'cuda_graph cuda_graphs enable_cuda_graph '
     'torch_compile compile xla jit jit_level',
@@ -237,7 +241,7 @@ ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe
 FAMILIES: Final[Mapping[str, str]] = {
     r'context_parallel|ring_att|ulysses': 'context parallelism',
     r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
-    r'(^|_)(fp8|float8|mxfp8|int8)(_|$)': '8-bit and smaller numbers',
+    r'(^|_)(mxfp8|int8)(_|$)': 'smaller numbers than fp8, and fp8 by blocks',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',
 }

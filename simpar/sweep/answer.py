@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simpar.lazy import card
 from simpar.sweep.outcome import Outcome
 
 
@@ -63,6 +64,9 @@ class SweepAnswer:
     results: tuple[Result, ...]
     against: Mapping[str, Any]
     changed_links: bool = False
+
+    def _repr_html_(self) -> str:
+        return card(self)
 
     @property
     def best(self) -> int | None:

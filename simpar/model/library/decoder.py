@@ -66,7 +66,7 @@ def _before_layers(model: Transformer) -> Iterator[Node]:
         yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
         before = 'embedding.scaled'
     if model.position == 'learned':
-        yield Node('position', Position(rows=model.positions), (before,), -1, 'position.added')
+        yield Node('position', Position(rows=model.positions, documents=model.packed), (before,), -1, 'position.added')
         before = 'position'
     if model.dropout:
         # Masks are drawn for a place in the model: the name of what is dropped.
@@ -137,7 +137,7 @@ class _Block:
         if heads.softcap:
             yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
             kept = '.attention.capped'
-        yield self.node('attention.softmax', CausalSoftmax(window=heads.window), kept)
+        yield self.node('attention.softmax', CausalSoftmax(window=heads.window, documents=heads.documents), kept)
         kept = '.attention.softmax'
         if self.model.dropout:
             drop = Dropout(probability=self.model.dropout, site=name)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from simpar.errors import Problem
 from simpar.model.advice import divisors, multiple
+from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
@@ -46,6 +47,7 @@ class Transformer(Model):
         dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
             a layer, before they are added (Megatron-LM).
         window: of attention, by layer; a list repeats over the layers.
+        documents: every sample is packed alike.
         parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
     """
 
@@ -114,6 +116,13 @@ class Transformer(Model):
         Window | tuple[Window, ...],
         Field(description='tokens that attention sees, itself and those before it; a list repeats over layers; 0: all'),
     ] = 0
+    documents: Annotated[
+        Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
+        Field(
+            description='tokens of each document that a sample packs, or of all but its last; no token sees another '
+            'document, positions begin anew; 0: one document',
+        ),
+    ] = 0
     parallel: Annotated[
         bool, Field(description='attention and feed-forward read one norm, both are added to what it read (Phi)')
     ] = False
@@ -164,6 +173,11 @@ class Transformer(Model):
             features=features, theta=self.rope_theta, scaling=self.rope_scaling, interleaved=self.rope_interleaved
         )
 
+    @property
+    def packed(self) -> tuple[int, ...]:
+        """Lengths of the documents of a sample; empty: one."""
+        return packed(self.documents, self.sequence)
+
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
         windows = self.window if isinstance(self.window, tuple) else (self.window,)
@@ -180,6 +194,7 @@ class Transformer(Model):
             window=self.window_of(layer),
             scale=self.attention_scale,
             softcap=self.attention_softcap,
+            documents=self.packed,
         )
 
     @property
@@ -242,6 +257,9 @@ def _sizes(model: Transformer) -> Iterator[Problem]:
 
 def _parts(model: Transformer) -> Iterator[Problem]:
     """What of the keys of its parts does not fit together."""
+    if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
+        what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
+        yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
     if model.parallel and model.post_norms:
         yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
     if model.position == 'learned' and 0 < model.positions < model.sequence:

@@ -6,12 +6,14 @@ queries, one key and one value.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import dims_of, seen, told
 from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
@@ -35,6 +37,7 @@ class Heads:
         window: how many tokens one sees, itself and those before it; 0: all.
         scale: what scores are multiplied by; 0: 1 / √head_dim.
         softcap: scores become softcap · tanh(score / softcap); 0: they stay.
+        documents: lengths of those that a sample packs, of which no token sees another's; empty: one.
     """
 
     groups: int
@@ -45,6 +48,7 @@ class Heads:
     window: int = 0
     scale: float = 0.0
     softcap: float = 0.0
+    documents: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -77,7 +81,8 @@ class Heads:
         Arguments: ``held``, which heads a rank has.
         """
         more = {'window': self.window, 'scale': self.scale, 'softcap': self.softcap}
-        return {**held, 'causal': self.causal, **{key: value for key, value in more.items() if value}}
+        known = {key: value for key, value in more.items() if value}
+        return {**held, 'causal': self.causal, **known, **told(self.documents)}
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
@@ -85,13 +90,11 @@ class Heads:
         return {'groups': self.groups_held(layout), 'queries': self.queries, 'head_dim': self.head_dim, **apart}
 
     def seen(self, sequence: int) -> float:
-        """Pairs of tokens of which one sees the other, as a share of those without a window.
+        """Pairs of tokens of which one sees the other, as a share of those of one document without a window.
 
         Arguments: ``sequence``, tokens of a sample.
         """
-        share = min(self.window or sequence, sequence) / sequence
-        # Without a window half of a square; with one a band of its width, less the triangle before the first token.
-        return share * (2 - share)
+        return seen(Counter(self.documents) or {sequence: 1}, self.window, sequence)
 
     def rows(self, name: str, qkv: Shape) -> Axes:
         """Of what changes ``qkv`` head by head: batch b, sequence s and groups g."""
@@ -188,6 +191,7 @@ class Attention(Sharded):
             'head_dim': heads.head_dim,
             **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
             **({'window': heads.window} if heads.window and heads.window < sequence else {}),
+            **dims_of(heads.documents),
         }
         # A product takes 2 operations for each pair and feature, half of the pairs masked. ``causal: false`` is counted
         # alike. Forward: scores and values. Backward: scores again, and four more.
@@ -197,15 +201,15 @@ class Attention(Sharded):
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
-        told = {**heads.told(local)}
+        known = {**heads.told(local)}
         keys: tuple[str, ...] = ()
         if self.dropout:
-            told, keys = {**told, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
+            known, keys = {**known, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
             F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
-                   attributes=told),
+                   attributes=known),
             I={'qkv': Work(operator='attention', reads=('dy', 'qkv', 'y', 'lse', *keys), flops=backward,
-                           dims=dims, attributes=told)},
+                           dims=dims, attributes=known)},
             kept=(kept,),
         )  # fmt: skip
 
@@ -239,12 +243,12 @@ class AttentionScores(Sharded):
     def ops(self, local: Local) -> Ops:
         """One product forward, two backward."""
         rows, sequence, width, product = _product(local, 'y', self.heads.head_dim)
-        told = self.heads.told(local)
+        known = self.heads.told(local)
         return Ops(
             F=Work(operator='attention_scores', reads=('qkv',), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=told),
+                   dims={'m': rows, 'n': sequence, 'k': width}, attributes=known),
             I={'qkv': Work(operator='attention_scores', reads=('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
-                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=told, of=self.values)},
+                           dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
         )  # fmt: skip
 
 
@@ -273,7 +277,7 @@ class AttentionValues(Operator):
         """One product forward, two backward."""
         heads = self.heads
         rows, sequence, width, product = _product(local, 'kept', heads.values)
-        told = heads.told(local)
+        known = heads.told(local)
         # One op makes both gradients; that of v joins those of q and k in the operator of the scores.
         of_v = Kept(
             role=f'=d:{local.name}.v',
@@ -282,9 +286,9 @@ class AttentionValues(Operator):
         )
         return Ops(
             F=Work(operator='attention_values', reads=('kept', 'qkv'), writes=('y',), flops=product,
-                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=told),
+                   dims={'m': rows, 'n': width, 'k': sequence}, attributes=known),
             I={'kept': Work(operator='attention_values', reads=('dy', 'kept', 'qkv'), writes=(of_v.role,),
-                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=told)},
+                            flops=2 * product, dims={'m': 2 * rows, 'n': sequence, 'k': width}, attributes=known)},
             made_backward=(of_v,),
         )  # fmt: skip
 
@@ -293,7 +297,7 @@ class AttentionValues(Operator):
 class CausalSoftmax(SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future.
 
-    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all.
+    Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all; ``documents`` as of ``Heads``.
     """
 
     key = 'causal_softmax'
@@ -302,6 +306,7 @@ class CausalSoftmax(SameShape):
     unsharded = 'last two dims'
 
     window: int = 0
+    documents: tuple[int, ...] = ()
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split along batch and heads."""
@@ -312,13 +317,11 @@ class CausalSoftmax(SameShape):
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
-        told: Attributes = {
-            'causal': True,
-            **({'window': self.window} if self.window else {}),
-            **({'balanced': local.balanced} if local.balanced else {}),
-        }
+        window: Attributes = {'window': self.window} if self.window else {}
+        order: Attributes = {'balanced': local.balanced} if local.balanced else {}
+        known: Attributes = {'causal': True, **window, **told(self.documents), **order}
         return Ops(
-            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=told),
+            F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from simpar.layout import TensorLayout
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import AttentionCore, Heads
 from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator
 from simpar.model.operators.norm import EPSILON
@@ -167,6 +168,7 @@ class LatentQkv(Operator):
         told: Attributes = {
             **heads.held(layout),
             **self.rotation.told,
+            **told_of(heads.documents),
             **placed(local, layout, 1),
         }
         # Of the gradient dy each op reads what its part became: queries; keys but for the shared part, and values; the

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Sharded, Unary, operator
 from simpar.model.operators.norm import SameShape
@@ -77,6 +78,7 @@ class Rotary(SameShape, Sharded, Unary):
         told: Attributes = {
             **heads.held(layout),
             **rotation.told,
+            **told_of(heads.documents),
             **placed(local, layout, 1),
         }
         turned = (heads.queries + 1) / (heads.queries + 2)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from simpar.layout import TensorLayout
 from simpar.layout.operator import ONE
 from simpar.layout.operator import Operator as Axes
+from simpar.model.documents import told as told_of
 from simpar.model.dropout import dropped
 from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
-from simpar.model.ops import Kept, Local, Ops, Parameter, Work, placed
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
 
 
@@ -40,7 +41,8 @@ POSITION, DROPOUT = AlongRows('Position'), AlongRows('Dropout')
 class Position(SameShape, Trained):
     """x [batch, sequence, hidden] + weight [rows, hidden]: the rows of this rank's part of the sequence.
 
-    Arguments: ``rows`` of the weight; 0: as many as tokens.
+    Arguments: ``rows`` of the weight; 0: as many as tokens; ``documents``, lengths of those that a sample packs: each
+    begins with the first row.
     """
 
     key = 'position'
@@ -50,6 +52,7 @@ class Position(SameShape, Trained):
     unsharded = 'last dim, and the weight'
 
     rows: int = 0
+    documents: tuple[int, ...] = ()
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and by sequence; the weight stays full."""
@@ -67,7 +70,7 @@ class Position(SameShape, Trained):
         """One addition an element."""
         elements = local.elements('x')
         # Only where the sequence is split must a rank know which rows of the weight are its own.
-        told = placed(local, local.layout('x'), 1)
+        told: Attributes = {**placed(local, local.layout('x'), 1), **told_of(self.documents)}
         return Ops(
             F=Work(operator='position', reads=('x', 'weight'), writes=('y',), flops=elements, attributes=told),
             I={'x': None},

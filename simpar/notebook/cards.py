@@ -1,0 +1,115 @@
+"""Cards: answers as Jupyter shows them, one screen each; large ones stay small, on the screen and in the file."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import io
+from typing import Any, Final
+
+from simpar import report
+from simpar.case import Case
+from simpar.hardware import Profile
+from simpar.page.page import table_html, why_html
+from simpar.predict import Prediction
+from simpar.sweep.answer import SweepAnswer
+from simpar.sweep.table import best_summary, cells_of, heads_of, short_keys, shown
+
+_STYLE: Final = (
+    '<style>.simpar table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:inline-block;'
+    'vertical-align:top;margin:0 40px 8px 0}.simpar td,.simpar th{text-align:right;padding:2px 0 2px 18px;'
+    'white-space:nowrap}.simpar td:first-child,.simpar th:first-child{text-align:left;padding-left:0}'
+    '.simpar i{display:inline-block;height:9px;background:#0a7d4f}.simpar i.loss{background:#b3431b}</style>'
+)
+_DPI: Final = 75
+"""Of pictures in cards: about 60 KB each."""
+_MOST_ROWS: Final = 100
+"""Rows of a sweep that a card shows."""
+
+
+@functools.singledispatch
+def card(answer: Any) -> str:
+    """An answer as HTML; raises ``TypeError`` for what is none."""
+    raise TypeError(f'{type(answer).__name__} has no card')
+
+
+@card.register
+def _(prediction: Prediction) -> str:
+    """Headline, picture, figures and why."""
+    parts = [
+        f'<p><b>{html.escape(report.answer(prediction))}</b></p>',
+        _image(picture(prediction)),
+        f'<div>{table_html(report.figures(prediction))}{why_html(prediction)}</div>',
+        f'<p>{html.escape(prediction.critical_path.summary)}</p>',
+        *(f'<p>Note: {html.escape(note)}</p>' for note in prediction.notes),
+    ]
+    return _framed(''.join(parts))
+
+
+@card.register
+def _(case: Case) -> str:
+    """What is asked: model, plan, cluster and the size of the program."""
+    mine, _ = case.names
+    slots = sum(len(role) for role in case.program.roles)
+    of_devices = f'{case.cluster.world} × {case.cluster.profile.device.name}'
+    rows = {
+        'cluster': of_devices,
+        'parameters': f'{case.parameters:,}',
+        'batch': f'{case.workload.batch} samples',
+        'plan': mine,
+        'program': f'{len(case.program.roles)} roles, {slots:,} ops, {case.program.hash[:12]}',
+    }
+    if case.baseline:
+        rows['baseline'] = case.names[1]
+    body = ''.join(f'<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>' for key, value in rows.items())
+    return _framed(f'<p><b>A case</b>: <code>.predict()</code> answers it</p><table><tbody>{body}</tbody></table>')
+
+
+@card.register
+def _(profile: Profile) -> str:
+    """The device and its links, each number with its grade."""
+    device = profile.device
+    rows = [('device', device.name, ''), ('devices a node', str(profile.devices), '')]
+    rows += [(f'matrix, {kind}', f'{one.value / 1e12:.4g} TFLOP/s', one.grade) for kind, one in device.matrix.items()]
+    rows.append(('memory', f'{device.memory.size.value / 1e9:.4g} GB', device.memory.size.grade))
+    rows += [(link.name, f'{link.bandwidth.value / 1e9:.4g} GB/s', link.bandwidth.grade) for link in profile.links]
+    body = ''.join(f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in row)}</tr>' for row in rows)
+    return _framed(f'<p><b>{html.escape(profile.name)}</b></p><table><tbody>{body}</tbody></table>')
+
+
+@card.register
+def _(answer: SweepAnswer) -> str:
+    """The table; the fastest row is bold."""
+    heads = [*short_keys(answer.keys).values(), *heads_of(answer)]
+    head = ''.join(f'<th>{html.escape(text)}</th>' for text in heads)
+    rows = ''.join(_row(answer, place, len(heads)) for place in range(min(len(answer.results), _MOST_ROWS)))
+    left = len(answer.results) - _MOST_ROWS
+    more = f'<p>{left} more rows: see <code>to_dataframe</code></p>' if left > 0 else ''
+    table = f'<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return _framed(f'<p><b>{html.escape(best_summary(answer))}</b></p>{table}{more}')
+
+
+def _row(answer: SweepAnswer, place: int, columns: int) -> str:
+    result = answer.results[place]
+    settings = [shown(result.settings[key]) if key in result.settings else '' for key in answer.keys]
+    figures = cells_of(answer, result) or [result.outcome.reason]
+    cells = [html.escape(text) for text in (*settings, *figures)]
+    cells += [''] * (columns - len(cells))
+    weight = ' style="font-weight:bold"' if place == answer.best else ''
+    return f'<tr{weight}>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def picture(prediction: Prediction) -> bytes:
+    """The timeline as a small PNG."""
+    buffer = io.BytesIO()
+    prediction.timeline().savefig(buffer, format='png', dpi=_DPI)
+    return buffer.getvalue()
+
+
+def _image(png: bytes) -> str:
+    return f'<img style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def _framed(text: str) -> str:
+    return f'<div class="simpar">{_STYLE}{text}</div>'

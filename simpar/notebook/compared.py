@@ -1,0 +1,47 @@
+"""Compared: several cases or predictions side by side, as a table that shows itself."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+from simpar.case import Case
+from simpar.predict import Prediction
+from simpar.report import figures_of, render_parts
+from simpar.units import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Predictions side by side; the fastest is marked."""
+
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def fastest(self) -> Prediction:
+        """The one with the shortest step, of those that fit if any does."""
+        return min(self.predictions, key=lambda one: (not one.fits, one.step))
+
+    def __str__(self) -> str:
+        return render_parts([self._answer(), '', figures_of(self.predictions)], colour=False, width=120)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from simpar.page.page import table_html
+
+        return f'<p><b>{html.escape(self._answer())}</b></p>{table_html(figures_of(self.predictions))}'
+
+    def _answer(self) -> str:
+        best = self.fastest
+        return f'fastest of {len(self.predictions)}: {best.name}, {format_time(best.step)} a step'
+
+
+def compare_cases(*answers: Case | Prediction) -> Compared:
+    """Cases or predictions side by side; cases are predicted. Raises ``ValueError`` without any.
+
+    Example: ``compare_cases(case, case.what_if(copies=4))``.
+    """
+    if not answers:
+        raise ValueError('nothing to compare; give cases or predictions')
+    return Compared(tuple(one.predict() if isinstance(one, Case) else one for one in answers))

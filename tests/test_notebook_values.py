@@ -1,0 +1,115 @@
+"""Values in notebooks: small on the screen, what-ifs by keyword, tables of pandas, sliders that are moved."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import simpar
+from simpar.errors import ScheduleError
+
+EXAMPLES = Path(__file__).parent.parent / 'examples'
+TEXT = """
+simpar: 1
+cluster: h100-sxm-8
+workload:
+  transformer: {layers: 4, hidden: 1024, heads: 16, vocab: 1024, sequence: 512}
+  batch: 16
+  precision: bf16
+plan: {tensor: 8, copies: 2}
+"""
+
+
+@pytest.fixture(scope='module')
+def case():
+    return simpar.load_case(TEXT)
+
+
+def test_a_case_comes_from_a_path_a_text_or_a_dict(case, tmp_path):
+    import yaml
+
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(TEXT)
+    assert simpar.load_case(path).program.hash == case.program.hash
+    assert simpar.load_case(str(path)).program.hash == case.program.hash
+    assert simpar.load_case(yaml.safe_load(TEXT)).program.hash == case.program.hash
+    with pytest.raises(ScheduleError, match=r'schedule:8: plan.copeis: unknown key; did you mean copies'):
+        simpar.load_case(TEXT.replace('copies', 'copeis'))
+
+
+def test_what_if_is_the_file_with_other_values_against_the_file(case):
+    other = case.what_if(copies=4)
+    assert other.program.hash == simpar.load_case(TEXT, ['plan.copies=4']).program.hash
+    assert other.baseline.program.hash == case.program.hash
+    assert other.names == ('copies 4', 'copies 2')
+    more = case.what_if(nodes=2, hidden=2048)
+    assert (more.cluster.world, more.workload.model.hidden) == (16, 2048)
+
+
+def test_what_if_says_what_is_wrong(case):
+    for changes, told in (
+        ({'copeis': 4}, 'did you mean copies'),
+        ({'copies': 2}, 'changes nothing: plan.copies is 2 already'),
+        ({'copies': 3}, 'write a multiple of'),
+        ({}, 'no key was given'),
+    ):
+        with pytest.raises(ScheduleError, match=told):
+            case.what_if(**changes)
+
+
+def test_steps_of_other_batches_are_compared_by_sample(case):
+    twice = case.what_if(batch=32).predict()
+    assert twice.gain == pytest.approx((twice.baseline.step / 16) / (twice.step / 32) - 1, abs=1e-15)
+    assert 'tokens a second' in twice._repr_html_()
+
+
+def test_values_are_small_and_pictures_show_themselves(case):
+    prediction = case.predict()
+    values = (case, prediction, case.cluster.profile)
+    assert all(len(repr(value)) < 5000 for value in values[:2])
+    cards = [value._repr_html_() for value in values]
+    assert all(len(card) < 300_000 for card in cards)
+    assert 'faster than copies 1' in cards[1] or 'slower than copies 1' in cards[1]
+    assert 'data:image/png;base64,' in cards[1]
+    assert prediction.timeline()._repr_png_().startswith(b'\x89PNG')
+    answer = simpar.load_sweep(EXAMPLES / 'multi_copy.yaml', sweeps=['plan.copies=1,2']).predict()
+    assert answer._repr_html_().count('<tr') == 3
+
+
+def test_cases_stand_side_by_side(case):
+    table = simpar.compare_cases(case, case.what_if(copies=1), case.what_if(copies=4))
+    steps = [prediction.step for prediction in table.predictions]
+    assert table.fastest.step == min(steps)
+    assert len(re.findall('copies [124]', str(table).splitlines()[2])) == 3
+    assert '<table>' in table._repr_html_()
+    with pytest.raises(ValueError, match='nothing to compare'):
+        simpar.compare_cases()
+
+
+def test_tables_of_pandas_hold_what_the_prediction_says(case):
+    prediction = case.predict()
+    streams = simpar.to_dataframe(prediction)
+    rank = prediction.metrics.steady.ranks[0]
+    assert streams['busy'].tolist() == [stream.busy for stream in rank.streams]
+    spans = simpar.to_dataframe(prediction, 'spans')
+    assert spans['end'].max() == prediction.trace.step_ends[-1]
+    memory = simpar.to_dataframe(prediction, 'memory')
+    assert memory.drop(columns='time').sum(axis=1).max() == prediction.memory.peak
+    with pytest.raises(ValueError, match='streams, spans or memory'):
+        simpar.to_dataframe(prediction, 'ops')
+    answer = simpar.load_sweep(EXAMPLES / 'multi_copy.yaml', sweeps=['plan.copies=1,2']).predict()
+    assert simpar.to_dataframe(answer)['step'].tolist() == [result.step for result in answer.results]
+
+
+def test_a_moved_slider_predicts_again_and_a_wrong_place_says_why(case):
+    sliders = simpar.sliders(case, copies=[1, 2, 4, 3])
+    assert sliders.chosen['copies'].value == 2
+    before = sliders.step.value
+    sliders.chosen['copies'].value = 4
+    assert sliders.step.value != before
+    wanted = simpar.load_case(TEXT, ['plan.copies=4', 'against={}']).predict().step
+    assert simpar.units.format_time(wanted) in sliders.step.value
+    sliders.explain()
+    assert 'copies 2' in sliders.answer.value
+    sliders.chosen['copies'].value = 3
+    assert 'write a multiple of' in sliders.step.value
