@@ -29,14 +29,14 @@ def _shards(facts: Facts) -> str:
 
 
 def _no_shards(facts: Facts) -> str:
-    if facts.plan.data == 1:
+    if facts.plan.data * facts.plan.context == 1:
         return 'data is 1: there are no data ranks to shard over'
     return 'no parameter is sharded: each is on one rank alone, unsharded, below shard_threshold, or does not divide'
 
 
 def _shards_asked(facts: Facts) -> str:
     """Of keys that say what stays unsharded, and so may be why nothing is sharded."""
-    if facts.asks_shards and facts.plan.data > 1:
+    if facts.asks_shards and facts.plan.data * facts.plan.context > 1:
         return ''
     return _shards(facts)
 
@@ -73,7 +73,10 @@ def _fused_ids(facts: Facts) -> str:
     return 'plan.fusion_ids says it' if facts.plan.fusion_ids else _fusion(facts)
 
 
+_NO_CONTEXT: Final = _if(lambda facts: facts.plan.context == 1, 'context is 1: no ranks share a sequence')
 INERT: Final[Mapping[str, Rule]] = {
+    'plan.context_kind': _NO_CONTEXT,
+    'plan.context_split': _NO_CONTEXT,
     'plan.order': _order,
     'plan.chunks': _chunks,
     'plan.stages': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
@@ -134,7 +137,7 @@ def _always(facts: Facts) -> bool:
 
 
 _STAND_IN_THE_PROGRAM: Final = (
-    *('data', 'tensor', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
+    *('data', 'tensor', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),
@@ -150,6 +153,8 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
     'workload.init_std': lambda facts: facts.draws_weights,
+    'plan.context_kind': lambda facts: facts.plan.context > 1,
+    'plan.context_split': lambda facts: facts.plan.context > 1,
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
     'plan.sum_loss': lambda facts: facts.sums_loss,
     'workload.input': lambda facts: facts.workload.model.tells_sample,

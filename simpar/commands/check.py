@@ -179,6 +179,7 @@ def features(case: Case) -> list[dict[str, str]]:
         'strategies of operators': with_strategies,
         f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
+        f'context {plan.context} by {plan.context_kind}': plan.context > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,
         f'micro_batches {plan.micro_batches}': plan.micro_batches > 1,

@@ -43,6 +43,8 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     by_strategies = _by_strategies(workload, plan)
+    if by_strategies and plan.context > 1:
+        raise Infeasible('plan.context: context ranks share a sequence by degrees alone, of a transformer')
     mesh = (
         _mesh_of_strategies(workload, plan, world, placement)
         if by_strategies
