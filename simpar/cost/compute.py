@@ -139,9 +139,9 @@ class DeviceCompute:
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
-        grid, fastest = self._attention_lookup
+        lookup, fastest = self._attention_lookup
         share = _seen(op)
-        seconds = factor * sum(part * grid(*point) for part, point in _attention_points(op))
+        seconds = factor * sum(part * lookup(*point) for part, point in _attention_points(op))
         if share != 1:
             # Tables have no windows and no documents: what is scaled or put together is an estimate.
             times, rests = f'{times}{share:.3g} of the pairs of tokens, ', [*rests, 'estimate']
@@ -155,7 +155,7 @@ class DeviceCompute:
         return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
 
     @functools.cached_property
-    def _attention_lookup(self) -> tuple[Grid, float]:
+    def _attention_lookup(self) -> tuple[Callable[..., float], float]:
         table = self.profile.tables.attention
         return _attention_grid(read_table(table, 'attention') if table else ())
 
@@ -199,9 +199,18 @@ def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], fl
 
 
 @functools.lru_cache(maxsize=8)
-def _attention_grid(rows: tuple[Row, ...]) -> tuple[Grid, float]:
+def _attention_grid(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
-    return Grid(_ATTENTION, rows), fastest
+    grid, longest = Grid(_ATTENTION, rows), float(max(row[2] for row in rows))
+
+    def seconds(queries: float, width: float, sequence: float, pairs: float) -> float:
+        # A longer sequence has more rows of blocks, which fill a device as those of more heads do: few heads are no
+        # longer few. A device that is full already is no slower than on the longest that was measured.
+        more = max(sequence / longest, 1.0)
+        filled = more * grid(queries, width, sequence / more, pairs * more)
+        return min(filled, grid(queries, width, sequence, pairs))
+
+    return seconds, fastest
 
 
 @functools.lru_cache(maxsize=8)

@@ -6,8 +6,8 @@ each under attention of those that are there; results of steps are joined by the
 again, and their gradients one step behind them, until these are home. ``all_to_all`` is no op of this file: there
 attention lies by heads and its input is redistributed.
 
-Does not model: what a rank of a contiguous split has less to do than the one with the last tokens, which all are priced
-as; in a ring with a window, that steps far away need not be taken.
+Does not model: that ranks of a contiguous split have less to do than the one with the last tokens, as which all are
+priced; in a ring with a window, that steps far away need not be taken.
 """
 
 from __future__ import annotations
@@ -166,19 +166,21 @@ class _Core:
         return self.tape.register(value.like(name, layout), dtype=dtype)
 
     def compute(
-        self, part: str, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], pairs: float, step: int | None
+        self, part: str, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], step: int | None = None
     ) -> None:
         """Attention of this rank's queries with some keys.
 
-        Arguments: ``part`` of its name; ``pairs`` of tokens; ``step`` of the ring that keys came by; None: all keys.
+        Arguments: ``part`` of its name; ``step`` of the ring that keys came by; None: all keys.
         """
+        pairs = self.split.of_ranks(step)
         heads, held = self.heads, self.heads.groups_held(self.qkv.layout)
         own = self.qkv.shape[TOKENS] // self.split.ranks
         dims = {
             'batch': self.qkv.shape[0] // size_of(self.qkv.layout.dims[0]) // self.tape.mesh.copies,
             'sequence': own,
             'keys': own if step is not None else self.qkv.shape[TOKENS],
-            'pairs': round(pairs),
+            # All ranks take as long as the one with the most.
+            'pairs': round(max(pairs)),
             'heads': held * heads.queries,
             'kv_heads': held,
             'head_dim': heads.head_dim,
@@ -188,7 +190,7 @@ class _Core:
         # A product takes 2 operations for each pair and feature. Forward: scores and values. Backward: scores again,
         # and four more.
         features = keys + values if phase == 'F' else 3 * keys + 2 * values
-        flops = 2.0 * dims['batch'] * dims['heads'] * pairs * features
+        flops = 2.0 * dims['batch'] * dims['heads'] * sum(pairs) / len(pairs) * features
         told = {
             **heads.told_of(self.held),
             'context': self.tape.partition(self.tape.context_axes),
@@ -230,7 +232,7 @@ class _Gathered:
         full = self._full('whole', 'F')
         core.tape.register(core.y)
         lse = core.lse('lse')
-        core.compute('', 'F', [core.q, full], [core.y, lse], core.split.most, None)
+        core.compute('', 'F', [core.q, full], [core.y, lse])
         core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
 
     def _full(self, part: str, phase: Phase) -> Value:
@@ -247,7 +249,7 @@ class _Gathered:
         dq = core.made(core.q, f'd:{core.q.name}', core.gradient.layout)
         pending = TensorLayout(tape.world, core.full.dims, (*core.gradient.layout.partial, *tape.context_axes))
         dfull = core.made(core.kv, f'd:{core.kv.name}.whole', pending)
-        core.compute('', 'I', [dy, core.q, full, core.y, lse], [dq, dfull], core.split.most, None)
+        core.compute('', 'I', [dy, core.q, full, core.y, lse], [dq, dfull])
         dkv = core.made(core.kv, f'd:{core.kv.name}', core.gradient.layout)
         tape.emit_collective('reduce_scatter', 'I', tape.context_axes, dfull.name, dkv.name, {'dim': TOKENS})
         core.together(dq, dkv)
@@ -272,17 +274,14 @@ class _Ring:
             last = step == steps[-1]
             y = core.tape.register(core.y) if last else self._partial(core.y, f'.y{step}')
             lse = core.lse('lse' if last else f'lse{step}')
-            core.compute(f'.step{step}', 'F', [core.q, here, *known], [y, lse], self._pairs(step), step)
+            core.compute(f'.step{step}', 'F', [core.q, here, *known], [y, lse], step)
             known = [y, lse]
         core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
 
     @cached_property
     def _steps(self) -> list[int]:
         """Steps in which some rank sees some key."""
-        return [step for step in range(self.core.split.ranks) if self._pairs(step)]
-
-    def _pairs(self, step: int) -> float:
-        return self.core.split.most_of_step(step)
+        return [step for step in range(self.core.split.ranks) if any(self.core.split.of_ranks(step))]
 
     def _partial(self, value: Value, part: str) -> Value:
         """What steps so far have given."""
@@ -310,7 +309,7 @@ class _Ring:
                 made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
                 part = core.made(core.kv, f'd:{core.kv.name}.part{step}', core.gradient.layout)
                 reads = [dy, core.q, here, core.y, lse, *dq]
-                core.compute(f'.step{step}', 'I', reads, [made, part], self._pairs(step), step)
+                core.compute(f'.step{step}', 'I', reads, [made, part], step)
                 dq = [made]
                 if step == 0:
                     own = part

@@ -62,21 +62,19 @@ class ContextSplit:
         first, last = bisect_right(ends, span[0]), bisect_left(ends, span[1])
         return [(ends[at - 1] if at else 0, ends[at]) for at in range(first, last + 1)]
 
-    def most_of_step(self, step: int) -> float:
-        """The most pairs that a rank has in a step of the ring, with the keys of the rank so many before it."""
-        return _most(self, step)
+    def of_ranks(self, step: int | None = None) -> tuple[float, ...]:
+        """For each rank its pairs with the keys of all ranks.
 
-    @property
-    def most(self) -> float:
-        """The most pairs that a rank has with the keys of all ranks."""
-        return _most(self, None)
+        Arguments: ``step`` of a ring: with those of the rank so many before it.
+        """
+        return _of_ranks(self, step)
 
 
 @cache
-def _most(split: ContextSplit, step: int | None) -> float:
-    if step is not None:
-        return max(split.pairs(rank, (rank - step) % split.ranks) for rank in range(split.ranks))
-    return max(map(split.of_all, range(split.ranks)))
+def _of_ranks(split: ContextSplit, step: int | None) -> tuple[float, ...]:
+    if step is None:
+        return tuple(map(split.of_all, range(split.ranks)))
+    return tuple(split.pairs(rank, (rank - step) % split.ranks) for rank in range(split.ranks))
 
 
 @cache
