@@ -142,7 +142,8 @@ def _shard(plan: Plan, data: int) -> int:
     size = min(plan.shard_group or data, data)
     if data % size:
         raise Infeasible(
-            f'plan.shard_group: {size} does not divide the {data} data ranks; choose a divisor of {data}, or 0 for all'
+            f'plan.shard_group: {size} does not divide the {data} {"data × context" if plan.context > 1 else "data"} ranks; '
+            f'choose a divisor of {data}, or 0 for all'
         )
     return size
 
