@@ -30,6 +30,9 @@ CASES = [
     (GROUPED, Plan(data=1, tensor=4, sequence_parallel=True), Sgd()),
     (UNFUSED, Plan(data=2, tensor=2, copies=2), Adam(master_weights=True)),
     (UNFUSED, Plan(data=1, tensor=4, sequence_parallel=True, reduce='late'), Adam()),
+    (GROUPED, Plan(context=2, tensor=2, sequence_parallel=True, copies=2), Adam()),
+    (GROUPED, Plan(context=4, context_kind='ring', data=2), Sgd()),
+    (GPT, Plan(context=2, context_kind='all_to_all', data=2, copies=2), Sgd()),
     (MLP, Plan(data=2, tensor=2, copies=2), Adam()),
     (MLP, Plan(data=4, copies=3), Sgd()),
 ]

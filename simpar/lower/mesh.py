@@ -141,9 +141,9 @@ def _shard(plan: Plan, data: int) -> int:
     # A group that is larger than there are ranks is all of them: one plan serves several worlds.
     size = min(plan.shard_group or data, data)
     if data % size:
+        ranks = 'data × context' if plan.context > 1 else 'data'
         raise Infeasible(
-            f'plan.shard_group: {size} does not divide the {data} {"data × context" if plan.context > 1 else "data"} ranks; '
-            f'choose a divisor of {data}, or 0 for all'
+            f'plan.shard_group: {size} does not divide the {data} {ranks} ranks; choose a divisor of {data}, or 0 for all'
         )
     return size
 
