@@ -25,7 +25,9 @@ from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 class Reference:
     """Trains the full model on the full batch in one process, or with ``phase: forward`` computes its losses alone.
 
-    Arguments: ``plan``: its copies and whether their losses are averaged or summed; all else of it must not matter.
+    Arguments: ``plan``: its copies and whether their losses are averaged or summed; where experts are balanced by an
+    auxiliary loss, also its micro-batches and data ranks; where they drop tokens, its slices of a sequence. All else
+    of it must not matter.
     """
 
     def __init__(self, workload: Workload, plan: Plan, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
@@ -55,28 +57,36 @@ class Reference:
 
     def _train(self) -> float:
         x, target = (self._input(*named) for named in self._model.inputs(self._workload))
-        copies = self._plan.copies
+        copies, plan = self._plan.copies, self._plan
+        # An auxiliary loss is one of each group of tokens: the loss of the batch is the mean of those of its groups.
+        slices = copies * plan.micro_batches * max(plan.data, 1) if _in_groups(self._workload) else copies
         # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
-            self._model.loss(self._workload, self.parameters, *slices)
-            for slices in zip(x.chunk(copies), target.chunk(copies), keys.chunk(copies), strict=True)
+            self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
+            for own in zip(x.chunk(slices), target.chunk(slices), keys.chunk(slices), strict=True)
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
-        loss = torch.stack(losses).sum() / (copies if self._plan.copies_loss == 'mean' else 1)
+        loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)
         if self._workload.phase == 'forward':
             self._step += 1
             return float(loss.detach())
         self._optimizer.zero_grad()
         (loss * self._workload.loss_scale).backward()
-        self._gradients = {f'd:{name}': parameter.grad.clone() for name, parameter in self.parameters.items()}
+        self._gradients = {
+            # What is a constant to the model has none.
+            f'd:{name}': parameter.grad.clone()
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None
+        }
         self._update()
         self._step += 1
         return float(loss.detach())
 
     def _update(self) -> None:
         """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""
-        workload, gradients = self._workload, [parameter.grad for parameter in self.parameters.values()]
+        workload = self._workload
+        gradients = [one.grad for one in self.parameters.values() if one.grad is not None]
         if workload.loss_scale != 1:
             # Looked at before unscaling, as the program does.
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):
@@ -89,6 +99,17 @@ class Reference:
     def _input(self, name: str, initial: str, shape: tuple[int, ...], integer: bool) -> torch.Tensor:
         dtype = torch.int64 if integer else self._dtype
         return batch_of(name, initial, shape, dtype, self._seed, self._step)
+
+
+def _in_groups(workload: Workload) -> bool:
+    """Whether the loss is not the mean of those of its samples."""
+    model = workload.model
+    return isinstance(model, Transformer) and model.experts is not None and model.experts.aux_loss > 0
+
+
+def _of_sequence(plan: Plan) -> int:
+    """How many slices of a sequence ranks hold: each counts the slots of experts for itself."""
+    return plan.tensor if plan.sequence_parallel else 1
 
 
 def _optimizer(workload: Workload, parameters: Parameters) -> Steps:

@@ -22,9 +22,10 @@ class OfModel:
 
     Arguments:
         inputs: the model's input and its target.
-        loss: gives the loss of a copy from its input, its target and the keys that dropout draws from.
+        loss: gives the loss of a copy from its input, its target, the keys that dropout draws from, and how many slices
+            of a sequence ranks hold.
     """
 
     inputs: Callable[[Workload], tuple[Input, Input]]
     parameters: Callable[[Workload], Iterator[Declared]]
-    loss: Callable[[Workload, Parameters, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    loss: Callable[[Workload, Parameters, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]

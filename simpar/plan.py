@@ -32,6 +32,8 @@ class Plan:
             steps, under attention of those that are there.
         context_split: ``balanced``: of 2 × context chunks of a sequence rank i holds chunk i and chunk i from the end,
             so that causal attention is equal work for all; ``contiguous``: rank i holds part i of context.
+        expert: data ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and
+            tokens go to them and back by all-to-alls.
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
         order: of forwards and backwards, by name (docs/pipeline_orders.md); ``zb-1p`` and ``zb-2p`` are found by
             resolving; the name of a CSV file in torch's spelling; ``chunks``, stages on each pipeline rank, 0 for the
@@ -115,6 +117,9 @@ class Plan:
             'all where attention is causal, or one run'
         ),
     ] = 'balanced'
+    expert: Annotated[
+        int, Field(ge=1, le=2**16, description='degree of expert parallelism: data ranks that share the experts')
+    ] = 1
     pipeline: Annotated[int, Field(ge=1, le=2**12, description='degree of pipeline parallelism')] = 1
     micro_batches: Annotated[
         int, Field(ge=1, le=2**16, description='slices of the batch that flow through the pipeline, gradients added up')

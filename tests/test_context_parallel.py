@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +166,21 @@ def test_a_grown_program_is_the_one_lowered_in_full(kind):
         assert lower(deep, plan, 4).hash == lower(deep, plan, 4, grow=False).hash
 
 
+# When which wins
+
+PAGE = Path(__file__).parent.parent / 'docs' / 'context_parallel.md'
+
+
+def test_each_kind_wins_a_case_as_the_page_says():
+    from test_tiles_docs import PLACE, answer, printed
+
+    (place,) = PLACE.finditer(PAGE.read_text(encoding='utf-8'))
+    assert printed(place['command']) == place['table']
+    steps = [result.step for result in answer(place['command'])[1].results]
+    fastest = [KINDS[cells.index(min(cells))] for cells in (steps[at : at + 3] for at in range(0, 9, 3))]
+    assert fastest == ['all_gather', 'all_to_all', 'ring']
+
+
 # What does not fit
 
 FILE = """simpar: 1
@@ -281,6 +297,20 @@ def test_dropout_and_documents_are_those_of_any_plan(how):
         made = Workload(model=replace(model, **more), batch=4)
         plan = Plan(context=2, context_kind=how, tensor=2, sequence_parallel=True, copies=2, recompute='full')
         check(lower(made, plan, 4), made, plan, steps=1)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    'more', [{'zero': 3, 'data': 4}, {'data': 2, 'tensor': 2, 'sequence_parallel': True, 'copies': 2}]
+)
+def test_experts_are_shared_over_data_ranks_beside_context(more):
+    from executor.numerics import check
+    from simpar.model.library.experts import Experts
+
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, bias=())
+    made = Workload(model=replace(model, experts=Experts(count=4, top_k=2, aux_loss=0.1)), batch=8)
+    plan = Plan(context=2, context_kind='ring', expert=2, **more)
+    check(lower(made, plan, 8), made, plan, steps=1)
 
 
 @pytest.mark.torch

@@ -22,6 +22,7 @@ NAMES = [
     '__version__',
     'case_of',
     'cluster',
+    'compare_cases',
     'load_case',
     'load_profile',
     'load_schedule',
@@ -29,6 +30,8 @@ NAMES = [
     'price',
     'profile_names',
     'simulate',
+    'sliders',
+    'to_dataframe',
 ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'interval_sets', 'files', 'janitor', 'shipped', 'document'],
+    ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles'),

@@ -137,7 +137,7 @@ def _always(facts: Facts) -> bool:
 
 
 _STAND_IN_THE_PROGRAM: Final = (
-    *('data', 'tensor', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows'),
+    *('data', 'tensor', 'expert', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),
@@ -223,6 +223,11 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.overlap': 'what its passes put in order stands alike without it',
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
+    'experts.imbalance': 'no rank holds some of the experts alone: each gets as many tokens as it sends',
+    'experts.ffn': 'it is that of the transformer',
+    'experts.group_top_k': 'there is one group',
+    'experts.group_scores': 'there is one group',
+    'experts.aux_group': 'there is no auxiliary loss',
     'workload.init_std': 'no initial weight is drawn from a normal distribution',
 }
 _SAME: Final = 'the program is the same without it'

@@ -21,7 +21,7 @@ def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
     case = load_case(options.file, options.set, limit=parse_limit(options.limit))
-    prediction = case.predict()
+    prediction = case.predict(options.steps)
     written = _write(options, prediction, case)
     if options.json:
         from simpar.report import to_dict
@@ -33,6 +33,10 @@ def command(options: argparse.Namespace) -> int:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
         print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
+    elif options.quiet:
+        from simpar.report import answer as in_a_sentence
+
+        print(in_a_sentence(prediction))
     else:
         from simpar.report import render
 

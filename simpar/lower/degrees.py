@@ -15,11 +15,14 @@ from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
 from simpar.layout.operator import Operator
+from simpar.lower.experts import balanced, grouped
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
+from simpar.model.operators.experts import GroupedProduct
 from simpar.model.operators.linear import Product
+from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
 
 Axes = tuple[Axis, ...]
@@ -37,6 +40,7 @@ class Degrees:
         placer: lays out operators that follow their input.
         data, tensor: the axes of the degrees, the outermost first.
         sequence_parallel: norms and residuals are split along the sequence.
+        expert: the innermost of the data axes, over which experts are shared.
         notes: of what stays full; they grow.
     """
 
@@ -44,6 +48,7 @@ class Degrees:
     data: Axes
     tensor: Axes
     sequence_parallel: bool = False
+    expert: Axes = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +62,10 @@ class Degrees:
             return self._product(operator, name, rule, reads[0])
         if isinstance(operator, Embedding):
             return self._embedding(rule, reads[0])
+        if isinstance(operator, GroupedProduct):
+            return grouped(self, operator, rule, reads[0])
+        if isinstance(operator, Balance):
+            return balanced(reads[0].layout)
         lead, lies = self._lead(operator, reads)
         return self.placer.followed(rule, lies, lead)
 
@@ -83,15 +92,20 @@ class Degrees:
         return Placed((TensorLayout(world, (*rows, inputs)), TensorLayout(world, (inputs, outputs))), y, y)
 
     def _divides(self, length: int, operator: Product | Dense, name: str) -> bool:
-        if self.degree > 1 and length % self.degree:
-            told = f'its {length} outputs are'
-            what = name
-            if isinstance(operator, Product):
-                what, told = operator.what, f'{length} is'
-            if what:
-                self.notes.append(
-                    f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
-                )
+        if isinstance(operator, Product):
+            return self.divides(length, operator.what)
+        return self.divides(length, name, f'its {length} outputs are')
+
+    def divides(self, length: int, what: str, told: str = '') -> bool:
+        """Whether the tensor ranks split a length; where it does not divide, a note.
+
+        Arguments: ``what`` stays full; ``told``, the length in words.
+        """
+        if self.degree > 1 and length % self.degree and what:
+            told = told or f'{length} is'
+            self.notes.append(
+                f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
+            )
         return self.degree > 1 and length % self.degree == 0
 
     def _embedding(self, rule: Operator, tokens: Value) -> Placed:

@@ -18,7 +18,7 @@ from simpar.lower.context import NO_PARTS, HeadsExchange, attend
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
-from simpar.lower.loss import add_loss
+from simpar.lower.loss import add_loss, scale
 from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
@@ -234,9 +234,11 @@ class Forward:
         name = f'{node.value}.partial' if placed.local.partial else node.value
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
-        y = Value(name, self.shapes[node.name], placed.local)
+        load = node.operator.load(*(read.load for read in reads))
+        y = Value(name, self.shapes[node.name], placed.local, load=load)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.deviation)  # fmt: skip
+                    output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
+                    loss_scale=self.workload.loss_scale)  # fmt: skip
         ops = node.operator.ops(site)
         trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
         y = emit(replace(site, values={**values, 'y': replace(y, needs_gradient=trained)}), ops, roles)

@@ -26,6 +26,10 @@ SHARD = 'shard'
 """Neighbours among the data ranks, over which optimizer parallelism shards, where these are not all of them."""
 REPLICA = 'replica'
 """Data ranks that hold the same shards."""
+EXPERT = 'expert'
+"""Neighbours among the data ranks that share the experts of a mixture."""
+EXPERT_DATA = 'expert_data'
+"""Data ranks that hold the same experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,8 @@ class Mesh:
     """Degrees of parallelism, and how often the batch is split.
 
     Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
-    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends.
+    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, data
+    ranks that share experts.
     """
 
     data: int
@@ -45,6 +50,7 @@ class Mesh:
     shard: int = 1
     context: int = 1
     balanced: bool = False
+    expert: int = 1
 
     @property
     def world(self) -> int:
@@ -78,6 +84,17 @@ class Mesh:
             groups = partitions[self.summed].groups_GP.reshape(-1, self.replicas // self.shard, self.shard)
             partitions[SHARD] = Partition(SHARD, groups.reshape(-1, self.shard))
             partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.replicas // self.shard))
+        if self.expert > 1:
+            # Neighbours share experts, as in Megatron-LM: their all-to-alls stay inside of a node, mostly.
+            groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.expert, self.expert)
+            partitions[EXPERT] = Partition(EXPERT, groups.reshape(-1, self.expert))
+            if self.expert < self.data:
+                # Context ranks have the same experts, too.
+                same = partitions[self.summed].groups_GP.reshape(
+                    -1, self.data // self.expert, self.expert, self.context
+                )
+                size = self.replicas // self.expert
+                partitions[EXPERT_DATA] = Partition(EXPERT_DATA, same.swapaxes(1, 2).reshape(-1, size))
         return partitions
 
     @property
@@ -133,7 +150,17 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         shard=_shard(plan, data * plan.context),
         context=plan.context,
         balanced=plan.context > 1 and plan.context_split == 'balanced',
+        expert=_expert(plan, data),
     )
+
+
+def _expert(plan: Plan, data: int) -> int:
+    """Data ranks that share experts."""
+    if data % plan.expert:
+        raise Infeasible(
+            f'plan.expert: {plan.expert} does not divide the {data} data ranks; choose a divisor of {data}'
+        )
+    return plan.expert
 
 
 def _shard(plan: Plan, data: int) -> int:
@@ -141,9 +168,9 @@ def _shard(plan: Plan, data: int) -> int:
     # A group that is larger than there are ranks is all of them: one plan serves several worlds.
     size = min(plan.shard_group or data, data)
     if data % size:
-        ranks = 'data × context' if plan.context > 1 else 'data'
+        ranks = f'{data} {"data × context" if plan.context > 1 else "data"} ranks'
         raise Infeasible(
-            f'plan.shard_group: {size} does not divide the {data} {ranks} ranks; choose a divisor of {data}, or 0 for all'
+            f'plan.shard_group: {size} does not divide the {ranks}; choose a divisor of {data}, or 0 for all'
         )
     return size
 

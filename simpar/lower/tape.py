@@ -18,8 +18,9 @@ import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.layout.axis import merged, minus, rank_groups, size_of, union
+from simpar.lower.mesh import EXPERT, PIPELINE, Mesh
+from simpar.lower.partition_names import partition_name
 from simpar.lower.value import Value
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
@@ -65,6 +66,9 @@ class Tape:
         # Ranks that hold the same weights, and whose parts of gradients are summed.
         self.replica_axes = merged([Axis(mesh.replicas, mesh.tensor)])
         self.tensor_axes = merged([Axis(mesh.tensor, 1)])
+        # The innermost of the data ranks share experts; those beyond hold the same ones.
+        self.expert_axes = merged([Axis(mesh.expert, mesh.context * mesh.tensor)])
+        self.expert_data_axes = minus(self.replica_axes, self.expert_axes)
         known = mesh.partitions()
         self.partitions: dict[str, Partition] = {
             name: partition for name, partition in known.items() if degrees or name == PIPELINE
@@ -79,7 +83,9 @@ class Tape:
         self.notes: list[str] = []
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
-        self._shard_group = shard_group
+        # Elements that a rank holds, by the id of a tensor, which is kept with them.
+        self.elements: dict[int, tuple[Tensor, int]] = {}
+        self.shard_group = shard_group
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
         self.layouts: dict[str, TensorLayout] = {}
@@ -104,40 +110,17 @@ class Tape:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
         wanted = merged(axes)
         if wanted not in self._known:
-            self._known[wanted] = self._registered(self._groups(wanted))
+            self._known[wanted] = self.registered(self.groups(wanted))
         return self._known[wanted]
 
-    def _groups(self, axes: tuple[Axis, ...]) -> Partition:
+    def groups(self, axes: tuple[Axis, ...]) -> Partition:
         """The groups along axes in every stage."""
         groups = rank_groups(self.world, axes)
         first = np.arange(self.mesh.pipeline, dtype=np.int32)[:, None, None] * self.world
-        return Partition(self._name(axes), (groups + first).reshape(-1, groups.shape[1]))
+        return Partition(partition_name(self, axes), (groups + first).reshape(-1, groups.shape[1]))
 
-    def _name(self, axes: tuple[Axis, ...]) -> str:
-        if self.degrees:
-            known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
-            if self.context_axes:
-                both = merged([*self.context_axes, *self.tensor_axes])
-                known |= {both: CONTEXT_TENSOR} if size_of(both) < self.world else {}
-                known |= {self.replica_axes: self.mesh.summed, self.context_axes: CONTEXT}
-            if axes in known:
-                return known[axes]
-        elif alias := self._alias(axes):
-            return alias
-        if size_of(axes) < self.world:
-            return axes_name(self.world, axes)
-        # All ranks in another order are another partition: positions in its group differ.
-        if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
-            return '+'.join(map(str, axes))
-        return STAGE if self.degrees or self.mesh.pipeline > 1 else axes_name(self.world, axes)
-
-    def _alias(self, axes: tuple[Axis, ...]) -> str:
-        if self.names is None:
-            return ''
-        known = {self.names.axis(alias): alias for alias in self.names.aliases}
-        return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
-
-    def _registered(self, partition: Partition) -> str:
+    def registered(self, partition: Partition) -> str:
+        """The name of a partition, which is known from then on."""
         return self.partitions.setdefault(partition.name, partition).name
 
     # tensors
@@ -158,7 +141,10 @@ class Tape:
         )
         self.layouts[value.name] = value.layout
         partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
-        tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
+        tensor = Tensor(
+            value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like,
+            fill=value.fill,
+        )  # fmt: skip
         if tensor.name in self.tensors:
             raise ProgramError(f'two tensors are named {tensor.name!r}; give the layers different names')
         self.tensors[tensor.name] = tensor
@@ -168,11 +154,18 @@ class Tape:
         """Remember how a tensor lies that is registered by hand."""
         self.layouts[name] = layout
 
-    def parameter(self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str) -> Value:
-        """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced."""
-        value = Value(name, shape, layout)
+    def parameter(
+        self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str, *, trained: bool = True
+    ) -> Value:
+        """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced.
+
+        Arguments: ``trained``; else it is a constant, without a gradient.
+        """
+        value = Value(name, shape, layout, needs_gradient=trained)
         if name not in self.tensors:
             self.register(value, 'parameter', batch_dim=None, initial=initial)
+            if not trained:
+                return value
             self.register(value.like(f'd:{name}'), 'gradient', self.gradients, batch_dim=None, like=name)
         elif self.layouts[name] != layout:
             raise Infeasible(
@@ -183,7 +176,8 @@ class Tape:
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        return prod(tensor.local_shape(self.partitions, self.mesh.copies))
+        elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
+        return elements if tensor.fill == 1 else round(elements * tensor.fill)
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""
@@ -247,16 +241,19 @@ class Tape:
         reduce: str = 'sum',
     ) -> None:
         """Emit a collective of the ranks along axes."""
+        exchanges = operator == 'all_to_all'
         full = target if operator == 'all_gather' else source
+        # Of an all-to-all to experts the rank of the fullest one gets more than it sends.
+        size = max(self.held_bytes(source), self.held_bytes(target)) if exchanges else self.held_bytes(full)
         self.emit(
             OpClass(
                 name=f'{target}.{operator}.{phase}',
                 kind='collective',
                 operator=operator,
                 phase=phase,
-                bytes=float(self.held_bytes(full)),
+                bytes=float(size),
                 dtype=self.tensors[source].dtype,
-                partition=self.partition(axes),
+                partition=self._to_experts if exchanges and self._shares_experts(axes) else self.partition(axes),
                 reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
                 reads=(source,),
                 writes=(target,),
@@ -264,6 +261,18 @@ class Tape:
                 stage=self.stage,
             )
         )
+
+    def _shares_experts(self, axes: Sequence[Axis]) -> bool:
+        return self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
+
+    @property
+    def _to_experts(self) -> str:
+        """The partition of all-to-alls to experts and back.
+
+        It is one of its own, and so has a stream of its own, where all data ranks share the experts, too: tokens must
+        not wait for sums of gradients.
+        """
+        return EXPERT
 
     # the backward
 
@@ -373,25 +382,3 @@ class Tape:
         if self.degrees and pending == self.replica_axes and self.mesh.replicas > 1:
             return self.mesh.summed
         return self.partition(pending) if size_of(pending) > 1 else ''
-
-    def sharding(self, parameter: str) -> tuple[str, str]:
-        """The partition that a parameter can be sharded over, and the one over which shards are replicated.
-
-        Empty: none. Raises ``Infeasible`` where the group does not divide the ranks with the same slice.
-        """
-        if self.degrees:
-            return self.mesh.sharding
-        mirror = self._groups(self.layouts[parameter].unsharded_axes)
-        size = min(self._shard_group or mirror.size, mirror.size)
-        if mirror.size % size:
-            raise Infeasible(
-                f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
-                'choose a divisor, or 0 for all'
-            )
-        if size in (1, mirror.size):
-            return (self._registered(mirror) if size > 1 else ''), ''
-        groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
-        # Neighbours shard, those at equal places replicate, as in ``Mesh.partitions``.
-        near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
-        far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
-        return self._registered(near), self._registered(far)

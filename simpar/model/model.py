@@ -64,6 +64,8 @@ class Graph:
         for node in self.nodes:
             for one in node.operator.parameters(self.shapes[node.name]):
                 # After ``=`` a parameter has a name of its own, which another operator may have, too.
+                if not one.trained:
+                    continue
                 counts[one.role if one.role.startswith(NAMED) else f'{NAMED}{node.name}.{one.role}'] = prod(one.shape)
         return sum(counts.values())
 
@@ -76,8 +78,9 @@ class Graph:
 class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
-    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor`` and ``context``, the
-    degrees; ``chunks``, that context splits a sequence into; ``by_heads``: it exchanges heads for tokens.
+    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, ``expert`` and
+    ``context``, the degrees; ``chunks``, that context splits a sequence into; ``by_heads``: heads are exchanged for
+    tokens.
     """
 
     loss: str
@@ -89,6 +92,7 @@ class Asked:
     context: int = 1
     chunks: int = 1
     by_heads: bool = False
+    expert: int = 1
 
 
 class Model(ABC):

@@ -68,6 +68,33 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How full the slots of experts are that tokens are sent to.
+
+    One expert, the fullest, has ``imbalance`` times the mean; all others share the rest equally. A rank that holds
+    several experts holds the fullest and some of the others.
+
+    Arguments:
+        dim: that counts experts; ``experts``, its length.
+        mean: share of the slots of an expert that tokens take, where all experts have equally many.
+        imbalance: tokens of the fullest expert over the mean.
+    """
+
+    dim: int
+    experts: int
+    mean: float
+    imbalance: float = 1.0
+
+    def fill(self, ranks: int) -> float:
+        """Of the fullest rank's slots, the share that tokens take; argument: ranks that share the experts."""
+        local = self.experts // ranks
+        # No division by zero: one expert has all tokens, whatever the imbalance.
+        others = (self.experts - self.imbalance) / max(self.experts - 1, 1)
+        fullest = self.imbalance + (local - 1) * others if self.experts > 1 else 1.0
+        return min(1.0, self.mean * fullest / local)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """A tensor that an operator makes beside its result.
 
@@ -121,6 +148,20 @@ class Local(Protocol):
     @property
     def copies(self) -> int:
         """Copies of a micro-batch."""
+
+    @property
+    def loss_weight(self) -> float:
+        """What the mean of a loss over all samples of a micro-batch counts in the loss of a step."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What multiplies gradients, and not the loss."""
+
+    def fullest(self, role: str) -> float:
+        """What the fullest rank has of a value over the mean of all ranks."""
+
+    def share(self, role: str) -> float:
+        """The part of a value's gradient that this rank gives, where several ranks make the same gradient."""
 
     @property
     def inputs(self) -> tuple[TensorLayout, ...]:

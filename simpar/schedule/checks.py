@@ -17,7 +17,7 @@ from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import full_batch, strategies_fit
 from simpar.schedule.sweep import sweep_fits
-from simpar.workload import Momentum, Muon, Workload
+from simpar.workload import Momentum, Muon, Transformer, Workload
 
 
 def check(contents: Contents) -> Iterator[Problem]:
@@ -63,11 +63,15 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
         context=plan.context,
         chunks=plan.context * (2 if plan.context > 1 and plan.context_split == 'balanced' else 1),
         by_heads=plan.context > 1 and plan.context_kind == 'all_to_all',
+        expert=plan.expert,
     )
 
 
 def _optimizer(workload: Workload) -> Iterator[Problem]:
-    rule = workload.optimizer
+    rule, model = workload.optimizer, workload.model
+    if isinstance(rule, Muon) and isinstance(model, Transformer) and model.experts is not None:
+        what = 'not yet beside experts: a weight of theirs is many matrices'
+        yield Problem(('workload', 'optimizer', 'muon'), what, 'write e.g. adamw')
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')

@@ -17,6 +17,7 @@ from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
+from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
@@ -133,6 +134,9 @@ class Transformer(Model):
         float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
     ] = 1.0
     pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
+    experts: Annotated[
+        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
+    ] = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -177,6 +181,10 @@ class Transformer(Model):
     def packed(self) -> tuple[int, ...]:
         """Lengths of the documents of a sample; empty: one."""
         return packed(self.documents, self.sequence)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it is dense."""
+        return self.experts if self.experts is not None and self.experts.in_layer(layer) else None
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
@@ -233,11 +241,21 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
+        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
+        return replace(
+            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
+        )
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _parts(self), latent_problems(self), _asked(asked), _degrees(self, asked))
+        return chain(
+            _sizes(self),
+            _parts(self),
+            latent_problems(self),
+            _mixture(self, asked),
+            _asked(asked),
+            _degrees(self, asked),
+        )
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
@@ -286,6 +304,22 @@ def _parts(model: Transformer) -> Iterator[Problem]:
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
 
 
+def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Experts, and the ranks that share them."""
+    experts, at = model.experts, (*FILE, 'experts')
+    if experts is None:
+        if asked.expert > 1:
+            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
+        return
+    yield from mixture_problems(experts, at, model.layers)
+    if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
+        left = ', '.join(one for one in model.bias if one != 'ffn')
+        yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    if experts.count % asked.expert:
+        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
+
+
 def _asked(asked: Asked) -> Iterator[Problem]:
     if asked.loss != 'cross-entropy':
         yield Problem(('workload', 'loss'), f'a transformer has no {asked.loss}', 'write cross-entropy')
@@ -306,6 +340,9 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
         )
         instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
+    if model.experts is not None and model.experts.capacity:
+        what = 'not yet: experts that drop tokens, of sequences that context ranks share'
+        yield Problem(('plan', 'context'), what, 'write 1, or experts with capacity: 0, which drop none')
     if model.attention == 'unfused' and not asked.by_heads:
         what = 'unfused attention has no parts of the keys that could be gathered or go round'
         yield Problem(('plan', 'context_kind'), what, 'write all_to_all, or attention: flash')

@@ -9,6 +9,7 @@ from simpar.model.operators import (
     context,
     conv,
     embedding,
+    experts,
     gated,
     latent,
     linear,
@@ -19,6 +20,7 @@ from simpar.model.operators import (
     qk_norm,
     reduce,
     rotary,
+    router,
     shape,
     stream,
 )
@@ -69,6 +71,13 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     gated.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
+    router.Route,
+    router.Balance,
+    router.AuxLoss,
+    experts.Dispatch,
+    experts.GroupedProduct,
+    experts.Combine,
+    experts.SigmoidGate,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}
