@@ -29,6 +29,7 @@ from executor.kernels import (
     router,
     shape,
     tiles,
+    torch_call,
     unfused,
     update,
 )
@@ -64,6 +65,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **tiles.KERNELS,
     **update.KERNELS,
     **muon.KERNELS,
+    **torch_call.KERNELS,
 }
 """(operator, phase) → kernel."""
 
