@@ -86,11 +86,13 @@ CASES = {
     'plan.num_layers': 'unknown key; write workload.transformer.layers',
     'plan.batch': 'unknown key; write workload.batch',
     'plan.flash_attention': 'unknown key; write workload.transformer.attention: flash',
-    'plan.context_parallel': 'not modelled: context parallelism; see docs/costs.md#what-is-not-modelled',
-    'plan.context_parallel_world_size': 'not modelled: context parallelism',
-    'plan.cp': 'not modelled: context parallelism',
-    'plan.ulysses': 'not modelled: context parallelism',
-    'plan.ring_attention': 'not modelled: context parallelism',
+    'plan.context_parallel': 'unknown key; write context',
+    'plan.context_parallel_world_size': 'unknown key; write context',
+    'plan.cp': 'unknown key; write context',
+    'plan.ulysses': 'unknown key; write context, and context_kind: all_to_all',
+    'plan.ring_attention': 'unknown key; write context, and context_kind: ring',
+    'plan.cp_comm_type': 'unknown key; write context_kind',
+    'plan.usp': 'not modelled: context parallelism of two kinds at once; see docs/costs.md#what-is-not-modelled',
     'plan.expert_parallel': 'unknown key; write expert',
     'plan.ep': 'unknown key; write expert',
     'plan.expert_tensor_parallel_size': 'not modelled: tensor parallelism of experts that is not that of the rest',
@@ -139,7 +141,8 @@ def test_an_unknown_key_is_told_by_what_it_means():
 
 def test_an_unknown_value_is_told_by_what_it_means():
     for setting, words in {
-        'workload.transformer.attention=ring': 'not modelled: context parallelism',
+        'workload.transformer.attention=ring': 'write flash, and plan.context, and context_kind: ring',
+        'plan.context_kind=p2p': 'unknown value (got "p2p"); write ring',
         'workload.transformer.attention=sdpa': 'unknown value (got "sdpa"); write flash',
         'workload.transformer.attention=eager': 'unknown value (got "eager"); write unfused',
         'workload.precision=fp8': 'unknown value (got "fp8"); write bf16, and fp8: hybrid beside it',

@@ -49,6 +49,11 @@ class Site:
         """Copies of a micro-batch."""
         return self.tape.mesh.copies
 
+    @property
+    def balanced(self) -> int:
+        """Context ranks that hold chunks from both ends of a sequence; 0: tokens lie in order."""
+        return self.tape.mesh.context if self.tape.mesh.balanced else 0
+
     def layout(self, role: str) -> TensorLayout:
         """How a value lies."""
         return self.values[role].layout

@@ -78,7 +78,9 @@ class Graph:
 class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
-    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor`` and ``expert``, degrees.
+    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, ``expert`` and
+    ``context``, the degrees; ``chunks``, that context splits a sequence into; ``by_heads``: heads are exchanged for
+    tokens.
     """
 
     loss: str
@@ -87,6 +89,9 @@ class Asked:
     slices: int
     tensor: int
     sequence_parallel: bool
+    context: int = 1
+    chunks: int = 1
+    by_heads: bool = False
     expert: int = 1
 
 

@@ -113,6 +113,8 @@ def value_term(key: Key, value: str) -> Told | None:
         return _absent(f'the order {value[:38]}')
     if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
         return Told(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
+    if name == 'attention' and _WRITE.get(known, '').startswith('plan.context'):
+        return Told(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
     return _absent_of(known) if name in _CHOSEN else None
 
 
