@@ -222,6 +222,8 @@ VALUES: Final[Mapping[str, str]] = {
     'order zb-v': 'zbv zbvzerobubble schedulezbvzerobubble zero_bubble_v',
     'order zb-1p': 'zb1p',
     'order zb-2p': 'zb2p',
+    'order v-min': 'vmin v_min',
+    'order v-half': 'vhalf v_half controllable_memory',
     'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
     'recompute full': 'all block uniform layers full_recompute',
     'recompute selective': 'select core_attn attention',
@@ -235,7 +237,9 @@ VALUES: Final[Mapping[str, str]] = {
     'gather on-use-twice': 'reshard_after_forward',
 }
 """Key and value to write, and other spellings of that value."""
-ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe bitpipe controllable_memory'
+TWICE: Final = 'dualpipe bidirectional'
+"""Orders that keep a stage on two ranks."""
+ABSENT_ORDERS: Final = 'chimera hanayo pipedream pipedream_2bw terapipe bitpipe'
 
 
 FAMILIES: Final[Mapping[str, str]] = {
