@@ -69,6 +69,14 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, matrices: bool = Fa
     return shards
 
 
+def fusion_decides(tape: Tape, plan: Plan, *, matrices: bool = False) -> bool:
+    """Whether it matters for ``shard`` what travels as one message; arguments as there."""
+    choice = choice_of(plan)
+    if not choice.parts or matrices or choice.form == 'dim':
+        return False
+    return choice.everywhere or any(one.dim is None for one in _all_wanted(tape, choice))
+
+
 def _all_wanted(tape: Tape, choice: Choice) -> Iterator[_Wanted]:
     for tensor in list(tape.tensors.values()):
         # What has no gradient is a constant.

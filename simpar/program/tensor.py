@@ -70,3 +70,18 @@ class Tensor:
             # Copies come last: they split what a rank has left of the batch.
             shape[self.batch_dim] //= copies
         return tuple(shape)
+
+
+def kind_number(tensor: Tensor) -> int:
+    """The number of a tensor's kind in ``KINDS``."""
+    return KINDS.index(tensor.kind)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether copies split a tensor."""
+    return tensor.batch_dim is not None
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor is gathered into one buffer, padding and all."""
+    return bool(tensor.members) and tensor.kind in ('parameter', 'view')
