@@ -146,6 +146,8 @@ def test_an_unknown_value_is_told_by_what_it_means():
         'workload.precision=int8': 'not modelled: smaller numbers than fp8',
         'workload.precision=bfloat16': 'unknown value (got "bfloat16"); write bf16',
         'plan.order=dualpipe': 'not modelled: the order dualpipe, which keeps each stage on two ranks',
+        'plan.order=DualPipe': 'not modelled: the order DualPipe, which keeps each stage on two ranks',
+        'plan.seq_split_num=2': 'not modelled: a pipeline over parts of a sequence',
         'plan.order=chimera': 'not modelled: the order chimera',
         'plan.order=v_min': 'unknown value (got "v_min"); write v-min',
         'plan.order=dualpipev': 'unknown value (got "dualpipev"); write dualpipe-v',

@@ -184,6 +184,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
+    'a pipeline over parts of a sequence': 'seq_split_num sequence_chunks seq1f1b num_seq_splits pipe_sp_splits',
     'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
@@ -255,8 +256,8 @@ VALUES: Final[Mapping[str, str]] = {
     'gather on-use-twice': 'reshard_after_forward',
 }
 """Key and value to write, and other spellings of that value."""
-TWICE: Final = 'dualpipe bidirectional'
-"""Orders that keep a stage on two ranks."""
+TWICE: Final = 'dualpipe scheduledualpipe'
+"""Names of the order that keeps each stage on two ranks."""
 ABSENT_ORDERS: Final = 'chimera hanayo pipedream pipedream_2bw terapipe bitpipe'
 
 
