@@ -5,7 +5,8 @@ A cell is a unit of time on one rank; F, I and W take one each, so a micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
@@ -37,7 +38,7 @@ def repeated(block: Block, ranks: int, micro_batches: int) -> Order:
     grid.take_late_weights()
     grid.move_forward(limit)
     grid.fill_gaps()
-    return make_order((grid.row(rank) for rank in range(ranks)), placement, micro_batches)
+    return make_order((_later_first(grid.row(rank)) for rank in range(ranks)), placement, micro_batches)
 
 
 class _Grid:
@@ -120,6 +121,21 @@ class _Grid:
                 yield Action(stage + 1, 'I', micro_batch)
         if action.kind == 'W':
             yield Action(stage, 'I', micro_batch)
+
+
+def _later_first(row: Sequence[Action]) -> list[Action]:
+    """The row with a W of the later stage first wherever several wait, and then the oldest."""
+    waiting: list[tuple[int, int]] = []
+    found = []
+    for action in row:
+        if action.kind == 'I':
+            heappush(waiting, (-action.stage, action.micro_batch or 0))
+        if action.kind == 'W':
+            stage, micro_batch = heappop(waiting)
+            found.append(Action(-stage, 'W', micro_batch))
+        else:
+            found.append(action)
+    return found
 
 
 def _shift(live: list[int], action: Action, gap: int, cell: int) -> None:
