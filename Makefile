@@ -13,10 +13,11 @@
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
+# make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -53,6 +54,9 @@ prove-training: .venv-test/installed
 	SIMPAR_EVERY=1 .venv-test/bin/python -m pytest --numprocesses 2 tests/test_training_fuzz.py \
 		tests/test_graph_numerics.py tests/test_numerics_attention.py tests/test_numerics_fuzz.py \
 		tests/test_optimizer_parallel_numerics.py tests/test_strategy_combined.py tests/test_strategy_numerics.py
+
+accuracy: .venv-test/installed
+	.venv-test/bin/python -m tests.accuracy_page
 
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2

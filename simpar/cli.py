@@ -152,6 +152,12 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
 
+    validate = _verb(verbs, 'validate', 'predict published steps, and tell how far predictions are from them')
+    validate.add_argument('--data', type=Path, metavar='DIR', help='CSV files of steps (default: those with simpar)')
+    validate.add_argument('--set', dest='only', metavar='NAME', help='one of its files, without .csv')
+    validate.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
+    validate.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted against measured')
+
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 

@@ -38,6 +38,7 @@ FLAGS = {
     'completion': ['shell'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
+    'validate': ['--data', '--jobs', '--json', '--plot', '--set'],
     'warmup': ['--json'],
 }  # fmt: skip
 

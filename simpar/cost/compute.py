@@ -133,7 +133,7 @@ class DeviceCompute:
         backward = self.device.attention.backward
         # Tables have forwards only; a flash backward does 5 products to the forward's 2, and some more work.
         factor = 1.0 if op.phase == 'F' else backward.value * _of_keys(op)
-        flops = factor * _forward_flops(op)
+        flops = factor * forward_flops(op)
         table = self.profile.tables.attention
         rests: list[Grade] = [] if op.phase == 'F' else [backward.grade]
         times = '' if op.phase == 'F' else f'{factor:g} × the forward, '
@@ -246,8 +246,8 @@ def _alike(dtype: str, measured: str | None) -> bool:
     return dtype == measured or (dtype in HALF and measured in HALF)
 
 
-def _forward_flops(op: OpClass) -> float:
-    """Causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
+def forward_flops(op: OpClass) -> float:
+    """Of causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
     return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * _width(op) * _seen(op)
 

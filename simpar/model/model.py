@@ -155,6 +155,11 @@ class Model(ABC):
         own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of it was left out, as a reader should know."""
+        return ()
+
     def settled(self) -> Self:
         """The same with every size written out."""
         return self
