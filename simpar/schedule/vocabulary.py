@@ -189,6 +189,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
+    'a pipeline over parts of a sequence': 'seq_split_num sequence_chunks seq1f1b num_seq_splits pipe_sp_splits',
     'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
@@ -245,6 +246,8 @@ VALUES: Final[Mapping[str, str]] = {
     'order zb-v': 'zbv zbvzerobubble schedulezbvzerobubble zero_bubble_v',
     'order zb-1p': 'zb1p',
     'order zb-2p': 'zb2p',
+    'order v-min': 'vmin v_min',
+    'order v-half': 'vhalf v_half controllable_memory',
     'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
     'recompute full': 'all block uniform layers full_recompute',
     'recompute selective': 'select core_attn attention',
@@ -263,7 +266,9 @@ VALUES: Final[Mapping[str, str]] = {
     'gather on-use-twice': 'reshard_after_forward',
 }
 """Key and value to write, and other spellings of that value."""
-ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe bitpipe controllable_memory'
+TWICE: Final = 'dualpipe scheduledualpipe'
+"""Names of the order that keeps each stage on two ranks."""
+ABSENT_ORDERS: Final = 'chimera hanayo pipedream pipedream_2bw terapipe bitpipe'
 
 
 FAMILIES: Final[Mapping[str, str]] = {
