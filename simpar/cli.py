@@ -11,10 +11,12 @@ import contextlib
 import difflib
 import gc
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from simpar import __version__
@@ -149,6 +151,17 @@ def parser() -> argparse.ArgumentParser:
     examples.add_argument('name', nargs='?', metavar='NAME')
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
 
+    bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
+    bring.add_argument('file', type=Path, metavar='FILE', help='script, argument list, TOML, JSON or YAML')
+    bring.add_argument(
+        '--set', action='append', default=[], metavar='NAME=v',
+        help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
+    )  # fmt: skip
+    bring.add_argument(
+        '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
+    )
+    bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
+
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')
 
@@ -217,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options = parser().parse_args(words)
     try:
-        verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
+        verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
         code = verb(options)
         sys.stdout.flush()
     except SimparError as error:
@@ -239,6 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'simpar: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
         return INTERNAL
     return code
+
+
+def _module(verb: str) -> ModuleType:
+    """The module of a verb; one that is a word of Python has a _ behind it."""
+    return importlib.import_module(f'simpar.commands.{verb}{"_" if keyword.iskeyword(verb) else ""}')
 
 
 def entry() -> NoReturn:

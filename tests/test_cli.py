@@ -32,6 +32,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'import': ['--cluster', '--json', '--output', '--set', 'file'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],
