@@ -32,7 +32,7 @@ FLAGS = {
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
-    'import': ['--cluster', '--json', '--output', '--set', 'file'],
+    'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],

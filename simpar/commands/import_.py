@@ -20,7 +20,7 @@ from simpar.schedule import load_schedule
 def command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings."""
     given, over = _given(options.set)
-    made = imported(options.file, given=given, profile=options.cluster or '')
+    made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
     text = schedule_text(made, options.file.name)
     load_schedule(text, over)
     if options.json:

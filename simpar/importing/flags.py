@@ -168,7 +168,7 @@ class Source:
         for reason, table in ((IDLE, self.idle), (NOT_MODELLED, self.not_modelled)):
             for what, names in table.items():
                 if any(_fits(name, one) for one in names.split()):
-                    return reason, what
+                    return reason, what.strip()
         return None
 
 

@@ -70,21 +70,30 @@ class Imported:
 
 def has_key(key: str) -> bool:
     """Whether schedules have a dotted key: what a later version adds is listed until then."""
-    if key == RANKS or key.startswith('cluster.'):
+    if key in (RANKS, 'workload.sequence', 'workload.model') or key.startswith('cluster.'):
         return True
     owner = 'workload.transformer' if key.startswith('workload.transformer.') else key.partition('.')[0]
     return owner in _HELD and key[len(owner) + 1 :].partition('.')[0] in _HELD[owner]
 
 
 def mapped(
-    source: Source, settings: Settings, *, profile: Profile, name: str, skipped: Iterable[Setting] = ()
+    source: Source,
+    settings: Settings,
+    *,
+    profile: Profile,
+    name: str,
+    skipped: Iterable[Setting] = (),
+    model: str = '',
 ) -> Imported:
     """The schedule that settings come to.
 
-    Arguments: ``profile`` of the cluster, and its ``name`` in files; ``skipped``, what the file has and does not use.
+    Arguments: ``profile`` of the cluster, and its ``name`` in files; ``skipped``, what the file has and does not use;
+    ``model``, the path of a config.json in the place of the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
     told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
+    if model:
+        told = list(_beside(told, model))
     wrong = [_problem(settings, one) for one in told if isinstance(one, Wrong)]
     wrong += list(_unassigned(source, settings))
     if wrong:
@@ -99,6 +108,24 @@ def mapped(
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
     assumed = tuple(dict.fromkeys(one.what for one in told if isinstance(one, Assumed)))
     return Imported(source.name, values, comments, tuple(lines), assumed)
+
+
+def _beside(told: list[Told], model: str) -> Iterator[Told]:
+    """What is told of a model that a config has: its keys are the config's, but for the length of samples."""
+    yield Says('workload.model', model, ('model-config',))
+    for one in told:
+        of_model = isinstance(one, Says) and one.key.startswith('workload.transformer')
+        if isinstance(one, Says) and one.key == 'workload.transformer.sequence':
+            yield one._replace(key='workload.sequence')
+        elif of_model and isinstance(one, Says):
+            for name in one.by:
+                yield Left(name, IDLE, '--model says it')
+        elif not (isinstance(one, Wrong) and _of_model(one.by)):
+            yield one
+
+
+def _of_model(name: str) -> bool:
+    return name.startswith(('model.', 'tokenizer', 'vocab'))
 
 
 def _copied(source: Source, settings: Settings) -> Iterator[Told]:
@@ -181,5 +208,7 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
         )
     if one.name in source.rows:
         return Line(one.called, one.shown, one.where, IDLE, note='as it is without it')
+    if one.name in ('devices', 'profile'):
+        return Line(one.called, one.shown, one.where, MAPPED, ('cluster',))
     reason = source.reason(one.name)
     return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))

@@ -16,7 +16,7 @@ ROWS: Final[dict[str, Row]] = {
     'hidden-size': count(f'{_MODEL}.hidden'),
     'num-attention-heads': count(f'{_MODEL}.heads'),
     'seq-length': count(f'{_MODEL}.sequence'),
-    'kv-channels': count(f'{_MODEL}.head_dim'),
+    'kv-channels': ruled(f'{_MODEL}.head_dim', 'the same number, without latent attention'),
     'init-method-std': number(f'{_MODEL}.init_std'),
     'norm-epsilon': number(f'{_MODEL}.norm_epsilon'),
     'rotary-base': ruled(f'{_MODEL}.rope_theta', 'the same number, with rotary positions'),
@@ -126,7 +126,7 @@ ROWS: Final[dict[str, Row]] = {
 }
 ALIASES: Final = {
     'layernorm-epsilon': 'norm-epsilon', 'encoder-seq-length': 'seq-length', 'encoder-num-layers': 'num-layers',
-    'num_nodes': 'nnodes', 'num-nodes': 'nnodes', 'num-gpus': 'nproc-per-node', 'nproc-per-node': 'nproc-per-node',
+    'num-nodes': 'nnodes', 'num-gpus': 'nproc-per-node', 'nproc-per-node': 'nproc-per-node',
     'model-parallel-size': 'tensor-model-parallel-size', 'checkpoint-activations': 'recompute-activations',
     'batch-size': 'micro-batch-size', 'num-virtual-stages-per-pipeline-rank': 'num-virtual-stages-per-pipeline-rank',
     'use-fsdp2': 'use-torch-fsdp2', 'use-custom-fsdp': 'use-megatron-fsdp', 'use-rotary-position-embedding':
@@ -145,15 +145,15 @@ IDLE: Final = {
     'num-dataset-builder-threads object-storage-* s3-cache-path handler-name prompt-type* is-instruction-dataset '
     'variable-seq-lengths* sft-* reset-position-ids train-iters train-samples seed data-parallel-random-init',
     'a rate, a start or a scale of learning': 'lr-* min-lr decoupled-* start-weight-decay end-weight-decay '
-    'weight-decay-* override-opt_param-scheduler override-opt-param-scheduler use-checkpoint-opt_param-scheduler '
+    'weight-decay-* override-opt-param-scheduler override-opt-param-scheduler use-checkpoint-opt-param-scheduler '
     'use-checkpoint-opt-param-scheduler initial-loss-scale min-loss-scale loss-scale-window hysteresis '
     'init-method-xavier-uniform no-initialization use-cpu-initialization perform-initialization '
     'apply-layernorm-1p no-weight-decay-* embedding-init-method-std adam-* warmup',
-    'how processes find one another': 'master-addr master-port master_addr master_port node-rank node_rank rdzv-* '
-    'local-rank max-restarts max_restarts rdzv_* distributed-backend distributed-timeout-minutes '
+    'how processes find one another': 'master-addr master-port master-addr master-port node-rank node-rank rdzv-* '
+    'local-rank max-restarts max-restarts rdzv-* distributed-backend distributed-timeout-minutes '
     'use-tp-pp-dp-mapping use-gloo-process-groups disable-gloo-process-groups nccl-* lazy-mpu-init tee redirects '
-    'hostfile include exclude no_ssh no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
-    'enable-ft-package *-timeout local_worker_num log_dir',
+    'hostfile include exclude no-ssh no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
+    'enable-ft-package *-timeout local-worker-num log-dir',
     'the way of ops that simpar takes anyway': 'use-mcore-models no-masked-softmax-fusion no-bias-gelu-fusion '
     'no-bias-swiglu-fusion no-bias-dropout-fusion bias-swiglu-fusion bias-gelu-fusion no-rope-fusion '
     'apply-rope-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl no-gradient-accumulation-fusion '

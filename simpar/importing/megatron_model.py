@@ -17,8 +17,8 @@ def trainer(flags: Settings) -> Iterator[Told]:
     """What the program trains, by its name."""
     name = flags.text('trainer').lower()
     other = {'bert': 'an encoder', 't5': 'an encoder and a decoder', 'vlm': 'images', 'vision': 'images',
-             'mimo': 'images', 'multimodal': 'images', 'mamba': 'a state space', 'hybrid': 'a state space', 'retro': 'retrieval',
-             'ict': 'retrieval'}  # fmt: skip
+             'mimo': 'images', 'multimodal': 'images', 'mamba': 'a state space', 'hybrid': 'a state space',
+             'retro': 'retrieval', 'ict': 'retrieval'}  # fmt: skip
     what = next((what for part, what in other.items() if part in name), None)
     if what is not None:
         yield Left('trainer', NOT_MODELLED, f'{what}; a decoder of the same sizes is written')
@@ -142,6 +142,12 @@ def window(flags: Settings) -> Iterator[Told]:
 
 def latent(flags: Settings) -> Iterator[Told]:
     """Multi-head latent attention; its widths count with its switch alone."""
+    if 'kv-channels' in flags and not flags.on('multi-latent-attention'):
+        yield Says(f'{_T}.head_dim', flags.number('kv-channels', 0), ('kv-channels',))
+    elif 'kv-channels' in flags:
+        yield Left('kv-channels', IDLE, 'latent attention has widths of its own')
+    if flags.on('multi-latent-attention') and flags.text('position-embedding-type') != 'rope':
+        yield Says(f'{_T}.position', 'rotary', flags.given('multi-latent-attention'))
     names = {'kv-lora-rank': ('kv_lora_rank', 32), 'q-lora-rank': ('q_lora_rank', 0),
              'qk-head-dim': ('qk_nope_head_dim', 128), 'qk-pos-emb-head-dim': ('qk_rope_head_dim', 64),
              'v-head-dim': ('v_head_dim', 128)}  # fmt: skip
@@ -180,12 +186,14 @@ def _counted(flags: Settings, of_tokenizer: tuple[str, ...]) -> Iterator[Told]:
         for name in of_tokenizer:
             yield Left(name, IDLE, 'vocab-size says how many words')
         return
+    if not flags.given('num-layers', 'hidden-size'):
+        return
     texts = [flags.named[name].shown for name in (*of_tokenizer, *flags.given('vocab-file'))]
     if 'merge-file' in flags and not of_tokenizer:
         texts.append('GPT2BPETokenizer')
     elif 'bert' in flags.text('trainer'):
         texts.append('BertWordPieceLowerCase')
-    known = words_known(texts)
+    known = words_known(texts) or words_known([flags.every[0].where.partition(':')[0].rpartition('/')[2]])
     if known is None:
         what = 'how many words the vocabulary has is not told' + (f' ({", ".join(texts)})' if texts else '')
         yield Wrong('tokenizer-type', what, 'give it, e.g. --set vocab-size=128256')

@@ -16,7 +16,7 @@ def ranks_of(flags: Settings) -> tuple[int, list[Told]]:
     """Ranks of the run, and what had to be assumed: at least those that degrees need."""
     inner = flags.number('pipeline-model-parallel-size', 1) * least_expert_ranks(flags)
     node = flags.number('nproc-per-node', 0)
-    told = flags.number('nnodes', 1) * node
+    told = flags.number('worker-num', flags.number('nnodes', 1) * node)
     notes: list[Told] = []
     if not node or _open(flags, 'nproc-per-node', 'nnodes'):
         node = node or 8
@@ -46,7 +46,7 @@ def cluster(flags: Settings) -> Iterator[Told]:
     ranks, notes = ranks_of(flags)
     yield from notes
     # The engine makes nodes of them, which hold as many devices as the profile says.
-    yield Says('ranks', ranks, flags.given('nnodes', 'nproc-per-node'))
+    yield Says('ranks', ranks, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
 
 
 def data_ranks(flags: Settings) -> int:
@@ -59,6 +59,9 @@ def batch(flags: Settings) -> Iterator[Told]:
     """Samples of a step, and the micro-batches that they come in."""
     data, small = data_ranks(flags), flags.number('micro-batch-size', 0)
     full = flags.number('global-batch-size', 0)
+    if not flags.given('num-layers', 'hidden-size'):
+        yield Wrong('num-layers', 'missing: the command trains no model that its flags say', 'name a training script')
+        return
     if not small and not full:
         yield Wrong('micro-batch-size', 'missing', 'give it, e.g. --set micro-batch-size=1 --set global-batch-size=256')
         return
@@ -222,8 +225,11 @@ def sharding(flags: Settings) -> Iterator[Told]:
     if 'overlap-param-gather' in flags and not zero:
         yield Left('overlap-param-gather', IDLE, 'without use-distributed-optimizer')
     elif 'overlap-param-gather' in flags:
-        gather = ('plan.prefetch', 1) if zero == 3 else ('plan.gather', 'after-update')
-        yield Says(*gather, ('overlap-param-gather',), '' if zero == 3 else 'under the forward of the next step')
+        if zero == 3:
+            yield Says('plan.prefetch', 1, ('overlap-param-gather',))
+        else:
+            told = 'under the forward of the next step'
+            yield Says('plan.gather', 'after-update', ('overlap-param-gather',), told)
     elif 0 < zero < 3:
         yield Assumed('weights are gathered under the next forward, as with --overlap-param-gather')
 

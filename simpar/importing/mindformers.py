@@ -1,0 +1,405 @@
+"""MindFormers' YAML: the model, its parallel configuration, recomputation and optimizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from simpar.importing.flags import (
+    IDLE,
+    NOT_MODELLED,
+    Assumed,
+    Left,
+    Row,
+    Says,
+    Settings,
+    Source,
+    Told,
+    Wrong,
+    number,
+    ruled,
+)
+
+_T: Final = 'workload.transformer'
+_M: Final = 'model.model_config'
+_P: Final = 'parallel_config'
+_A: Final = 'workload.optimizer.adamw'
+ROWS: Final[dict[str, Row]] = {
+    f'{_M}.num_layers': ruled(f'{_T}.layers', 'the same number'),
+    f'{_M}.hidden_size': ruled(f'{_T}.hidden', 'the same number'),
+    f'{_M}.num_heads': ruled(f'{_T}.heads', 'the same number'),
+    f'{_M}.n_kv_heads': ruled(f'{_T}.kv_heads', 'the same number'),
+    f'{_M}.head_dim': ruled(f'{_T}.head_dim', 'the same number'),
+    f'{_M}.intermediate_size': ruled(f'{_T}.ffn', 'the same number; without it 8/3 × hidden, up to multiple_of'),
+    f'{_M}.multiple_of': ruled(f'{_T}.ffn', 'what ffn is a multiple of; 256 without it'),
+    f'{_M}.ffn_dim_multiplier': ruled(f'{_T}.ffn', 'what ffn is multiplied by'),
+    f'{_M}.vocab_size': ruled(f'{_T}.vocab', 'the same number'),
+    f'{_M}.seq_length': ruled(f'{_T}.sequence', 'the same number'),
+    f'{_M}.rms_norm_eps': ruled(f'{_T}.norm_epsilon', 'the same number'),
+    f'{_M}.theta': ruled(f'{_T}.rope_theta', 'the same number'),
+    f'{_M}.initializer_range': ruled(f'{_T}.init_std', 'the same number'),
+    f'{_M}.tie_word_embeddings': ruled(f'{_T}.tied', 'the same'),
+    f'{_M}.qkv_has_bias': ruled(f'{_T}.bias', 'qkv'),
+    f'{_M}.qk_layernorm': ruled(f'{_T}.qk_norm', 'the same'),
+    f'{_M}.hidden_act': ruled(f'{_T}.activation', 'silu and swiglu: swiglu; gelu: gelu'),
+    f'{_M}.use_flash_attention': ruled(f'{_T}.attention', 'true: flash, false: unfused'),
+    f'{_M}.type': ruled(_T, 'a Llama, unless its name has GPT'),
+    f'{_M}.compute_dtype': ruled('workload.precision', 'bfloat16: bf16, float16: fp16, float32: fp32'),
+    f'{_M}.param_init_type': ruled(f'{_A}.master_weights', 'true where products are in 16 bits'),
+    f'{_M}.offset': ruled('plan.stages', 'layers / stages + the number of each stage'),
+    f'{_M}.pp_interleave_num': ruled('plan.chunks', 'the same number, order mindspore-2.10/1f1b'),
+    f'{_M}.kv_lora_rank': ruled(f'{_T}.kv_lora_rank', 'the same number'),
+    f'{_M}.q_lora_rank': ruled(f'{_T}.q_lora_rank', 'the same number'),
+    f'{_M}.qk_nope_head_dim': ruled(f'{_T}.qk_nope_head_dim', 'the same number'),
+    f'{_M}.qk_rope_head_dim': ruled(f'{_T}.qk_rope_head_dim', 'the same number'),
+    f'{_M}.v_head_dim': ruled(f'{_T}.v_head_dim', 'the same number'),
+    'moe_config.expert_num': ruled(f'{_T}.experts.count', 'the same number'),
+    'moe_config.num_experts_chosen': ruled(f'{_T}.experts.top_k', 'the same number'),
+    'moe_config.moe_intermediate_size': ruled(f'{_T}.experts.ffn', 'the same number'),
+    'moe_config.capacity_factor': ruled(f'{_T}.experts.capacity', 'the same number, where it is above 0'),
+    'moe_config.aux_loss_factor': ruled(f'{_T}.experts.aux_loss', 'the same number'),
+    'moe_config.first_k_dense_replace': ruled(f'{_T}.experts.first_dense', 'the same number'),
+    'moe_config.shared_expert_num': ruled(f'{_T}.experts.shared', 'times the width of an expert'),
+    f'{_P}.data_parallel': ruled('plan.data', 'the same number'),
+    f'{_P}.model_parallel': ruled('plan.tensor', 'the same number'),
+    f'{_P}.pipeline_stage': ruled('plan.pipeline', 'the same number'),
+    f'{_P}.context_parallel': ruled('plan.context', 'the same number'),
+    f'{_P}.context_parallel_algo': ruled('plan.context_kind', 'ulysses_cp: all_to_all, colossalai_cp: ring'),
+    f'{_P}.expert_parallel': ruled('plan.expert', 'the same number'),
+    f'{_P}.use_seq_parallel': ruled('plan.sequence_parallel', 'the same, where tensor is above 1'),
+    f'{_P}.micro_batch_num': ruled('plan.micro_batches', 'the same number, with a pipeline'),
+    f'{_P}.gradient_aggregation_group': ruled('plan.fusion', 'messages of as many layers: listed'),
+    'micro_batch_interleave_num': ruled('plan.copies', 'the same number'),
+    'runner_config.batch_size': ruled('workload.batch', 'times data ranks, micro-batches and copies'),
+    'runner_config.gradient_accumulation_steps': ruled('plan.micro_batches', 'times those of the pipeline'),
+    'parallel.enable_parallel_optimizer': ruled('plan.hsdp', 'level1'),
+    'parallel.parallel_optimizer_config.parallel_optimizer_threshold': ruled('plan.shard_threshold', 'KiB'),
+    'parallel.parallel_optimizer_config.gradient_accumulation_shard': ruled('plan.accumulate', 'sharded or full'),
+    'parallel.parallel_optimizer_config.optimizer_weight_shard_size': ruled('plan.shard_group', 'the same number'),
+    'parallel.pipeline_config.pipeline_interleave': ruled('plan.chunks', 'by pp_interleave_num'),
+    'parallel.pipeline_config.pipeline_scheduler': ruled('plan.order', 'mindspore-2.10/ and the same word'),
+    'recompute_config.recompute': ruled('plan.recompute', 'true: full'),
+    'recompute_config.select_recompute': ruled('plan.recompute', 'true: norms and activation'),
+    'recompute_config.mp_comm_recompute': ruled('plan.recompute_communication', 'the same'),
+    'optimizer.type': ruled('workload.optimizer', 'names with Adam: adamw'),
+    'optimizer.betas': ruled(f'{_A}.beta1', 'the first; the second is beta2'),
+    'optimizer.eps': number(f'{_A}.epsilon'),
+    'optimizer.weight_decay': number(f'{_A}.weight_decay'),
+    'optimizer.learning_rate': ruled(f'{_A}.learning_rate', 'the same number'),
+    'lr_schedule.learning_rate': ruled(f'{_A}.learning_rate', 'the same number, for all steps'),
+    'runner_wrapper.use_clip_grad': ruled('workload.clip_norm', 'max_grad_norm, 1.0 without it'),
+    'runner_wrapper.max_grad_norm': ruled('workload.clip_norm', 'the same number'),
+    'runner_wrapper.scale_sense': ruled('workload.loss_scale', 'with fp16: the same number, 65536 where it moves'),
+    'runner_wrapper.scale_sense.loss_scale_value': ruled('workload.loss_scale', 'with fp16: the same number'),
+}
+_OTHER: Final = {
+    'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads', 'num_key_value_heads': 'n_kv_heads',
+    'multi_query_group_num': 'n_kv_heads', 'ffn_hidden_size': 'intermediate_size', 'padded_vocab_size': 'vocab_size',
+    'kv_channels': 'head_dim', 'rope_theta': 'theta', 'add_qkv_bias': 'qkv_has_bias', 'attention_bias': 'qkv_has_bias',
+    'layernorm_epsilon': 'rms_norm_eps', 'model_type': 'type', 'num_query_groups': 'n_kv_heads',
+    'params_dtype': 'param_init_type', 'normalization_eps': 'rms_norm_eps',
+}  # fmt: skip
+ALIASES: Final = {
+    **{f'{_M}.{old}': f'{_M}.{new}' for old, new in _OTHER.items()},
+    'optimizer.beta': 'optimizer.betas', f'{_P}.tensor_model_parallel_size': f'{_P}.model_parallel',
+}  # fmt: skip
+IDLE_NAMES: Final = {
+    'where a run begins, reads, writes and reports': 'seed output_dir load_checkpoint load_ckpt_format src_strategy* '
+    'auto_trans_ckpt only_save_strategy resume_training run_mode trainer* callbacks* metric* profile* '
+    'init_start_profile '
+    'auto_tune filepath_prefix autotune_per_step remote_save_url local_rank_id load_* save_* use_legacy transform_* '
+    'monitor_config* tensorboard* print_separate_loss ckpt_* infer* use_graceful_exit eval_callbacks* eval_* do_eval '
+    'pretrained_model_dir use_checkpoint_opt_param_scheduler train_precision_sync infer_precision_sync '
+    'keep_purely* balanced_load resume_by_last_timestamp_ckpt ignore_data_skip group* data_transform_process',
+    'data': 'train_dataset* eval_dataset* processor* train_dataset_task* dataset_config* data_config* '
+    'runner_config.epochs '
+    'runner_config.sink* runner_config.image_size runner_config.num_classes runner_config.initial_epoch '
+    'runner_config.has_trained* runner_config.stop_step',
+    'a rate of learning': 'lr_schedule* layer_* lr_scale* optimizer.* grouped_lr_schedule* runner_wrapper.type '
+    'runner_wrapper.scale_sense.* runner_wrapper.local_norm runner_wrapper.calculate_per_token_loss',
+    'the machine and its compiler': 'context.* use_parallel max_device_memory device_num platform swap_config.swap',
+    'the way of ops that simpar takes anyway': f'{_P}.vocab_emb_dp parallel.parallel_mode parallel.gradients_mean '
+    'parallel.full_batch parallel.dataset_strategy* parallel.search_mode parallel.loss_repeated_mean '
+    'parallel.strategy_ckpt* parallel.enable_alltoall parallel.device_num parallel.auto_parallel_search_mode '
+    f'{_M}.qkv_concat {_M}.softmax_compute* {_M}.layernorm_compute* {_M}.rotary_dtype {_M}.embedding_init_type '
+    f'{_M}.residual_dtype {_M}.input_sliced_sig {_M}.use_contiguous* {_M}.batch_size {_M}.use_rope_slice '
+    f'{_M}.fused_* {_M}.apply_rope_fusion {_M}.bias_swiglu_fusion {_M}.use_fused* {_M}.layernorm_dtype',
+    'words, and how text is generated': f'{_M}.*_token_id {_M}.bos_token_id {_M}.eos_token_id {_M}.pad_token_id '
+    f'{_M}.ignore_token_id {_M}.use_past {_M}.repetition_penalty {_M}.max_decode_length {_M}.top_k {_M}.top_p '
+    f'{_M}.do_sample {_M}.checkpoint_name_or_path {_M}.max_new_tokens {_M}.use_cache {_M}.auto_map {_M}.architectures '
+    f'{_M}.block_size {_M}.num_blocks {_M}.is_dynamic {_M}.auto_register {_M}.temperature {_M}.max_length '
+    f'{_M}.return_* {_M}.tokenizer* {_M}.is_encoder* {_M}.eod* {_M}.gmask* {_M}.bos* {_M}.pad* {_M}.prefix*',
+    'what the model is, as its type says it too': 'model.arch* model.type model.pretrained* '
+    f'{_M}.position_embedding_type {_M}.add_bias_linear {_M}.untie_* {_M}.rmsnorm {_M}.apply_residual* '
+    f'{_M}.normalization '
+    f'{_M}.max_position_embeddings {_M}.max_position_embedding {_M}.scaling_factor {_M}.extend_method '
+    f'{_M}.rope_scaling* '
+    f'{_M}.transformers_version {_M}.torch_dtype {_M}.apply_query_key* {_M}.attention_softmax_in_fp32 {_M}.rope_ratio '
+    f'{_M}.post_layer_norm {_M}.use_rearrange_rope {_M}.multi_query_attention {_M}.use_prompt_tuning* '
+    f'{_M}.gated_linear* '
+    f'{_M}.name_or_path {_M}.model_name {_M}.sliding_window {_M}.use_sliding_window {_M}.max_window_layers '
+    f'{_M}.mlp_concat {_M}.ffn_concat {_M}.rope_* {_M}.rotary_* {_M}.mscale* {_M}.beta_* {_M}.original_*',
+}  # fmt: skip
+MISSING: Final = {
+    'recomputation of parts': 'recompute_config.recompute_slice_activation recompute_config.select_comm_recompute '
+    'recompute_config.parallel_optimizer_comm_recompute recompute_config.select_recompute_exclude*',
+    'sums of gradients in groups': f'{_P}.gradient_aggregation_group',
+    'copies in parts of operators': f'{_M}.fine_grain_interleave',
+    'slices of a sequence': f'{_P}.seq_split_num {_M}.seq_split_num {_P}.ulysses_degree_in_cp',
+    'offloading to host memory': 'swap_config*',
+    'experts': 'moe_config.* model.moe_config.*',
+    'another optimizer parallelism': 'parallel.parallel_optimizer_config.* parallel.optimizer_weight*',
+    'adapters': f'{_M}.pet_config*',
+}  # fmt: skip
+
+
+def model(config: Settings) -> Iterator[Told]:
+    """The sizes of a Llama, or of a GPT-2."""
+    missing = [
+        name
+        for name in ('num_layers', 'hidden_size', 'num_heads', 'vocab_size', 'seq_length')
+        if not _number(config, name)
+    ]
+    if missing and 'model-config' not in config:
+        for name in missing:
+            yield Wrong(f'{_M}.{name}', 'missing', f'give it: --set {_M}.{name}=N, or --model config.json')
+        return
+    plain = {'num_layers': 'layers', 'hidden_size': 'hidden', 'num_heads': 'heads', 'n_kv_heads': 'kv_heads',
+             'vocab_size': 'vocab', 'seq_length': 'sequence'}  # fmt: skip
+    plain |= {
+        name: name for name in ('q_lora_rank', 'kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
+    }
+    if not _number(config, 'kv_lora_rank'):
+        plain['head_dim'] = 'head_dim'
+    for name, key in plain.items():
+        if _number(config, name):
+            yield Says(f'{_T}.{key}', _number(config, name), (f'{_M}.{name}',))
+    gpt = 'gpt' in f'{config.text(f"{_M}.type")} {config.text("model.arch.type")}'.lower()
+    if not gpt:
+        yield from llama(config)
+    yield from parts(config)
+
+
+def _number(config: Settings, name: str) -> int:
+    return config.number(f'{_M}.{name}', 0)
+
+
+def llama(config: Settings) -> Iterator[Told]:
+    """What all models but GPT-2 have."""
+    by = config.given(f'{_M}.type')
+    yield Says(f'{_T}.norm', 'rms_norm', by)
+    yield Says(f'{_T}.position', 'rotary', by)
+    bias = ['qkv'] if config.on(f'{_M}.qkv_has_bias') else []
+    yield Says(f'{_T}.bias', bias, config.given(f'{_M}.qkv_has_bias'))
+    act = config.text(f'{_M}.hidden_act', 'silu').lower()
+    kind = {'gelu': 'geglu', 'fastgelu': 'geglu_tanh'}.get(act, 'swiglu')
+    yield Says(f'{_T}.activation', kind, config.given(f'{_M}.hidden_act'))
+    if config.real(f'{_M}.theta', 0.0) > 0:
+        yield Says(f'{_T}.rope_theta', config.real(f'{_M}.theta', 1e4), (f'{_M}.theta',))
+    by = config.given(f'{_M}.intermediate_size', f'{_M}.multiple_of', f'{_M}.ffn_dim_multiplier')
+    if _number(config, 'intermediate_size'):
+        yield Says(f'{_T}.ffn', _number(config, 'intermediate_size'), by[:1])
+        for name in by[1:]:
+            yield Left(name, IDLE, 'intermediate_size says it')
+    else:
+        multiple, share = max(1, _number(config, 'multiple_of') or 256), config.real(f'{_M}.ffn_dim_multiplier', 1.0)
+        width = int((share or 1.0) * int(8 * _number(config, 'hidden_size') / 3))
+        yield Says(f'{_T}.ffn', -(-width // multiple) * multiple, by)
+
+
+def parts(config: Settings) -> Iterator[Told]:
+    """Head, norms, kernels and numbers of any model."""
+    tied = config.on(f'{_M}.tie_word_embeddings')
+    yield Says(f'{_T}.tied', tied, config.given(f'{_M}.tie_word_embeddings'))
+    if config.on(f'{_M}.qk_layernorm') and not _number(config, 'kv_lora_rank'):
+        yield Says(f'{_T}.qk_norm', True, (f'{_M}.qk_layernorm',))
+    flash = config.on(f'{_M}.use_flash_attention') or f'{_M}.use_flash_attention' not in config
+    yield Says(f'{_T}.attention', 'flash' if flash else 'unfused', config.given(f'{_M}.use_flash_attention'))
+    if config.real(f'{_M}.rms_norm_eps', 0.0) > 0:
+        yield Says(f'{_T}.norm_epsilon', config.real(f'{_M}.rms_norm_eps', 1e-5), (f'{_M}.rms_norm_eps',))
+    if config.real(f'{_M}.initializer_range', 0.0) > 0:
+        yield Says(f'{_T}.init_std', config.real(f'{_M}.initializer_range', 0.02), (f'{_M}.initializer_range',))
+    kinds = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'fp32'}
+    kind = kinds.get(config.text(f'{_M}.compute_dtype', 'float16'), 'fp16')
+    yield Says('workload.precision', kind, config.given(f'{_M}.compute_dtype'))
+    yield Says(f'{_A}.master_weights', kind != 'fp32', config.given(f'{_M}.param_init_type'))
+    by = config.given('runner_wrapper.scale_sense', 'runner_wrapper.scale_sense.loss_scale_value')
+    if kind == 'fp16':
+        yield Says('workload.loss_scale', max(config.real(by[0], 65536.0), 2.0) if by else 65536.0, by)
+    for name in by if kind != 'fp16' else ():
+        yield Left(name, IDLE, f'with {kind}')
+    yield from experts(config)
+
+
+def experts(config: Settings) -> Iterator[Told]:
+    """A mixture of experts, in moe_config."""
+    names = [name for name in config.named if name.startswith('moe_config.')]
+    count = config.number('moe_config.expert_num', 0)
+    if count <= 1:
+        for name in names:
+            yield Left(name, IDLE, 'one expert')
+        return
+    key = f'{_T}.experts'
+    yield Says(f'{key}.count', count, ('moe_config.expert_num',))
+    chosen = config.number('moe_config.num_experts_chosen', 1)
+    yield Says(f'{key}.top_k', chosen, config.given('moe_config.num_experts_chosen'))
+    width = config.number('moe_config.moe_intermediate_size', 0)
+    if width:
+        yield Says(f'{key}.ffn', width, ('moe_config.moe_intermediate_size',))
+    for name, part in {'capacity_factor': 'capacity', 'aux_loss_factor': 'aux_loss'}.items():
+        if config.real(f'moe_config.{name}', 0.0) > 0:
+            yield Says(f'{key}.{part}', config.real(f'moe_config.{name}', 0.0), (f'moe_config.{name}',))
+    if config.number('moe_config.first_k_dense_replace', 0) > 0:
+        name = 'moe_config.first_k_dense_replace'
+        yield Says(f'{key}.first_dense', config.number(name, 0), (name,))
+    shared = config.number('moe_config.shared_expert_num', 0) * (width or _number(config, 'intermediate_size'))
+    if shared:
+        yield Says(f'{key}.shared', shared, ('moe_config.shared_expert_num',))
+
+
+def _degree(config: Settings, name: str) -> int:
+    return max(1, config.number(f'{_P}.{name}', 1))
+
+
+def parallel(config: Settings) -> Iterator[Told]:
+    """Degrees, batch and copies."""
+    names = ('data_parallel', 'model_parallel', 'pipeline_stage', 'context_parallel')
+    data, tensor, pipe, context = (_degree(config, name) for name in names)
+    yield Says('ranks', data * tensor * pipe * context, config.given(*(f'{_P}.{name}' for name in names)))
+    yield Says('plan.data', data, config.given(f'{_P}.data_parallel'))
+    yield Says('plan.tensor', tensor, config.given(f'{_P}.model_parallel'))
+    yield Says('plan.pipeline', pipe, config.given(f'{_P}.pipeline_stage'))
+    if context > 1:
+        kinds = {'ulysses_cp': 'all_to_all', 'colossalai_cp': 'ring'}
+        kind = config.text(f'{_P}.context_parallel_algo', 'colossalai_cp')
+        yield Says('plan.context', context, (f'{_P}.context_parallel',))
+        yield Says('plan.context_kind', kinds.get(kind, 'ring'), config.given(f'{_P}.context_parallel_algo'))
+    for name in config.given(f'{_P}.context_parallel', f'{_P}.context_parallel_algo') if context == 1 else ():
+        yield Left(name, IDLE, 'one context rank')
+    if config.on(f'{_P}.use_seq_parallel') and tensor > 1:
+        yield Says('plan.sequence_parallel', True, (f'{_P}.use_seq_parallel',))
+    if _degree(config, 'expert_parallel') > 1 and config.number('moe_config.expert_num', 0) > 1:
+        yield Says('plan.expert', _degree(config, 'expert_parallel'), (f'{_P}.expert_parallel',))
+    elif f'{_P}.expert_parallel' in config:
+        yield Left(f'{_P}.expert_parallel', IDLE, 'one expert rank, or no experts')
+    if f'{_P}.gradient_aggregation_group' in config:
+        yield Left(f'{_P}.gradient_aggregation_group', NOT_MODELLED, 'messages are those of a layer')
+    copies = max(1, config.number('micro_batch_interleave_num', 1))
+    yield Says('plan.copies', copies, config.given('micro_batch_interleave_num'))
+    small = _degree(config, 'micro_batch_num') if pipe > 1 else 1
+    steps = max(1, config.number('runner_config.gradient_accumulation_steps', 1))
+    by = config.given(f'{_P}.micro_batch_num', 'runner_config.gradient_accumulation_steps')
+    yield Says('plan.micro_batches', small * steps, by)
+    each = max(1, config.number('runner_config.batch_size', 1))
+    yield Says('workload.batch', each * data * small * steps * copies, config.given('runner_config.batch_size'))
+    if 'runner_config.batch_size' not in config:
+        yield Assumed('one sample of each data rank in a micro-batch: --set runner_config.batch_size=N says another')
+    yield from pipeline(config, pipe)
+
+
+def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
+    """Order and stages."""
+    names = (f'{_M}.offset', f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
+             'parallel.pipeline_config.pipeline_scheduler')  # fmt: skip
+    if ranks < 2:
+        for name in config.given(*names):
+            yield Left(name, IDLE, 'one pipeline rank')
+        return
+    chunks = max(1, _number(config, 'pp_interleave_num'))
+    kind = config.text(names[3], '1f1b').lower()
+    known = ('1f1b', 'gpipe', 'seqpipe', 'seqvpp', 'seqsmartvpp', 'zero_bubble_v')
+    if kind not in known:
+        yield Left(names[3], NOT_MODELLED, f'{kind}; 1f1b is written')
+    yield Says('plan.order', f'mindspore-2.10/{kind if kind in known else "1f1b"}', config.given(names[3]))
+    if chunks > 1:
+        yield Says('plan.chunks', chunks, config.given(names[1], names[2]))
+    yield from _offset(config, ranks * chunks)
+
+
+def _offset(config: Settings, stages: int) -> Iterator[Told]:
+    """Layers of each stage, by how many more than the others it has."""
+    name = f'{_M}.offset'
+    inner = sorted(one for one in config.named if one.startswith(f'{name}.'))
+    rows = [config.named[one].value for one in ([name] if name in config else inner)]
+    flat = [one for row in rows for one in (row if isinstance(row, list) else [row])]
+    layers = _number(config, 'num_layers')
+    by = config.given(name, *inner)
+    if flat in ([0], []) or not all(isinstance(one, int) for one in flat):
+        return
+    share = layers // stages
+    counts = [share + one for one in flat]
+    if len(counts) == stages and sum(counts) == layers and min(counts) >= 0:
+        yield Says('plan.stages', counts, by)
+        return
+    for one in by:
+        yield Left(one, NOT_MODELLED, f'with {layers} layers on {stages} stages')
+
+
+def sharding(config: Settings) -> Iterator[Told]:
+    """Optimizer parallelism and recomputation."""
+    at = 'parallel.parallel_optimizer_config'
+    names = tuple(
+        f'{at}.{name}'
+        for name in ('parallel_optimizer_threshold', 'gradient_accumulation_shard', 'optimizer_weight_shard_size')
+    )
+    if not config.on('parallel.enable_parallel_optimizer'):
+        for name in config.given('parallel.enable_parallel_optimizer', *names):
+            yield Left(name, IDLE, 'optimizer parallelism is off')
+        return
+    yield Says('plan.hsdp', 'level1', ('parallel.enable_parallel_optimizer',))
+    if config.number(names[0], -1) >= 0:
+        yield Says('plan.shard_threshold', f'{config.number(names[0], 64)} KiB', (names[0],))
+    if names[1] in config:
+        yield Says('plan.accumulate', 'sharded' if config.on(names[1]) else 'full', (names[1],))
+    if config.number(names[2], -1) > 0:
+        yield Says('plan.shard_group', config.number(names[2], 0), (names[2],))
+
+
+def recompute(config: Settings) -> Iterator[Told]:
+    """Full layers, or the cheap operators that MindFormers selects."""
+    at = 'recompute_config'
+    full, some = config.named.get(f'{at}.recompute'), config.named.get(f'{at}.select_recompute')
+    patterns = ['layer*.norm*', 'layer*.swiglu']
+    if full is not None and config.on(f'{at}.recompute'):
+        yield Says('plan.recompute', 'full', (f'{at}.recompute',))
+        if isinstance(full.value, list):
+            yield Left(f'{at}.recompute', NOT_MODELLED, 'a number of layers for each stage; all are recomputed')
+        if some is not None and config.on(f'{at}.select_recompute'):
+            yield Left(f'{at}.select_recompute', NOT_MODELLED, 'beside recompute, which is written')
+    elif some is not None and config.on(f'{at}.select_recompute'):
+        yield Says('plan.recompute', patterns, (f'{at}.select_recompute',), 'norms and activation')
+    if f'{at}.mp_comm_recompute' in config:
+        again = config.on(f'{at}.mp_comm_recompute')
+        yield Says('plan.recompute_communication', again, (f'{at}.mp_comm_recompute',))
+
+
+def optimizer(config: Settings) -> Iterator[Told]:
+    """AdamW and what clips its gradients."""
+    kind = config.text('optimizer.type', 'AdamW')
+    if not re.search('adam', kind, re.IGNORECASE):
+        yield Left('optimizer.type', NOT_MODELLED, f'{kind}; adamw is written')
+    else:
+        yield Says('workload.optimizer.adamw.master_weights', config.text(f'{_M}.compute_dtype') != 'float32',
+                   config.given('optimizer.type'))  # fmt: skip
+    betas: Any = config.named['optimizer.betas'].value if 'optimizer.betas' in config else None
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, (int, float)) for one in betas):
+        for key, value in zip(('beta1', 'beta2'), betas, strict=True):
+            yield Says(f'{_A}.{key}', value, ('optimizer.betas',))
+    by = config.given('lr_schedule.learning_rate', 'optimizer.learning_rate')
+    if by and config.real(by[0], 0.0) > 0:
+        yield Says(f'{_A}.learning_rate', config.real(by[0], 0.0), by)
+    if config.on('runner_wrapper.use_clip_grad'):
+        names = config.given('runner_wrapper.use_clip_grad', 'runner_wrapper.max_grad_norm')
+        yield Says('workload.clip_norm', config.real('runner_wrapper.max_grad_norm', 1.0), names)
+
+
+MINDFORMERS: Final = Source(
+    name='MindFormers',
+    profile='ascend910b-8',
+    rows=ROWS,
+    idle=IDLE_NAMES,
+    not_modelled=MISSING,
+    aliases=ALIASES,
+    rules=(model, parallel, sharding, recompute, optimizer),
+)
