@@ -163,6 +163,17 @@ def parser() -> argparse.ArgumentParser:
     )
     bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
 
+    init = _verb(verbs, 'init', 'a first schedule with comments, from model, devices and batch')
+    init.add_argument('--model', required=True, metavar='NAME', help='such as llama3-8b or gpt3-175b, or a config.json')
+    init.add_argument('--cluster', default='h100-sxm-8', metavar='PROFILE', help='default: h100-sxm-8')
+    init.add_argument('--nodes', type=_positive, default=1, metavar='N', help='default: 1')
+    init.add_argument('--devices', type=_positive, default=0, metavar='N', help='of each node (default: all)')
+    init.add_argument('--batch', type=_positive, default=64, metavar='N', help='samples in a step (default: 64)')
+    init.add_argument(
+        '--sequence', type=_positive, default=2048, metavar='N', help='tokens in a sample (default: 2048)'
+    )
+    init.add_argument('--output', type=Path, metavar='YAML', help='write it here (default: standard output)')
+
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')
 

@@ -33,6 +33,7 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
+    'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],

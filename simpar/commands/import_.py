@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from simpar.document import override
+from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.importing.flags import MAPPED
@@ -21,8 +24,12 @@ def command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings."""
     given, over = _given(options.set)
     made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
+    if options.model and options.output:
+        # Paths in a schedule are from its folder.
+        over['workload.model'] = os.path.relpath(options.model, options.output.parent)
+    made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
     text = schedule_text(made, options.file.name)
-    load_schedule(text, over)
+    load_schedule(text, [f'workload.model={options.model}'] if options.model else [])
     if options.json:
         print(json.dumps(_json(made, text), ensure_ascii=False))
     else:
@@ -34,15 +41,16 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _given(settings: list[str]) -> tuple[dict[str, str], list[str]]:
+def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """What ``--set`` says of the file, and what of the schedule: keys of that begin with a part of it."""
-    given, over = {}, []
+    given: dict[str, str] = {}
+    over: dict[str, Any] = {}
     for setting in settings:
         name, sign, value = setting.partition('=')
         if not sign or not name.strip():
             raise ScheduleError(Problem(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8'))
         if name.split('.')[0] in ('workload', 'plan', 'cluster'):
-            over.append(setting)
+            over[name.strip()] = override(parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
         else:
             given[name.strip()] = value
     return given, over

@@ -106,8 +106,8 @@ def _shape(ds: Settings) -> tuple[int, int, int, int]:
     """Batch, samples of a micro-batch, micro-batches, and data ranks: each follows from the others."""
     inner = _auto(ds, 'tensor_parallel.autotp_size', 1) * _auto(ds, 'sequence_parallel_size', 1)
     inner *= _auto(ds, 'pipeline.stages', 1)
-    full, small, steps = (ds.number(name, 0) for name in
-                          ('train_batch_size', 'train_micro_batch_size_per_gpu', 'gradient_accumulation_steps'))  # fmt: skip
+    names = ('train_batch_size', 'train_micro_batch_size_per_gpu', 'gradient_accumulation_steps')
+    full, small, steps = (ds.number(name, 0) for name in names)
     told = ds.number('devices', 0)
     data = max(1, told // inner) if told else max(1, full // (small * steps)) if full and small and steps else 0
     data = data or max(1, 8 // inner)

@@ -27,6 +27,8 @@ from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
 from simpar.workload import Workload
 
+BESIDE: Final = ('model-config', 'model-longest')
+"""What rules look at and no file has: it is given beside."""
 RANKS: Final = 'ranks'
 """What rules say in place of nodes and devices: these depend on the profile."""
 _HELD: Final = {
@@ -91,6 +93,9 @@ def mapped(
     ``model``, the path of a config.json in the place of the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
+    if not any(one.name in source.rows for one in settings.every):
+        where = settings.every[0].where.partition(':')[0] if settings.every else 'file'
+        raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
     told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
     if model:
         told = list(_beside(told, model))
@@ -104,7 +109,7 @@ def mapped(
     ranks = values.pop(RANKS, 0)
     values = {**_cluster(profile, name, ranks), **values}
     comments = {one.key: _comment(settings, one) for one in kept}
-    lines = [_line(source, settings, one, told) for one in settings.every]
+    lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
     assumed = tuple(dict.fromkeys(one.what for one in told if isinstance(one, Assumed)))
     return Imported(source.name, values, comments, tuple(lines), assumed)

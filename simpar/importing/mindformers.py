@@ -45,6 +45,8 @@ ROWS: Final[dict[str, Row]] = {
     f'{_M}.hidden_act': ruled(f'{_T}.activation', 'silu and swiglu: swiglu; gelu: gelu'),
     f'{_M}.use_flash_attention': ruled(f'{_T}.attention', 'true: flash, false: unfused'),
     f'{_M}.type': ruled(_T, 'a Llama, unless its name has GPT'),
+    f'{_M}.hidden_dropout': ruled(f'{_T}.dropout', 'the largest of the rates'),
+    f'{_M}.attention_dropout': ruled(f'{_T}.dropout', 'the largest of the rates'),
     f'{_M}.compute_dtype': ruled('workload.precision', 'bfloat16: bf16, float16: fp16, float32: fp32'),
     f'{_M}.param_init_type': ruled(f'{_A}.master_weights', 'true where products are in 16 bits'),
     f'{_M}.offset': ruled('plan.stages', 'layers / stages + the number of each stage'),
@@ -98,6 +100,8 @@ _OTHER: Final = {
     'multi_query_group_num': 'n_kv_heads', 'ffn_hidden_size': 'intermediate_size', 'padded_vocab_size': 'vocab_size',
     'kv_channels': 'head_dim', 'rope_theta': 'theta', 'add_qkv_bias': 'qkv_has_bias', 'attention_bias': 'qkv_has_bias',
     'layernorm_epsilon': 'rms_norm_eps', 'model_type': 'type', 'num_query_groups': 'n_kv_heads',
+    'hidden_dropout_prob': 'hidden_dropout', 'attention_dropout_prob': 'attention_dropout',
+    'hidden_dropout_rate': 'hidden_dropout', 'attention_dropout_rate': 'attention_dropout',
     'params_dtype': 'param_init_type', 'normalization_eps': 'rms_norm_eps',
 }  # fmt: skip
 ALIASES: Final = {
@@ -124,6 +128,9 @@ IDLE_NAMES: Final = {
     'parallel.strategy_ckpt* parallel.enable_alltoall parallel.device_num parallel.auto_parallel_search_mode '
     f'{_M}.qkv_concat {_M}.softmax_compute* {_M}.layernorm_compute* {_M}.rotary_dtype {_M}.embedding_init_type '
     f'{_M}.residual_dtype {_M}.input_sliced_sig {_M}.use_contiguous* {_M}.batch_size {_M}.use_rope_slice '
+    f'{_M}.emb*_dropout_prob {_M}.use_past_shard {_M}.res_dtype {_M}.compute_in_2d '
+    f'{_M}.bias_dropout_fusion {_M}.use_attn_mask* {_M}.pretrain_seqlen {_M}.sigma {_M}.mean {_M}.parallel_optimizer'
+    ' '
     f'{_M}.fused_* {_M}.apply_rope_fusion {_M}.bias_swiglu_fusion {_M}.use_fused* {_M}.layernorm_dtype',
     'words, and how text is generated': f'{_M}.*_token_id {_M}.bos_token_id {_M}.eos_token_id {_M}.pad_token_id '
     f'{_M}.ignore_token_id {_M}.use_past {_M}.repetition_penalty {_M}.max_decode_length {_M}.top_k {_M}.top_p '
@@ -143,7 +150,7 @@ IDLE_NAMES: Final = {
 }  # fmt: skip
 MISSING: Final = {
     'recomputation of parts': 'recompute_config.recompute_slice_activation recompute_config.select_comm_recompute '
-    'recompute_config.parallel_optimizer_comm_recompute recompute_config.select_recompute_exclude*',
+    'recompute_config.parallel_optimizer_comm_recompute recompute_config.select_*',
     'sums of gradients in groups': f'{_P}.gradient_aggregation_group',
     'copies in parts of operators': f'{_M}.fine_grain_interleave',
     'slices of a sequence': f'{_P}.seq_split_num {_M}.seq_split_num {_P}.ulysses_degree_in_cp',
@@ -220,6 +227,9 @@ def parts(config: Settings) -> Iterator[Told]:
         yield Says(f'{_T}.norm_epsilon', config.real(f'{_M}.rms_norm_eps', 1e-5), (f'{_M}.rms_norm_eps',))
     if config.real(f'{_M}.initializer_range', 0.0) > 0:
         yield Says(f'{_T}.init_std', config.real(f'{_M}.initializer_range', 0.02), (f'{_M}.initializer_range',))
+    rates = config.given(f'{_M}.hidden_dropout', f'{_M}.attention_dropout')
+    if rates:
+        yield Says(f'{_T}.dropout', max(config.real(name, 0.0) for name in rates), rates)
     kinds = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'fp32'}
     kind = kinds.get(config.text(f'{_M}.compute_dtype', 'float16'), 'fp16')
     yield Says('workload.precision', kind, config.given(f'{_M}.compute_dtype'))
@@ -367,6 +377,12 @@ def recompute(config: Settings) -> Iterator[Told]:
             yield Left(f'{at}.recompute', NOT_MODELLED, 'a number of layers for each stage; all are recomputed')
         if some is not None and config.on(f'{at}.select_recompute'):
             yield Left(f'{at}.select_recompute', NOT_MODELLED, 'beside recompute, which is written')
+    elif chosen := [name for name in config.named if name.startswith(f'{at}.select_recompute.')]:
+        norms = tuple(name for name in chosen if 'norm' in name)
+        acts = tuple(name for name in chosen if 'silu' in name or name.endswith('mul'))
+        if norms or acts:
+            told = ['layer*.norm*'] * bool(norms) + ['layer*.swiglu'] * bool(acts)
+            yield Says('plan.recompute', told, norms + acts)
     elif some is not None and config.on(f'{at}.select_recompute'):
         yield Says('plan.recompute', patterns, (f'{at}.select_recompute',), 'norms and activation')
     if f'{at}.mp_comm_recompute' in config:

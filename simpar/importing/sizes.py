@@ -15,7 +15,8 @@ def _llama(
     layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int = 128256, theta: float = 5e5
 ) -> Sizes:
     return {'layers': layers, 'hidden': hidden, 'heads': heads, 'kv_heads': kv_heads, 'ffn': ffn, 'vocab': vocab,
-            'norm': 'rms_norm', 'activation': 'swiglu', 'bias': [], 'position': 'rotary', 'rope_theta': theta}  # fmt: skip
+            'norm': 'rms_norm', 'activation': 'swiglu', 'bias': [], 'position': 'rotary',
+            'rope_theta': theta}  # fmt: skip
 
 
 def _qwen3(
