@@ -17,6 +17,8 @@ _BATCH: Final = {
     'nodes': 'nnodes', 'N': 'nnodes', 'ntasks-per-node': 'nproc-per-node', 'gpus-per-node': 'nproc-per-node',
     'gres': 'nproc-per-node',
 }  # fmt: skip
+_LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
+"""Arguments alone, with no command before them."""
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
 
 
@@ -28,9 +30,9 @@ def settings_of(
     Arguments: ``given``, variables and flags of ``--set``. Raises ``ScheduleError``.
     """
     printed = _PRINTED.findall(text)
-    if len(printed) >= 10:
+    if len(printed) >= 5:
         return Settings(_printed(text, name), source.aliases), [], ()
-    script = _script(text, name, given)
+    script = _script(f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text, name, given)
     launch = _launch(script)
     if launch is None:
         what = 'no command with flags such as --num-layers was found'

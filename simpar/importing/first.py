@@ -38,7 +38,8 @@ def weights_of(sizes: Mapping[str, Any]) -> int:
 def degrees(sizes: Mapping[str, Any], ranks: int, node: int, memory: float, batch: int) -> Degrees:
     """The least degrees with which one sample a micro-batch fits, attention recomputed, or else full layers.
 
-    Arguments: ``ranks`` in all, ``node`` of them in one; ``memory`` of a device in bytes; ``batch``, a multiple of data.
+    Arguments: ``ranks`` in all, ``node`` of them in one; ``memory`` of a device in bytes; ``batch``, a multiple
+    of data.
     """
     heads = sizes.get('kv_heads') or sizes['heads']
     tensors = [one for one in range(1, node + 1) if heads % one == 0 and node % one == 0]

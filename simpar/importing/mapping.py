@@ -203,7 +203,7 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
     missing = [said.key for said in says if not has_key(said.key)]
     left = next((said for said in told if isinstance(said, Left) and said.by == one.name), None)
     if left is not None:
-        return Line(one.called, one.shown, one.where, left.reason, keys, left.note)
+        return Line(one.called, one.shown, one.where, left.reason, keys, left.note or 'as it is without it')
     if missing:
         return Line(one.called, one.shown, one.where, NOT_MODELLED, keys, f'there is no key {missing[0]}')
     if keys:

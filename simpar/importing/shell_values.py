@@ -24,7 +24,9 @@ _FORM: Final = re.compile(
 )
 _DEFAULT: Final = re.compile(r'(:?[-=+?])(.*)', re.DOTALL)
 _CUT: Final = re.compile(r'(##|#|%%|%)(.*)', re.DOTALL)
-_REPLACED: Final = re.compile(r'(//?)([^/]+)(?:/(.*))?', re.DOTALL)
+_REPLACED: Final = re.compile(r'(//?)((?:\\.|[^/])+)(?:/(.*))?', re.DOTALL)
+_HIDDEN: Final = str.maketrans(' \t\n', '\1\2\3')
+_BARE: Final = str.maketrans('\1\2\3', ' \t\n')
 _OPERATORS: Final[Mapping[type, Callable[[int, int], int]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Lt: operator.lt, ast.Gt: operator.gt, ast.LtE: operator.le, ast.GtE: operator.ge,
@@ -93,11 +95,11 @@ class Values:
             open_word = not after
         if sum(map(len, done)) > MOST:
             raise ShellError(word.line, f'a word grows to more than {MOST} letters')
-        return done
+        return [one.translate(_BARE) for one in done]
 
     def joined(self, word: Word) -> str:
         """A word that is not split, as behind ``=``."""
-        return ''.join(' '.join(self.part(part)) for part in word.parts)
+        return ''.join(' '.join(self.part(part)) for part in word.parts).translate(_BARE)
 
     def part(self, part: Part) -> list[str]:
         if part.kind == 'text':
@@ -110,7 +112,13 @@ class Values:
 
     def text(self, text: str) -> str:
         """A default such as ``"6000"`` or ``$OTHER``, expanded."""
-        return ' '.join(self.joined(word) for word in words_of(text) if not word.sign)
+        words = [word for word in words_of(text) if not word.sign]
+        return ' '.join(''.join(map(self._kept, word.parts)) for word in words)
+
+    def _kept(self, part: Part) -> str:
+        """A part of a default; what stands between quotes is not split where the default ends up."""
+        text = ' '.join(self.part(part))
+        return text.translate(_HIDDEN) if part.quoted else text
 
     # ${ … }
 
@@ -154,7 +162,7 @@ class Values:
                 return [unknown(name)]
             told = self.text(text)
             if sign[-1] == '=':
-                self.assign(name, told)
+                self.assign(name, told.translate(_BARE))
             return [told] if told else ['']
         if value is None:
             return [unknown(name)]
@@ -164,7 +172,8 @@ class Values:
             return [_cut(value, match[1], self.text(match[2]))]
         if match := _REPLACED.fullmatch(rest):
             new = self.text(match[3] or '')
-            return [value.replace(match[2], new, -1 if match[1] == '//' else 1)]
+            old = re.sub(r'\\(.)', r'\1', match[2])
+            return [value.replace(old, new, -1 if match[1] == '//' else 1)]
         if rest in (',,', '^^'):
             return [value.lower() if rest == ',,' else value.upper()]
         return [unknown(f'${{{name}{rest}}}')]
@@ -173,7 +182,7 @@ class Values:
 
     def sum(self, text: str) -> str:
         """Whole numbers added up; what cannot be is not known."""
-        filled = self.text(f'"{text}"') if '$' in text else text
+        filled = self.text(f'"{text}"').translate(_BARE) if '$' in text else text
         if '\0' in filled:
             return unknown(unknowns(filled)[0])
         names = re.sub(r'\b[A-Za-z_]\w*', lambda match: self.number(match[0]), filled)

@@ -256,6 +256,10 @@ def precision(toml: Settings) -> Iterator[Told]:
     eight = [one for one in told if 'float8' in one and 'grouped' not in one]
     if eight or toml.on('float8.enable_float8_linear'):
         yield Says('workload.fp8', 'hybrid', toml.given('model.converters', 'float8.enable_float8_linear'))
+    if not eight:
+        for name in toml.named:
+            if name.startswith(('quantize.linear', 'float8.')):
+                yield Left(name, IDLE, 'converters name no float8')
     rest = [one for one in told if one not in eight]
     if rest:
         yield Left('model.converters', NOT_MODELLED, ', '.join(rest))
