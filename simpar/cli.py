@@ -37,6 +37,7 @@ simpar predicts the step of a training schedule on Ascend and GPU clusters, and 
 
   simpar examples                        what comes with it: models, clusters, plans
   simpar examples --copy schedules       write these into a folder, to be changed
+  simpar init --model llama3-8b          a first schedule of your model; simpar import FILE: of a launch script
   simpar run schedules/multi_copy.yaml   predict one: step, gain over a baseline, why, memory
   simpar sweep FILE --sweep plan.copies=1,2,4    a table over keys
   simpar check FILE                      what every rank does; --numerics trains a step and compares

@@ -18,7 +18,7 @@ from simpar.schedule import load_schedule, written
 
 OUTCOMES = {MAPPED, IDLE, NOT_MODELLED, UNSEEN, NOT_TAKEN}
 SMALL = '--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 100 --bf16'
-BATCH = '--micro-batch-size 1 --global-batch-size 8'
+BATCH = '--micro-batch-size 1 --global-batch-size 32'
 
 SCRIPTS = {
     'defaults': 'A=${B:-4}\nC=${A:+x}\nD="${NO-a b}"\ntorchrun --a $A --c $C --d "$D" ${NOT:-"q r"}',
@@ -184,6 +184,14 @@ def test_a_wrong_file_is_told_with_its_place(case, tmp_path, capsys):
     assert said in told.err
     assert (told.out, name in told.err) == ('', True)
     assert len(told.err.splitlines()) <= 25
+
+
+def test_a_place_to_be_filled_in_swallows_no_flag(tmp_path):
+    text = '#SBATCH <OPTIONS> --nodes=4 --ntasks-per-node=8\n'
+    text += f'cmd="python x.py --save <PATH TO IT> {SMALL} {BATCH}"\nsrun sh -c "$cmd"\n'
+    made = imported(Path(script(tmp_path, text)), given={})
+    assert {'--save', '--num-layers', '#SBATCH --nodes'} <= {line.name for line in made.lines}
+    assert made.values['cluster.nodes'] == 4
 
 
 def test_a_script_is_never_run(tmp_path):

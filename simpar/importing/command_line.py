@@ -8,7 +8,7 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.importing.flags import Setting, Settings, Source
-from simpar.importing.shell import SBATCH, Given, Script, read_script
+from simpar.importing.shell import OPTION, SBATCH, Given, Script, read_script
 from simpar.importing.shell_words import ShellError
 
 _FLAG: Final = re.compile(r'--?[A-Za-z][A-Za-z0-9_.-]*(=.*)?', re.DOTALL)
@@ -114,12 +114,12 @@ def _bare(flag: str) -> str:
 
 def _batch(text: str, name: str) -> Iterator[Setting]:
     """What ``#SBATCH`` lines say of nodes."""
-    for match in SBATCH.finditer(text):
-        flag, value = match[1].lstrip('-'), match[2] or ''
-        line = text.count('\n', 0, match.start(1)) + 1
-        digits = re.findall(r'\d+', value)
-        if flag in _BATCH and digits:
-            yield Setting(_BATCH[flag], digits[-1], f'{name}:{line}', f'#SBATCH {match[1]}')
+    for row in SBATCH.finditer(text):
+        line = text.count('\n', 0, row.start()) + row[0].count('\n') + 1
+        for match in OPTION.finditer(row[0]):
+            flag, digits = match[1].lstrip('-'), re.findall(r'\d+', match[2] or '')
+            if flag in _BATCH and digits:
+                yield Setting(_BATCH[flag], digits[-1], f'{name}:{line}', f'#SBATCH {match[1]}')
 
 
 def _printed(text: str, name: str) -> list[Setting]:

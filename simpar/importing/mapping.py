@@ -94,7 +94,7 @@ def mapped(
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
     if not any(one.name in source.rows for one in settings.every):
-        where = settings.every[0].where.partition(':')[0] if settings.every else 'file'
+        where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
     told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
     if model:
@@ -107,12 +107,21 @@ def mapped(
     kept = [one for one in says if has_key(one.key)]
     values = {one.key: one.value for one in kept}
     ranks = values.pop(RANKS, 0)
-    values = {**_cluster(profile, name, ranks), **values}
+    values, more = _repeated({**_cluster(profile, name, ranks), **values})
     comments = {one.key: _comment(settings, one) for one in kept}
     lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
-    assumed = tuple(dict.fromkeys(one.what for one in told if isinstance(one, Assumed)))
+    assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more]))
     return Imported(source.name, values, comments, tuple(lines), assumed)
+
+
+def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Heads of keys and values that every tensor rank has one of, where launchers repeat them."""
+    key = 'workload.transformer.kv_heads'
+    heads, tensor = values.get(key, 0), values.get('plan.tensor', 1)
+    if not heads or heads % tensor == 0 or tensor % heads:
+        return values, []
+    return {**values, key: tensor}, [f'{heads} heads of keys and values are repeated, one for each of {tensor} ranks']
 
 
 def _beside(told: list[Told], model: str) -> Iterator[Told]:
@@ -215,5 +224,7 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
         return Line(one.called, one.shown, one.where, IDLE, note='as it is without it')
     if one.name in ('devices', 'profile'):
         return Line(one.called, one.shown, one.where, MAPPED, ('cluster',))
+    if one.value is None:
+        return Line(one.called, one.shown, one.where, IDLE, note='empty')
     reason = source.reason(one.name)
     return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))

@@ -191,7 +191,7 @@ def _counted(flags: Settings, of_tokenizer: tuple[str, ...]) -> Iterator[Told]:
     texts = [flags.named[name].shown for name in (*of_tokenizer, *flags.given('vocab-file'))]
     if 'merge-file' in flags and not of_tokenizer:
         texts.append('GPT2BPETokenizer')
-    elif 'bert' in flags.text('trainer'):
+    elif not of_tokenizer and ('bert' in flags.text('trainer') or 't5' in flags.text('trainer')):
         texts.append('BertWordPieceLowerCase')
     known = words_known(texts) or words_known([flags.every[0].where.partition(':')[0].rpartition('/')[2]])
     if known is None:

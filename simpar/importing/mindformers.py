@@ -49,6 +49,9 @@ def model(config: Settings) -> Iterator[Told]:
     gpt = 'gpt' in f'{config.text(f"{_M}.type")} {config.text("model.arch.type")}'.lower()
     if not gpt:
         yield from llama(config)
+    elif _number(config, 'expand_ratio'):
+        width = _number(config, 'expand_ratio') * _number(config, 'hidden_size')
+        yield Says(f'{_T}.ffn', width, (f'{_M}.expand_ratio',))
     yield from parts(config)
 
 

@@ -19,6 +19,7 @@ ROWS: Final[dict[str, Row]] = {
     f'{_M}.intermediate_size': ruled(f'{_T}.ffn', 'the same number; without it 8/3 × hidden, up to multiple_of'),
     f'{_M}.multiple_of': ruled(f'{_T}.ffn', 'what ffn is a multiple of; 256 without it'),
     f'{_M}.ffn_dim_multiplier': ruled(f'{_T}.ffn', 'what ffn is multiplied by'),
+    f'{_M}.expand_ratio': ruled(f'{_T}.ffn', 'times hidden, of a GPT-2'),
     f'{_M}.vocab_size': ruled(f'{_T}.vocab', 'the same number'),
     f'{_M}.seq_length': ruled(f'{_T}.sequence', 'the same number'),
     f'{_M}.rms_norm_eps': ruled(f'{_T}.norm_epsilon', 'the same number'),
@@ -87,7 +88,7 @@ _OTHER: Final = {
     'layernorm_epsilon': 'rms_norm_eps', 'model_type': 'type', 'num_query_groups': 'n_kv_heads',
     'hidden_dropout_prob': 'hidden_dropout', 'attention_dropout_prob': 'attention_dropout',
     'hidden_dropout_rate': 'hidden_dropout', 'attention_dropout_rate': 'attention_dropout',
-    'params_dtype': 'param_init_type', 'normalization_eps': 'rms_norm_eps',
+    'inner_hidden_size': 'intermediate_size', 'params_dtype': 'param_init_type', 'normalization_eps': 'rms_norm_eps',
 }  # fmt: skip
 ALIASES: Final = {
     **{f'{_M}.{old}': f'{_M}.{new}' for old, new in _OTHER.items()},
@@ -142,5 +143,7 @@ MISSING: Final = {
     'offloading to host memory': 'swap_config*',
     'experts': 'moe_config.* model.moe_config.*',
     'another optimizer parallelism': 'parallel.parallel_optimizer_config.* parallel.optimizer_weight*',
-    'adapters': f'{_M}.pet_config*',
+    'adapters, prompts and fewer bits': f'{_M}.pet_config* {_M}.quantization_bit {_M}.pre_seq_len',
+    'kernels and precisions of parts': f'{_M}.fp32_residual_connection {_M}.use_prompt_flash_attention '
+    f'{_M}.is_sample_acceleration',
 }  # fmt: skip

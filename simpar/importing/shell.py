@@ -23,7 +23,8 @@ _TESTS: Final = {'[': ']', '[[': ']]', 'test': ''}
 _RUNS_TEXT: Final = frozenset({'-c', '-lc', '-xc', '-ec'})
 _CALLS: Final = 20
 MOST_COMMANDS: Final = 5000
-SBATCH: Final = re.compile(r'^\s*#SBATCH\s+(--?[A-Za-z][\w-]*)(?:[= ]\s*(\S+))?', re.MULTILINE)
+SBATCH: Final = re.compile(r'^\s*#SBATCH\s.*$', re.MULTILINE)
+OPTION: Final = re.compile(r'(--?[A-Za-z][\w-]*)(?:[= ]\s*([^\s-]\S*))?')
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ DEPTH: Final = 40
 _NAME: Final = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
 _RUN: Final = re.compile(r'[^\s;&|()<>\'"\\$`]+')
 _QUOTED_RUN: Final = re.compile(r'[^"\\$`]+')
+_BLANK: Final = re.compile(r'<[A-Za-z](?:[^<>\n;|&]*[^<>\s;|&])?>')
+"""A place that a published script leaves to be filled in, such as <PATH TO DATA>; for bash it is a redirection."""
 _REDIRECTED: Final = re.compile(r'[0-9]+(?=[<>])')
 _BEFORE_ARRAY: Final = re.compile(r'[A-Za-z_][A-Za-z0-9_]*\+?=')
 _SIGNS: Final = (
@@ -134,6 +136,8 @@ class _Reader:
             return Word(line, sign='\n')
         if _REDIRECTED.match(self.text, self.place):
             self.run(_REDIRECTED)
+        if match := _BLANK.match(self.text, self.place):
+            return Word(line, (Part('text', self.go(len(match[0])), True), *self.word().parts))
         for sign in _SIGNS:
             if self.ahead(len(sign)) == sign:
                 self.go(len(sign))

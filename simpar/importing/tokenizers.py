@@ -20,6 +20,7 @@ KNOWN: Final = (
     (r'deepseek-?_?v?2', 102400, 'DeepSeek-V2'),
     (r'gemma', 256000, 'Gemma'),
     (r'gpt2bpetokenizer|gpt-?2', 50257, 'GPT-2'),
+    (r'bertwordpiececase|bert-?\w*-?cased', 28996, 'BERT, cased'),
     (r'bertwordpiecelowercase|bert-?base-?uncased', 30522, 'BERT'),
 )
 

@@ -73,6 +73,7 @@ _NEWER: Final = {
 ALIASES: Final = {
     **{f'{old}.{name}': f'{_P}.{new or name}' for old in ('training', 'experimental') for name, new in _NEWER.items()},
     'training.batch_size': 'training.local_batch_size', 'model.float8': 'model.converters',
+    'training.fsdp_reshard_after_forward': f'{_P}.fsdp_reshard_after_forward',
 }  # fmt: skip
 IDLE_NAMES: Final = {
     'where a run begins, reads, writes and reports': 'job.* profiling.* metrics.* checkpoint.* validation.* comm.* '
@@ -88,6 +89,7 @@ IDLE_NAMES: Final = {
     'quantize.linear.float8.precompute_*',
 }  # fmt: skip
 MISSING: Final = {
+    'products in 8 bits, in an older way': 'training.fp8_linear training.enable_fp8_linear',
     'products in 8 bits but for some': 'float8.filter_fqns quantize.linear.*.filter_fqns quantize.grouped_mm.* '
     'quantize.dense.*',
     'gathers in 8 bits': 'float8.enable_fsdp_float8_all_gather quantize.linear.float8.enable_fsdp_float8_all_gather',
