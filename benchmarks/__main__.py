@@ -2,6 +2,7 @@
 
 python -m benchmarks                      # everything but peers: some five minutes
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
+python -m benchmarks --sweep              # the sweep alone: half a minute
 python -m benchmarks --calculon PATH --simumax PATH --python PYTHON    # peers beside, from checkouts
 """
 
@@ -16,7 +17,7 @@ from benchmarks.machines import race_events, race_replay, races
 from benchmarks.peers import PEERS, time_peer
 from benchmarks.programs import SIZES, arranged, gpt3, sized
 from benchmarks.reference import reference
-from benchmarks.report import PAGE, Measured, page
+from benchmarks.report import PAGE, Measured, page, replaced, sweep_part
 from simpar.errors import SimparError
 
 
@@ -24,6 +25,8 @@ def main() -> int:
     """Measure what is asked for."""
     options = _options()
     try:
+        if options.sweep:
+            return _sweep_alone(options)
         found = page(measure(options))
     except SimparError as error:
         print(error, file=sys.stderr)
@@ -33,6 +36,17 @@ def main() -> int:
     else:
         PAGE.write_text(found, encoding='utf-8')
         print(f'wrote {PAGE.name}')
+    return 0
+
+
+def _sweep_alone(options: argparse.Namespace) -> int:
+    """Measure the sweep, and write its part of the page anew."""
+    part = sweep_part(swept(3 if options.quick else 11))
+    if options.stdout:
+        print(part)
+    else:
+        PAGE.write_text(replaced(PAGE.read_text(encoding='utf-8'), part), encoding='utf-8')
+        print(f'wrote the sweep in {PAGE.name}')
     return 0
 
 
@@ -64,7 +78,7 @@ def measure(options: argparse.Namespace) -> Measured:
     if options.large:
         staged['GPT-3, every rank'] = stages(case, 1, unfold=True)
     _say('sweep')
-    table = swept(min(rounds, 3))
+    table = swept(min(rounds, 5))
     _say('peers')
     given = {name: getattr(options, name.lower()) for name in PEERS}
     peers = [time_peer(name, root, options.python, rounds) for name, root in given.items() if root]
@@ -85,6 +99,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='python -m benchmarks', description='measure, and write docs/performance.md')
     parser.add_argument('--quick', action='store_true', help='smaller programs and fewer rounds')
     parser.add_argument('--large', action='store_true', help='also GPT-3 with every rank unfolded: 6 GB, minutes')
+    parser.add_argument('--sweep', action='store_true', help='the sweep alone, whose part of the page is written anew')
     parser.add_argument('--stdout', action='store_true', help='print the page instead of writing it')
     for name in PEERS:
         parser.add_argument(f'--{name.lower()}', type=Path, metavar='PATH', help=f'a checkout of {name}')

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import simpy
 
-from benchmarks.engines import SWEPT, Stages
+from benchmarks.engines import SWEPT, Stages, Swept
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.machines import Race, exponent
 from benchmarks.peers import PEERS, Peer, commit_of
@@ -32,7 +32,7 @@ class Measured:
         gpt3: event loop and replay of GPT-3, folded, three steps.
         engines: what was simulated by all engines, its slots, and their laps.
         stages: what was timed stage by stage, and what it took.
-        swept: rows of the sweep, and its seconds.
+        swept: the sweep.
         peers: those that were given.
     """
 
@@ -43,13 +43,13 @@ class Measured:
     gpt3: tuple[Race, Race]
     engines: dict[str, tuple[int, Laps]]
     stages: dict[str, Stages]
-    swept: tuple[int, Spread]
+    swept: Swept
     peers: list[Peer]
 
 
 def page(found: Measured) -> str:
     """The whole page."""
-    parts = (_head(found), _reference(found), _engines(found), _stages(found), _sweep(found), _peers(found))
+    parts = (_head(found), _reference(found), _engines(found), _stages(found), sweep_part(found.swept), _peers(found))
     return '\n\n'.join(parts) + '\n'
 
 
@@ -132,12 +132,26 @@ are the same to the bit. The last column is the simulation alone, with the array
 {_table(heads, rows)}"""
 
 
-def _sweep(found: Measured) -> str:
-    rows, seconds = found.swept
+def sweep_part(found: Swept) -> str:
+    """The part of the page that is about sweeps."""
+    rows = [
+        (name, str(count), str(seconds.times(1e3 / count)), short(count / seconds.median))
+        for name, (count, seconds) in found.items()
+    ]
     return f"""## Sweep
 
-`examples/{SWEPT.name}` has {rows} rows, with step and memory. One process takes {seconds} CPU seconds for them:
-{short(rows / seconds.median)} rows a second and core."""
+Variants of `examples/{SWEPT.name}`, each row with its step and memory. One process predicts all rows of a sweep, and
+then all again. A sweep keeps only what its last few rows share, so the second time it does nearly all of the work anew.
+What is done but once is not counted: the machines are loaded and the profile's tables read. Measured at commit
+{_commit()}.
+
+{_table(('rows that differ in', 'rows', 'CPU ms a row', 'rows a second and core'), rows)}"""
+
+
+def replaced(text: str, part: str) -> str:
+    """The page with another part about sweeps."""
+    before, _, rest = text.partition('## Sweep\n')
+    return f'{before}{part}\n\n## {rest.partition("## ")[2]}'
 
 
 def _peers(found: Measured) -> str:

@@ -218,7 +218,8 @@ class InProcess:
     def _finish(self, walker: _Walker, results: list[torch.Tensor]) -> None:
         memory, head = self._memory[walker.rank], walker.head
         # Kept before freeing, since the op that writes a loss may also free it.
-        if head.op.phase == 'F' and head.op.operator in LOSSES:
+        # What is made again in the backward counted in the forward.
+        if head.op.part == 'F' and head.op.operator in LOSSES:
             shards = self._losses.setdefault(walker.step, {})
             shards.setdefault((head.op.writes[0], *head.part), {})[walker.rank] = results[0]
         # The update reads its gradients, and may free them right after.

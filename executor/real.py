@@ -118,7 +118,7 @@ class RealMachine:
             self._remember(op, reads)
         where = self._contexts[work.step].at(work.micro_batch, work.copy)
         results = self._bound[work.index](where, reads)
-        if op.phase == 'F' and op.operator in LOSSES:
+        if op.part == 'F' and op.operator in LOSSES:
             # A clone: the loss may be reduced in place over ranks, or freed.
             self.losses[work.step][op.writes[0], work.micro_batch, work.copy] = results[0].clone()
         return self._keep(work, results)

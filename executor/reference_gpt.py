@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from executor.dropout import kept
+from executor.reference_mixture import mixture, mixture_parameters
 from executor.reference_model import Declared, Input, OfModel, Parameters
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload
@@ -31,11 +32,11 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor
+    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: int
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
-    logits = _transformer(_model(workload), parameters, x, keys)
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+    logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
 
 
 def _parameters(workload: Workload) -> Iterator[Declared]:
@@ -49,7 +50,8 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
         yield 'position.weight', (model.positions or model.sequence, hidden), weight
     norms = ['norm1', *([] if model.parallel else ['norm2'])]
     norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
-    for layer in (f'layer{index}' for index in range(model.layers)):
+    for index, layer in enumerate(f'layer{index}' for index in range(model.layers)):
+        experts = model.experts_of(index)
         for norm in norms:
             yield from _norm_parameters(model, f'{layer}.{norm}')
         for gain in ('q_gain', 'k_gain') if model.qk_norm else ():
@@ -57,15 +59,18 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
         for norm, features in (('q_norm', model.q_lora_rank), ('kv_norm', model.kv_lora_rank)):
             if features:
                 yield f'{layer}.{norm}.gain', (features,), 'ones'
-        for name, part, outputs, inputs in (
-            *_to_heads(model),
-            ('proj', 'proj', (hidden,), (groups, queries, model.v_head_dim or head_dim)),
-            ('fc1', 'ffn', (ffn, 2) if model.gated else (ffn,), (hidden,)),
-            ('fc2', 'ffn', (hidden,), (ffn,)),
-        ):
+        products = [*_to_heads(model), ('proj', 'proj', (hidden,), (groups, queries, model.v_head_dim or head_dim))]
+        if experts is None:
+            products += [
+                ('fc1', 'ffn', (ffn, 2) if model.gated else (ffn,), (hidden,)),
+                ('fc2', 'ffn', (hidden,), (ffn,)),
+            ]
+        for name, part, outputs, inputs in products:
             yield f'{layer}.{name}.weight', (*outputs, *inputs), weight
             if part in model.bias:
                 yield f'{layer}.{name}.bias', outputs, 'zeros'
+        if experts is not None:
+            yield from mixture_parameters(model, experts, layer, weight)
     yield from _norm_parameters(model, 'norm')
     if not model.tied:
         yield 'head.weight', (rows, hidden), weight
@@ -94,7 +99,11 @@ def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
         yield f'{name}.bias', (model.hidden,), 'zeros'
 
 
-def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _transformer(
+    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, and the sum of auxiliary losses."""
+
     def drop(site: str, x: torch.Tensor) -> torch.Tensor:
         if not model.dropout:
             return x
@@ -112,8 +121,9 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
         return functional.linear(x, weight.reshape(-1, outputs), None if bias is None else bias.flatten())
 
     def branch(name: str, number: int, x: torch.Tensor) -> torch.Tensor:
-        y = linear(name, x)
-        layer = name.partition('.')[0]
+        return branched(name.partition('.')[0], number, linear(name, x))
+
+    def branched(layer: str, number: int, y: torch.Tensor) -> torch.Tensor:
         y = norm(f'{layer}.post_norm{number}', y) if model.post_norms else y
         return drop(f'{layer}.residual{number}', y)
 
@@ -121,6 +131,7 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
     if model.position == 'learned':
         x = x + parameters['position.weight'][_places(model)]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
+    aux_loss = x.new_zeros(())
     for index in range(model.layers):
         layer = f'layer{index}'
         y = norm(f'{layer}.norm1', x)
@@ -133,10 +144,15 @@ def _transformer(model: Transformer, parameters: Parameters, tokens: torch.Tenso
         heads = _attention(model, index, *qkv, partial(drop, f'{layer}.attention'))
         attended = x + branch(f'{layer}.proj', 1, heads)
         y = y if model.parallel else norm(f'{layer}.norm2', attended)
-        x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
+        experts = model.experts_of(index)
+        if experts is None:
+            x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
+            continue
+        mixed, aux = mixture(experts, partial(_activation, model), parameters, layer, y, slices)
+        x, aux_loss = attended + branched(layer, 2, mixed), aux_loss + aux
     head = parameters['embedding.weight' if model.tied else 'head.weight']
     logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))
-    return _capped(logits, model.logit_softcap)
+    return _capped(logits, model.logit_softcap), aux_loss
 
 
 def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:

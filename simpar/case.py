@@ -12,6 +12,7 @@ from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
+from simpar.kept import Kept
 from simpar.lazy import card
 from simpar.lower import lower
 from simpar.memory import check_fit
@@ -181,16 +182,17 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
+def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT, module: str = '') -> Case:
     """Read a schedule and lower it, and its baseline.
 
     Arguments:
         source: a path, the text of a file (of several lines), or a dict.
         overrides: ``a.b=value`` as of `--set`.
         limit: of the prediction's size, which is estimated first.
+        module: the graph of a torch module (`from_module`), which is the schedule's model.
     Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(source, overrides), limit=limit)
+    return case_of(load_schedule(source, overrides, module=module), limit=limit)
 
 
 def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
@@ -211,21 +213,13 @@ def _one(schedule: Schedule, hardware: Cluster | None = None) -> Case:
     return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
 
 
-_KEPT: Final = 4
-"""How many programs are kept for schedules that differ in nothing that a program knows of."""
-_programs: list[tuple[Workload, Plan, int, Program]] = []
+_programs: Final[Kept[tuple[Workload, Plan, int], Program]] = Kept(4)
+"""For schedules that differ in nothing that a program knows of."""
 
 
 def _lowered(workload: Workload, plan: Plan, world: int) -> Program:
     """The program; that of an equal workload and plan is not lowered again, nor what follows from it worked out."""
-    for place, (*known, program) in enumerate(_programs):
-        if known == [workload, plan, world]:
-            _programs.append(_programs.pop(place))
-            return program
-    program = lower(workload, plan, world)
-    _programs.append((workload, plan, world, program))
-    del _programs[:-_KEPT]
-    return program
+    return _programs.get((workload, plan, world), lambda: lower(workload, plan, world))
 
 
 def _made(schedule: Schedule) -> tuple[Program, Cluster]:

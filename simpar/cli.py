@@ -11,13 +11,14 @@ import contextlib
 import difflib
 import gc
 import importlib
+import json
 import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
 from simpar.errors import SimparError
@@ -78,6 +79,10 @@ def parser() -> argparse.ArgumentParser:
 
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
+    run.add_argument('--quiet', action='store_true', help='print the headline alone')
+    run.add_argument(
+        '--steps', type=_positive, default=3, metavar='N', help='simulated steps; the last is told (default: 3)'
+    )
     run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
     run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
@@ -125,6 +130,11 @@ def parser() -> argparse.ArgumentParser:
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
 
+    for verb in (run, check, resolve, sweep, measure):
+        verb.add_argument(
+            '--module', default='', metavar='PKG:FUNCTION',
+            help='train or predict this torch module: a function that returns (module, example inputs)',
+        )  # fmt: skip
     for verb in (run, check, resolve, measure):
         verb.add_argument(
             '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
@@ -178,6 +188,10 @@ def parser() -> argparse.ArgumentParser:
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')
 
+    completion = _verb(verbs, 'completion', 'words for the shell to complete: eval "$(simpar completion bash)"')
+    completion.add_argument('shell', choices=('bash', 'zsh', 'fish'))
+    completion.set_defaults(parser=top)
+
     _verb(verbs, 'warmup', 'compile the machines for large programs, once (needs the extra fast)')
     _verb(verbs, 'schema', 'JSON Schema of schedule files, for editors')
     return top
@@ -190,7 +204,7 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
         verb.add_argument(
             '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
         )
-    if name not in ('schema', 'show'):
+    if name not in ('schema', 'show', 'completion'):
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
     return verb
 
@@ -242,12 +256,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(WAY_IN)
         return 0
     options = parser().parse_args(words)
+    output = _Output(sys.stdout)
     try:
         verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
-        code = verb(options)
+        with contextlib.redirect_stdout(output):
+            code = verb(options)
         sys.stdout.flush()
     except SimparError as error:
         print(error, file=sys.stderr)
+        # An answer that was printed before, as of a plan that does not fit, is the one object already.
+        if getattr(options, 'json', False) and not output.used:
+            print(_as_json(error))
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -270,6 +289,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _module(verb: str) -> ModuleType:
     """The module of a verb; one that is a word of Python has a _ behind it."""
     return importlib.import_module(f'simpar.commands.{verb}{"_" if keyword.iskeyword(verb) else ""}')
+
+
+class _Output:
+    """Standard output that knows whether anything was written; mutable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.used = False
+
+    def write(self, text: str) -> int:
+        self.used = True
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _as_json(error: SimparError) -> str:
+    """An error as one JSON object, for programs that asked for JSON."""
+    from simpar.errors import ScheduleError
+
+    listed = error.problems if isinstance(error, ScheduleError) else []
+    problems = [{'where': one.place, 'what': one.what, 'instead': one.instead} for one in listed]
+    told = {'kind': type(error).__name__, 'exit_code': error.exit_code, 'message': str(error), 'problems': problems}
+    return json.dumps({'format': 'simpar error 1', 'error': told}, ensure_ascii=False)
 
 
 def entry() -> NoReturn:

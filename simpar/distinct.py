@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,5 +13,7 @@ T = TypeVar('T', bound=np.generic)
 def distinct(values: NDArray[T]) -> NDArray[T]:
     """Return the values that occur, each once, in order."""
     # ``np.unique`` with nothing but the values imports numpy.ma first, which takes longer than a small prediction.
-    found: tuple[NDArray[T], Any] = np.unique(values, return_counts=True)
-    return found[0]
+    ordered = np.sort(values, axis=None)
+    new = np.ones(len(ordered), dtype=np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[new]

@@ -16,7 +16,8 @@ def union(intervals: Intervals) -> Intervals:
     begin, end = intervals[:, 0], intervals[:, 1]
     # Empty intervals cover nothing, and would split what they touch.
     kept = end > begin
-    begin, end = begin[kept], end[kept]
+    if not kept.all():
+        begin, end = begin[kept], end[kept]
     if not len(begin):
         return np.empty((0, 2))
     # Sorted by begin, a new group starts wherever a begin lies beyond all ends before it. Ops of a stream are in order.
@@ -24,8 +25,12 @@ def union(intervals: Intervals) -> Intervals:
         order = np.argsort(begin, kind='stable')
         begin, end = begin[order], end[order]
     reach = np.maximum.accumulate(end)
-    starts = np.concatenate(([True], begin[1:] > reach[:-1]))
-    return np.column_stack((begin[starts], reach[np.append(starts[1:], True)]))
+    # Where a group ends and the next one begins.
+    ends = np.flatnonzero(begin[1:] > reach[:-1])
+    found = np.empty((len(ends) + 1, 2))
+    found[0, 0], found[1:, 0] = begin[0], begin[ends + 1]
+    found[-1, 1], found[:-1, 1] = reach[-1], reach[ends]
+    return found
 
 
 def length(intervals: Intervals) -> float:
@@ -53,12 +58,17 @@ def _covered(segments: Intervals, merged: Intervals) -> NDArray[np.bool_]:
 
 def fold(intervals: Intervals, begin: float, end: float) -> Intervals:
     """Move intervals into a window of the steady state: what lies before it appears one step later, at its end."""
-    inside = np.clip(intervals, begin, end)
+    if not len(intervals) or (begin <= intervals[:, 0].min() and intervals.max() <= end):
+        return intervals
+    inside = np.minimum(np.maximum(intervals, begin), end)
     # What lies before the window belongs to a step that began earlier; in the steady state the next step does the same
     # at the window's end.
-    early = np.minimum(intervals, begin)
+    before = intervals[:, 0] < begin
+    if end <= begin or not before.any():
+        return inside
+    early = np.minimum(intervals[before], begin)
     early = early[early[:, 1] > early[:, 0]]
-    if not len(early) or end <= begin:
+    if not len(early):
         return inside
     # Again, for an interval may begin several steps before.
     return np.concatenate((inside, fold(early + (end - begin), begin, end)))

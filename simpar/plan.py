@@ -25,6 +25,8 @@ class Plan:
             micro-batch and Megatron-LM for every micro-batch; nothing waits for it.
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
             operator (Megatron), or ``late``, at the backward of the earlier all-reduce (MindSpore).
+        expert: data ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and
+            tokens go to them and back by all-to-alls.
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
         order: of forwards and backwards, by name (docs/pipeline_orders.md); ``zb-1p`` and ``zb-2p`` are found by
             resolving; the name of a CSV file in torch's spelling; ``chunks``, stages on each pipeline rank, 0 for the
@@ -91,6 +93,9 @@ class Plan:
         int, Field(ge=0, le=2**20, description='degree of data parallelism; 0: the ranks that tensor leaves')
     ] = 0
     tensor: Annotated[int, Field(ge=1, le=2**16, description='degree of tensor parallelism')] = 1
+    expert: Annotated[
+        int, Field(ge=1, le=2**16, description='degree of expert parallelism: data ranks that share the experts')
+    ] = 1
     pipeline: Annotated[int, Field(ge=1, le=2**12, description='degree of pipeline parallelism')] = 1
     micro_batches: Annotated[
         int, Field(ge=1, le=2**16, description='slices of the batch that flow through the pipeline, gradients added up')

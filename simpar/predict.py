@@ -23,6 +23,7 @@ from simpar.lazy import card
 from simpar.memory import Memory, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
+from simpar.program.rows import stand
 from simpar.throughput import Throughput
 from simpar.trace import Trace
 
@@ -179,7 +180,7 @@ def _step(program: Program, costs: Costs, steps: int) -> float:
 def _goes_on(program: Program) -> bool:
     """Whether messages may go on under the next step."""
     # A role whose last op computes leaves no message that could run into the next step.
-    return any(program.op(role, len(role) - 1).kind != 'compute' for role in program.roles)
+    return any(stand(program.op_classes, role.op_class.item(-1)).kind != 'compute' for role in program.roles)
 
 
 def predict(

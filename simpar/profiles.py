@@ -55,9 +55,10 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
     path = Path(name)
-    # A known name goes before a file that happens to be called so.
-    if str(name) in profile_names():
-        return profile_folder() / str(name) / FILE
+    # A known name goes before a file that happens to be called so. Only a name has no folders.
+    known = profile_folder() / str(name) / FILE
+    if path.name == str(name) and known.is_file():
+        return known
     if path.is_dir() and (path / FILE).is_file():
         return path / FILE
     if path.is_file() or path.suffix in {'.yaml', '.yml'}:

@@ -13,9 +13,11 @@ from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, UNSEEN
 from simpar.importing.read import imported
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
+from simpar.torch_module.table import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
 SCHEDULE, STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('schedule', 'strategies', 'models', 'import'))
+MODULES = DOCS / 'modules.md'
 
 KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
          'object': 'mapping', 'null': ''}  # fmt: skip
@@ -98,6 +100,7 @@ TABLES = (
             (IMPORT, import_tables.listed_head(name), '|', partial(import_tables.listed_table, name)),
         )
     ),
+    (MODULES, '| aten operators', '|', aten_table),
 )
 
 

@@ -34,6 +34,19 @@ TINY = {
     'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
     'deepseek_v2': {**BASE, **LATENT, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'attention_bias': True},
 }  # fmt: skip
+EXPERTS = {'moe_intermediate_size': 12, 'num_experts_per_tok': 2}
+MIXTURES = {
+    'mixtral': {**BASE, 'model_type': 'mixtral', 'num_local_experts': 4, 'num_experts_per_tok': 2},
+    'qwen3_moe': {**BASE, **EXPERTS, 'model_type': 'qwen3_moe', 'head_dim': 8, 'num_experts': 8, 'mlp_only_layers': [0],
+                  'norm_topk_prob': True},
+    'qwen2_moe': {**BASE, **EXPERTS, 'model_type': 'qwen2_moe', 'num_experts': 4,
+                  'shared_expert_intermediate_size': 16},
+    'deepseek_v3': {**BASE, **LATENT, **EXPERTS, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'n_routed_experts': 8,
+                    'first_k_dense_replace': 1, 'n_group': 4, 'topk_group': 2, 'n_shared_experts': 2},
+    'deepseek_v2': {**BASE, **LATENT, **EXPERTS, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'n_group': 4,
+                    'n_routed_experts': 8, 'topk_group': 2, 'n_shared_experts': 1, 'first_k_dense_replace': 0,
+                    'topk_method': 'group_limited_greedy', 'routed_scaling_factor': 1.5},
+}  # fmt: skip
 PLANS = {
     'one': (Plan(), 1),
     'data-tensor-sequence-zero': (Plan(data=2, tensor=2, sequence_parallel=True, zero=1), 4),
@@ -73,7 +86,9 @@ def transformers_model(config, dtype, *, patched=True):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kept = {key: value for key, value in config.items() if key != 'model_type'}
-    made = AutoConfig.for_model(config['model_type'], **kept, attn_implementation='eager')
+    # Fused kernels of experts take no fp64.
+    plain = {'attn_implementation': 'eager', 'experts_implementation': 'eager'}
+    made = AutoConfig.for_model(config['model_type'], **kept, **plain)
     with Unnarrowed(dtype) if patched else nullcontext():
         # Buffers that are made in fp32 are wide, too.
         before = torch.get_default_dtype()
@@ -139,6 +154,10 @@ def their_names(kind, model, ours, *, gains=1.0):
     return {name: value - gains if name in norms else value for name, value in found.items()}
 
 
+MIXTURE = {'router.weight': 'mlp.gate.weight', 'experts.fc2.weight': 'mlp.experts.down_proj', 'shared.gate.weight':
+           'mlp.shared_expert_gate.weight', 'route.correction': 'mlp.gate.e_score_correction_bias'}  # fmt: skip
+
+
 def _gain(which):
     return 'weight' if which == 'gain' else which
 
@@ -154,6 +173,15 @@ def _inside(kind, model, parts, name, tensor):
             yield f'{parts["qkv"]}.{which}', torch.cat(flat).mT if which == 'weight' else torch.cat(flat)
         else:
             yield from ((f'self_attn.{x}_proj.{which}', part) for x, part in zip('qkv', flat, strict=True))
+    elif name in MIXTURE:
+        yield MIXTURE[name], tensor
+    elif name == 'experts.fc1.weight':
+        # All gates of an expert, then all that they let through.
+        yield 'mlp.experts.gate_up_proj', tensor.transpose(1, 2).flatten(1, 2)
+    elif owner in ('shared.fc1', 'shared.fc2'):
+        shared = 'mlp.shared_expert' if kind.startswith('qwen') else 'mlp.shared_experts'
+        parts = {'gate_proj': tensor[:, 0], 'up_proj': tensor[:, 1]} if owner == 'shared.fc1' else {'down_proj': tensor}
+        yield from ((f'{shared}.{part}.weight', value) for part, value in parts.items())
     elif owner == 'fc1' and model.gated:
         yield f'mlp.gate_proj.{which}', tensor[:, 0]
         yield f'mlp.up_proj.{which}', tensor[:, 1]

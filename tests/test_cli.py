@@ -17,27 +17,38 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': ['--html', '--json', '--limit', '--plot', '--save', '--set', '--trace', '--train', 'file'],
-    'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
-    'resolve': ['--json', '--limit', '--set', 'file'],
+    'run': [
+        '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps', '--trace',
+        '--train', 'file',
+    ],
+    'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
-        'file',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
+        '--set', '--sweep', 'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
-        '--timeout', '--trace', 'file',
+        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
+        '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
+    'completion': ['shell'],
     'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'warmup': ['--json'],
 }  # fmt: skip
+
+
+LARGE = """
+simpar: 1
+cluster: h100-sxm-8
+workload: {transformer: {layers: 2, hidden: 8192, heads: 64, vocab: 65536, sequence: 8192}, batch: 4096}
+"""
 
 
 def verbs():
@@ -216,3 +227,44 @@ def test_a_wrong_profile_is_told_beside_all_else_that_is_wrong(tmp_path, capsys)
     assert 'did you mean ascend910' in told
     assert '--set plan.copeis=2' in told
     assert f'{path}:4: cluster: unknown profile' in told
+
+
+def test_errors_are_one_json_object_where_json_is_asked_for(tmp_path, capsys):
+    path = tmp_path / 'wrong.yaml'
+    path.write_text(TUTORIAL.read_text().replace('copies: 2', 'copeis: 2'))
+    assert cli.main(['run', str(path), '--json']) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told['format'] == 'simpar error 1'
+    assert told['error']['exit_code'] == 2
+    assert [problem['where'].rpartition(':')[0] for problem in told['error']['problems']] == [str(path)]
+    assert 'did you mean copies' in told['error']['problems'][0]['instead']
+    # What does not fit has its answer, and no second object.
+    path.write_text(LARGE)
+    assert cli.main(['run', str(path), '--json']) == 3
+    assert json.loads(capsys.readouterr().out)['fits'] is False
+
+
+def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(capsys):
+    assert cli.main(['run', str(TUTORIAL), '--quiet']) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert cli.main(['run', str(TUTORIAL), '--steps', '5', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] > 0
+
+
+@pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
+def test_shells_complete_every_verb_and_flag(shell, capsys):
+    assert cli.main(['completion', shell]) == 0
+    script = capsys.readouterr().out
+    for verb, parser in verbs().items():
+        assert verb in script
+        flags = [flag for flag in parser._option_string_actions if flag.startswith('--')]
+        assert all(flag.removeprefix('--') in script for flag in flags)
+
+
+def test_bash_completes_what_is_typed():
+    script = subprocess.run(
+        [sys.executable, '-m', 'simpar', 'completion', 'bash'], capture_output=True, text=True, check=True
+    ).stdout
+    ask = 'COMP_WORDS=(simpar run --js); COMP_CWORD=2; _simpar; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(['bash', '-c', f'{script}\n{ask}'], capture_output=True, text=True, check=True)
+    assert done.stdout == '--json\n'

@@ -85,8 +85,8 @@ def test_groups_with_links_of_their_own_are_still_one_lane():
 
 def test_links_that_are_loaded_alike_are_one_link_too():
     program, costs = mesh(demand=lambda group: (group, 1.0))
-    assert fold(program, costs).load(op_class=1, groups=(0, 1)) == ((0, 1.0),)
-    assert fold(program, costs, unfold=True).load(op_class=1, groups=(0, 1)) == ((0, 1.0), (1, 1.0))
+    assert fold(program, costs).load(op_class=1, groups=np.array([0, 1])) == ((0, 1.0),)
+    assert fold(program, costs, unfold=True).load(op_class=1, groups=np.array([0, 1])) == ((0, 1.0), (1, 1.0))
 
 
 def test_groups_that_load_links_differently_are_lanes_of_their_own():

@@ -22,6 +22,8 @@ NAMES = [
     '__version__',
     'case_of',
     'cluster',
+    'compare_cases',
+    'from_module',
     'load_case',
     'load_profile',
     'load_schedule',
@@ -29,6 +31,8 @@ NAMES = [
     'price',
     'profile_names',
     'simulate',
+    'sliders',
+    'to_dataframe',
 ]
 
 

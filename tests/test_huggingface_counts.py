@@ -27,12 +27,18 @@ PUBLISHED = {
     'gemma2_27b': 27_227_128_320,
     'phi_2': 2_779_683_840,
     'phi_3_mini_4k': 3_821_079_552,
+    'mixtral_8x7b': 46_702_792_704,
+    'qwen3_30b_a3b': 30_532_122_624,
+    'qwen1.5_moe_a2.7b': 14_315_784_192,
+    'deepseek_v2_lite': 15_706_484_224,
+    'deepseek_v3': 671_026_404_352,
     'gpt2': 124_439_808,
     'gpt2_medium': 354_823_168,
     'gpt2_large': 774_030_080,
     'gpt2_xl': 1_557_611_200,
 }
-"""As the models' pages on Hugging Face count the numbers of their files (docs/models.md), GPT-2's without its masks."""
+"""As the models' pages on Hugging Face count the numbers of their files (docs/models.md), GPT-2's without its masks,
+and V3's 671B as its card has them, without the module that predicts a further token."""
 
 
 def config_of(name):
@@ -41,8 +47,8 @@ def config_of(name):
 
 def schedule(name, folder):
     path = folder / f'{name}.yaml'
-    # The files of Phi-2 drop out in one place of three, which is refused.
-    dropped = ', dropout: 0' if name == 'phi_2' else ''
+    # The files of Phi-2 drop out in one place of three, and those of V3 predict two tokens: both are refused.
+    dropped = {'phi_2': ', dropout: 0', 'deepseek_v3': ', mtp_layers: 0'}.get(name, '')
     path.write_text(
         f'simpar: 1\ncluster: h100-sxm-8\nworkload: {{model: {config_of(name)}, sequence: 512, batch: 8{dropped}}}\n'
     )

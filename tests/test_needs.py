@@ -12,7 +12,7 @@ from simpar.lower import lower
 from simpar.program import OpClass, Tensor, builder
 from simpar.program.needs import derive
 from simpar.program.template import Slots, Template, plain_slots
-from simpar.program.touches import instance, touches_of
+from simpar.program.touches import instance, named_by, touches_of
 
 STREAMS = 4
 TENSORS = {
@@ -92,7 +92,7 @@ def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     slots = plain_slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
-    needs, carry = derive(slots, touches_of(op_classes, TENSORS), STREAMS)
+    needs, carry = derive(slots, touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), STREAMS)
     kept = thin(rows, walk(rows, op_classes, after))
     count = len(rows)
     assert needs.rows() == [tuple(mine) for mine in kept[:count]]
@@ -148,7 +148,7 @@ def test_needs_of_blocks_are_those_of_a_walk_over_their_slots(templates, op_clas
     templates = [[(op % len(op_classes), *place) for op, *place in run] for run in templates]
     slots = blocks(templates, issued, late)
     rows = [*zip(*(column.tolist() for column in columns(slots)), strict=True)]
-    needs, carry = derive(slots, touches_of(op_classes, TENSORS), STREAMS)
+    needs, carry = derive(slots, touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), STREAMS)
     kept = thin(rows, walk(rows, op_classes, slots.after.tolist()))
     count = len(rows)
     assert needs.rows() == [tuple(mine) for mine in kept[:count]]

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from sweep_cases import run, write
@@ -153,6 +155,54 @@ def test_a_scheduler_that_goes_away_is_told(tmp_path, monkeypatch):
             load_sweep(path).predict(scheduler=address, note=note)
     start = f'dask worker {address} --nworkers -1 --nthreads 1'
     assert said == [f'{address} has no workers yet; rows wait for some ({start})']
+
+
+def started(stack, *words):
+    """A process of Dask, which ends with the stack."""
+    # Workers import this file, whose functions run there.
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get('PYTHONPATH')])])
+    process = subprocess.Popen(
+        [sys.executable, '-m', *words], stderr=subprocess.DEVNULL, env={**os.environ, 'PYTHONPATH': path}
+    )
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return process
+
+
+def test_a_sweep_whose_workers_are_all_gone_says_so_and_goes_on_with_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_dask, '_LONE', 0.3)
+    path, journal, said = write(tmp_path, sweep=SWEEP), tmp_path / 'rows', []
+    where = tmp_path / 'where.json'
+    with ExitStack() as stack:
+        words = ['--port', '0', '--no-dashboard', '--scheduler-file', str(where)]
+        started(stack, 'distributed.cli.dask_scheduler', *words)
+        while not (where.exists() and where.stat().st_size):
+            time.sleep(0.05)
+        address = json.loads(where.read_text(encoding='utf-8'))['address']
+
+        def worker():
+            options = ['--no-nanny', '--nthreads', '1', '--no-dashboard', '--local-directory', str(tmp_path)]
+            return started(stack, 'distributed.cli.dask_worker', address, *options)
+
+        first = worker()
+        with distributed.Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1)
+            client.run(slowly)
+
+        def progress(done, of):
+            if done == KILLED_AT:
+                first.kill()
+
+        def note(text):
+            said.append(text)
+            # Nothing that was finished is lost meanwhile.
+            assert KILLED_AT <= len(journal.read_bytes().splitlines()) - 1 < PREDICTED
+            worker()
+
+        answer = load_sweep(path).predict(None, progress, journal=journal, scheduler=address, note=note)
+    start = f'dask worker {address} --nworkers -1 --nthreads 1'
+    assert said == [f'{address} has no workers any more; rows wait for some ({start})']
+    assert answer == load_sweep(path).predict()
 
 
 def test_where_no_scheduler_is_that_is_told_soon(cluster, tmp_path, monkeypatch, capsys):

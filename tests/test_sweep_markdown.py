@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from sweep_cases import run, write
 
@@ -78,5 +80,6 @@ def test_what_does_not_go_together_is_refused(words, what, tmp_path, capsys):
 
     assert cli.main(['sweep', str(path), *words]) == 2
     captured = capsys.readouterr()
-    assert captured.out == ''
+    # Who asked for JSON gets the error as JSON, and nothing else.
+    assert captured.out == '' if '--json' not in words else json.loads(captured.out)['error']['exit_code'] == 2
     assert what in captured.err

@@ -92,6 +92,7 @@ def test_where_a_key_can_have_no_effect_no_value_has_any():
 # --- one by one ------------------------------------------------------------------------------------------------------
 
 GPT = 'transformer: {layers: 4, hidden: 64, heads: 8, vocab: 64, sequence: 32}'
+MOE = GPT.replace('}', ', bias: [], experts: {count: 8, top_k: 2, %s}}')
 CHAIN = 'network: [{dense: {in: 64, out: 64}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
 CUT = 'network: [{dense: {in: 64, out: 64, strategy: [[2, 1], [1, 4]]}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
 GRAPH = CHAIN.replace('relu', 'gelu')
@@ -123,6 +124,11 @@ SITUATIONS = [
     (GPT, 'compat: "2.0"', 'plan.compat', 'sharding-propagation'),
     (GPT, 'objective: time', 'plan.objective', 'exact search'),
     (GPT, '{tiles: 4}', 'plan.tiles', 'no product'),
+    (MOE % 'imbalance: 1.5', '{}', 'workload.transformer.experts.imbalance', 'no rank holds'),
+    (MOE % 'imbalance: 1.5', 'expert: 4', '', ''),
+    (MOE % 'group_top_k: 1, group_scores: 1', '{}', 'workload.transformer.experts.group_scores', 'one group'),
+    (MOE % 'aux_group: sample', '{}', 'workload.transformer.experts.aux_group', 'no auxiliary loss'),
+    (MOE % 'aux_loss: 0.1, aux_group: sample', '{}', '', ''),
     (GPT, '{recompute_stages: [0], recompute_communication: false}',
      'plan.recompute_stages plan.recompute_communication', 'nothing is recomputed'),
     (GPT, '{recompute: full, recompute_communication: false}', 'plan.recompute_communication', 'no collective'),
@@ -163,7 +169,18 @@ def test_every_situation_is_told_in_its_words(tmp_path):
 
 
 def test_every_key_of_a_plan_has_a_situation_or_always_an_effect():
-    always = {'data', 'tensor', 'pipeline', 'micro_batches', 'chunks', 'rows', 'copies', 'sequence_parallel', 'streams'}
+    always = {
+        'data',
+        'tensor',
+        'expert',
+        'pipeline',
+        'micro_batches',
+        'chunks',
+        'rows',
+        'copies',
+        'sequence_parallel',
+        'streams',
+    }
     seen = {key.split('.')[1] for *_, keys, _ in SITUATIONS for key in keys.split() if key.startswith('plan.')}
     assert {field.name for field in fields(Plan)} == always | seen
 

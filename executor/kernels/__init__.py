@@ -13,6 +13,7 @@ from executor.kernels import (
     cross_entropy,
     dropout,
     embedding,
+    experts,
     gated,
     latent,
     linear,
@@ -24,8 +25,10 @@ from executor.kernels import (
     qk_norm,
     reduction,
     rotary,
+    router,
     shape,
     tiles,
+    torch_call,
     unfused,
     update,
 )
@@ -47,6 +50,8 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **gated.KERNELS,
     **rotary.KERNELS,
     **qk_norm.KERNELS,
+    **router.KERNELS,
+    **experts.KERNELS,
     **latent.KERNELS,
     **reduction.KERNELS,
     **shape.KERNELS,
@@ -58,6 +63,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **tiles.KERNELS,
     **update.KERNELS,
     **muon.KERNELS,
+    **torch_call.KERNELS,
 }
 """(operator, phase) → kernel."""
 

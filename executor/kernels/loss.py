@@ -98,5 +98,5 @@ KERNELS = {
     ('mae', 'F'): mae_forward,
     ('mae', 'I'): mae_dx,
 }
-LOSSES = frozenset({'cross_entropy', 'ce_loss', 'cross_entropy_mean', 'mse', 'mae'})
+LOSSES = frozenset({'cross_entropy', 'ce_loss', 'cross_entropy_mean', 'mse', 'mae', 'aux_loss'})
 """Operators whose first written tensor in phase F is a loss."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from simpar.plan import Plan
 from simpar.schedule import Schedule
 from simpar.workload import MODEL, OPTIMIZERS, Workload
 
 Path = tuple[str | int, ...]
+_OWNERS: Final = {'layers': 'layer', 'experts': 'experts'}
+"""What rules call keys that stand in a group of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Key:
     @property
     def rule(self) -> str:
         """``plan.zero``, ``workload.loss``, ``layer.recompute``: what rules call it."""
-        owner = 'layer' if 'layers' in self.path[:-1] else str(self.path[0])
+        owner = next((word for group, word in _OWNERS.items() if group in self.path[:-1]), str(self.path[0]))
         return f'{owner}.{self.field}'
 
     @property
@@ -66,8 +68,9 @@ def written_keys(schedule: Schedule) -> Iterator[Key]:
     wanted = {tuple(str(part) for part in key) for key in schedule.origins}
     for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
         place = tuple(key.name.split('.'))
-        # What a config.json says was not written for this schedule.
-        if (key.is_set or place in wanted) and place not in schedule.of_config:
+        # What a config.json says was not written for this schedule, nor was a key of a group that it says.
+        told = any(place[:count] in schedule.of_config for count in range(len(place) + 1))
+        if (key.is_set or place in wanted) and not told:
             yield key
 
 
@@ -78,6 +81,9 @@ def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Ite
     yield from _of(workload.optimizer, f'workload.optimizer.{name}', ('workload', 'optimizer'))
     model = workload.model
     yield from _of(model, f'workload.{model.key}', ('workload', 'model'))
+    experts = getattr(model, 'experts', None)
+    if experts is not None:
+        yield from _of(experts, f'workload.{model.key}.experts', ('workload', 'model', 'experts'))
     listed = f'workload.{model.key}' + ('.layers' if ('workload', model.key, 'layers') in wanted else '')
     for place, layer in enumerate(model.listed):
         yield from _of(layer, f'{listed}.{place}.{layer.key}', ('workload', 'model', 'layers', place))

@@ -7,14 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.entries import Alike
 from simpar.cost.formula import Terms, share, terms
 from simpar.cost.interpolate import Curve
-from simpar.cost.links import demands
+from simpar.cost.links import demand, demands
 from simpar.cost.model import CollectiveCost
 from simpar.hardware import Cluster, Grade, Shape, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
+Groups = NDArray[np.int32]
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
 
@@ -42,7 +47,10 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        self._shapes: dict[tuple[int, ...], Shape] = {}
+        # Clusters of a sweep over links lie alike.
+        self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
+        self._level_channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
+        self._known_links: dict[object, tuple[tuple[str, float], ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
@@ -61,13 +69,67 @@ class ClusterCollectives:
             found = self._costs[key, members] = self._cost(op, key, members, users)
         return found
 
+    @functools.cached_property
+    def shapes_tell(self) -> bool:
+        """Whether groups that lie alike from their first node on cost the same on channels that lie alike, too."""
+        # Channels between pairs are too many to be numbered.
+        return bool(self._node) and all(link.per != 'pair' for link in self.topology.links)
+
+    def lying_alike(self, groups: Groups) -> list[NDArray[np.int64]]:
+        """The rows of groups that lie alike from their first node on. Arguments: ``groups``, shape [groups, ranks]."""
+        return _equal_rows(groups - groups[:, :1] // self._node * self._node)
+
+    def by_shape(self, op: OpClass, groups: Groups, alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
+        """Isolated costs of a collective, or a send and its receive, in many groups.
+
+        Arguments: ``groups``, shape [groups, ranks]; ``alike``, as ``lying_alike`` says. Only where ``shapes_tell``.
+        """
+        pair = op.kind != 'collective'
+        key = ('send' if pair else op.operator, op.bytes, op.dtype)
+        found = []
+        for rows in alike:
+            members = groups[rows].astype(np.int64)
+            shape = self._shape(tuple(members[0].tolist()))
+            alone = self._alone.get((key, shape))
+            if alone is None:
+                alone = self._alone[key, shape] = self._price(op, shape)
+            cost, loads = alone
+            # A message goes out of its sender's ports.
+            found.append(Alike(rows, cost, *self._channels(members[:, :1] if pair else members, loads, cost.transfer)))
+        return tuple(found)
+
+    def _channels(
+        self, users: NDArray[np.int64], loads: Sequence[float], transfer: float
+    ) -> tuple[NDArray[np.int64], tuple[float, ...], tuple[int, ...]]:
+        """As ``demands`` says it: of each group the numbers of its channels, and what is demanded of how many."""
+        found: list[NDArray[np.int64]] = [np.empty((len(users), 0), dtype=np.int64)]
+        parts: list[float] = []
+        for level, load in enumerate(loads if transfer > 0 else ()):
+            link = self.topology.links[level]
+            if not load > 0 or link.sharing != 'shared':
+                continue
+            ports = users
+            if link.per == 'node':
+                # All groups lie alike, so that the same columns have the nodes of the first.
+                _, first = np.unique(users[0] // self._node, return_index=True)
+                ports = users[:, first] // self._node
+            found.append(level * self.cluster.world + ports)
+            parts.append(demand(load, transfer))
+        return np.concatenate(found, axis=1), tuple(parts), tuple([one.shape[1] for one in found[1:]])
+
+    def name(self, channel: int) -> str:
+        """The name of a channel by its number."""
+        level, port = divmod(channel, self.cluster.world)
+        link = self.topology.links[level]
+        return f'{link.name}/{"node" if link.per == "node" else ""}{port}'
+
     def _cost(self, op: OpClass, key: object, members: tuple[int, ...], users: tuple[int, ...]) -> CollectiveCost:
         shape = self._shape(members)
         alone = self._alone.get((key, shape))
         if alone is None:
             alone = self._alone[key, shape] = self._price(op, shape)
         cost, loads = alone
-        links = demands(self.topology, users, members, loads, cost.transfer)
+        links = self._links(members, users, demands(self.topology, loads, cost.transfer))
         # A thousand ranks ask thousands of times, and `replace` takes twice as long.
         return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
 
@@ -79,6 +141,29 @@ class ClusterCollectives:
         if members not in self._shapes:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
+
+    def _links(
+        self, members: tuple[int, ...], users: tuple[int, ...], asked: tuple[tuple[int, float], ...]
+    ) -> tuple[tuple[str, float], ...]:
+        """Pairs (channel, demand) of the channels that a group uses at some levels.
+
+        Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
+        once.
+        """
+        key = (members, users, asked)
+        if key not in self._known_links:
+            found: list[tuple[str, float]] = []
+            for level, part in asked:
+                over = members if self.topology.links[level].per == 'pair' else users
+                found += [(channel, part) for channel in self._of_level(over, level)]
+            self._known_links[key] = tuple(found)
+        return self._known_links[key]
+
+    def _of_level(self, ranks: tuple[int, ...], level: int) -> tuple[str, ...]:
+        """The channels of a level that ranks use."""
+        if (ranks, level) not in self._level_channels:
+            self._level_channels[ranks, level] = self.topology.channels(ranks, level)
+        return self._level_channels[ranks, level]
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
@@ -145,7 +230,7 @@ class ClusterCollectives:
     def _laid(self, group: Group) -> Shape:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
-        return self.topology.shape([place // inner * self.topology.node + place % inner for place in range(group[0])])
+        return self._shape(tuple([place // inner * self.topology.node + place % inner for place in range(group[0])]))
 
     def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
@@ -163,7 +248,7 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        shape = self.topology.shape(range(inner))
+        shape = self._shape(tuple(range(inner)))
         alone = terms(op, shape, self.topology, self.library)
         exact = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
         inside = next(level for level, load in enumerate(alone.loads) if load)
@@ -183,11 +268,27 @@ class ClusterCollectives:
 
 
 @functools.lru_cache(maxsize=8)
+def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape]:
+    """The shapes of groups by their ranks, in clusters whose levels have these sizes; it is filled as they are met."""
+    return {}
+
+
+@functools.lru_cache(maxsize=8)
 def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
     points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
     for operator, ranks, nodes, size, seconds in rows:
         points.setdefault(operator, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
     return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
+
+
+def _equal_rows(groups: Groups) -> list[NDArray[np.int64]]:
+    """The rows of equal groups, by first occurrence."""
+    if (groups == groups[0]).all():
+        return [np.arange(len(groups))]
+    # By their columns, the first one last: equal rows come to stand together, in order.
+    order = np.lexsort(groups.T[::-1])
+    begins = np.flatnonzero((groups[order[1:]] != groups[order[:-1]]).any(axis=1)) + 1
+    return sorted(np.split(order, begins), key=lambda rows: int(rows[0]))
 
 
 def _alike(one: Group, other: Group) -> bool:

@@ -31,6 +31,8 @@ NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 FP8: Final = 'fp8'
 HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1}
+GROUP_TILE = 128
+"""Rows to which a grouped product fills up those of each expert: a tile of cuBLAS, CUTLASS and DeepGEMM."""
 _MATMUL = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
@@ -72,7 +74,7 @@ class DeviceCompute:
 
     def _in_8_bits(self, op: OpClass) -> ComputeCost:
         """By formula, for no table has products of 8 bits; on a device without them as in 16 bits, or what it has."""
-        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        size = _product_size(op)
         if FP8 in self._matrix:
             shape = self.device.matmul
             device = dataclasses.replace(self.device, matmul=dataclasses.replace(shape, share=shape.fp8 or shape.share))
@@ -84,7 +86,7 @@ class DeviceCompute:
     def _matmul(self, op: OpClass) -> ComputeCost:
         if op.dtype == FP8 and (FP8 in self._matrix or HALF & self._matrix.keys()):
             return self._in_8_bits(op)
-        size = (op.dims['m'], op.dims['n'], op.dims['k'])
+        size = _product_size(op)
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
@@ -211,6 +213,21 @@ def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
     # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
+
+
+def _product_size(op: OpClass) -> tuple[int, int, int]:
+    """m, n, k of a product; a grouped one is priced as one product of all experts' rows.
+
+    It is one kernel, whose tiles of all experts fill the device together. The rows of each expert fill whole tiles.
+    Where they are what is summed over (W), each expert has a result of its own.
+    """
+    m, n, k = (op.dims[name] for name in 'mnk')
+    groups = op.dims.get('groups', 1)
+    if groups == 1:
+        return m, n, k
+    if op.phase == 'W':
+        return m * groups, n, -(-k // groups)
+    return groups * -(-m // (groups * GROUP_TILE)) * GROUP_TILE, n, k
 
 
 def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:

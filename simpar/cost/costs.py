@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,28 @@ def entry_of(entries: int, groups: int, group: int, position: int) -> int:
     return group if entries == groups else group * (entries // groups) + position
 
 
+class Why(Mapping[int, str]):
+    """How the seconds of op classes came about; found when somebody asks.
+
+    Arguments: ``kind``, for each op class which of the ``texts`` is its own.
+    """
+
+    def __init__(self, kind: NDArray[np.int64], texts: Sequence[str]) -> None:
+        self._kind = kind
+        self._texts = texts
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise KeyError(index)
+        return self._texts[self._kind.item(index)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._kind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Costs:
     """Isolated seconds of every op class, and what slows what.
@@ -55,9 +78,9 @@ class Costs:
     host: Array
     beside_communication: Array
     beside_compute: Array
-    communication: dict[int, tuple[Communication, ...]]
-    links: tuple[str, ...]
+    communication: Mapping[int, Sequence[Communication]]
+    links: Sequence[str]
     rank_speed: Array
     waiting_slows: bool = False
-    why: dict[int, str] = field(default_factory=dict)
+    why: Mapping[int, str] = field(default_factory=dict)
     grades: dict[str, float] = field(default_factory=dict)

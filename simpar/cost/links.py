@@ -20,22 +20,14 @@ def demand(load: float, transfer: float) -> float:
     return min(max(round(load / transfer * GRID), 1), GRID) / GRID
 
 
-def demands(
-    topology: Topology, users: Sequence[int], ranks: Sequence[int], loads: Sequence[float], transfer: float
-) -> tuple[tuple[str, float], ...]:
-    """Pairs (channel, demand) of a collective of these ranks.
+def demands(topology: Topology, loads: Sequence[float], transfer: float) -> tuple[tuple[int, float], ...]:
+    """What a collective demands of each channel of a level that it shares: pairs (level, demand).
 
-    Arguments: ``users``, the ranks whose own channels it uses; ``loads``, at each level, seconds of work on each of
-    its channels; ``transfer``, seconds. Links of a fatpipe are left out: nobody shares them. Does not model: channels
-    of one level that carry unequal loads.
+    Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a
+    fatpipe are left out: nobody shares them. Does not model: channels of one level that carry unequal loads.
     """
     # Written so that NaN is refused, too.
     if not transfer > 0:
         return ()
-    found: list[tuple[str, float]] = []
-    for level, load in enumerate(loads):
-        if load > 0 and topology.links[level].sharing == 'shared':
-            part = demand(load, transfer)
-            over = ranks if topology.links[level].per == 'pair' else users
-            found += [(channel, part) for channel in topology.channels(over, level)]
-    return tuple(found)
+    shared = (level for level, load in enumerate(loads) if load > 0 and topology.links[level].sharing == 'shared')
+    return tuple([(level, demand(loads[level], transfer)) for level in shared])

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATRIX, NO_WORK
-from simpar.cost.costs import GRADES, Array, Communication, Costs
+from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
+from simpar.cost.entries import Alike, Block, Entries, LinkNames
 from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
@@ -17,6 +21,11 @@ from simpar.errors import Infeasible
 from simpar.hardware import Cluster
 from simpar.program import OpClass, Program
 from simpar.units import quantise
+
+MANY: Final = 512
+"""From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
+Priced = dict[int, Sequence[Communication]]
+"""By the number of a cost key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +82,24 @@ class Pricer:
         self.collective = collective or cluster_collectives(cluster)
         self._program = program
         self._cluster = cluster
-        self._ranks = {name: partition.groups_GP.tolist() for name, partition in program.partitions.items()}
+        self._ranks: dict[str, list[list[int]]] = {}
         self._kind, self._ops = program.cost_kinds
         # By the number of the cost key.
         self._computed: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
+        self._by_shape: dict[int, tuple[Alike, ...]] = {}
+        self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
+        many = program.world >= MANY and isinstance(self.collective, ClusterCollectives)
         for kind, op in enumerate(self._ops):
             if op.kind == 'compute':
                 self._computed[kind] = self.compute.seconds(op)
+            elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
+                alike = self._by_shape[kind] = self.collective.by_shape(op, *self._lying(self.collective, op))
+                # Groups in order: the first one is among those that stand first.
+                self._communicated[kind] = (alike[0].cost,)
             else:
                 self._communicated[kind] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
-        self._messages: dict[tuple[bool, bool], tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]] = {}
+        self._messages: dict[tuple[bool, bool], tuple[Priced, Sequence[str]]] = {}
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
@@ -101,21 +117,49 @@ class Pricer:
             beside_communication=np.where(computes & slows, beside, 1.0)[self._kind],
             beside_compute=np.where(computes | (not slows), 1.0, collective)[self._kind],
             # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
-            communication={index: communication[kind] for index, kind in self._each if kind in communication},
+            communication={index: communication[kind] for index, kind in self._communicating},
             links=links,
-            rank_speed=np.array([self._cluster.slow.get(rank, 1.0) for rank in range(self._program.world)]),
+            rank_speed=self._speeds(),
             waiting_slows=slows and slow_down.waiting,
-            why=self._why,
+            why=Why(self._kind, self._why),
             grades=self._grades(compute, communication),
         )
 
+    def _speeds(self) -> Array:
+        """Of all ranks."""
+        speeds = np.ones(self._program.world)
+        for rank, speed in self._cluster.slow.items():
+            if rank < len(speeds):
+                speeds[rank] = speed
+        return speeds
+
     @cached_property
-    def _each(self) -> list[tuple[int, int]]:
-        """All op classes, each with the number of its cost key."""
-        return list(enumerate(self._kind.tolist()))
+    def _communicating(self) -> list[tuple[int, int]]:
+        """The op classes that communicate, each with the number of its cost key."""
+        index = np.flatnonzero(np.array([op.kind != 'compute' for op in self._ops], dtype=bool)[self._kind])
+        return list(zip(index.tolist(), self._kind[index].tolist(), strict=True))
+
+    def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
+        """The groups of an op, and which of them lie alike; ops of one partition share them."""
+        key = (op.partition, op.kind, op.peer)
+        if key not in self._lie:
+            groups = self._groups(op)
+            self._lie[key] = groups, collective.lying_alike(groups)
+        return self._lie[key]
+
+    def _groups(self, op: OpClass) -> NDArray[np.int32]:
+        """As ``_meeting``, in one array."""
+        groups = self._program.partitions[op.partition].groups_GP
+        if op.kind == 'collective':
+            return groups
+        peers = np.roll(groups, -op.peer, axis=1)
+        sides = (groups, peers) if op.kind == 'send' else (peers, groups)
+        return np.stack(sides, axis=-1).reshape(-1, 2)
 
     def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
         """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
+        if op.partition not in self._ranks:
+            self._ranks[op.partition] = self._program.partitions[op.partition].groups_GP.tolist()
         for ranks in self._ranks[op.partition]:
             if op.kind == 'collective':
                 yield ranks
@@ -132,22 +176,41 @@ class Pricer:
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
-    def _communication(self, effects: Effects) -> tuple[dict[int, tuple[Communication, ...]], tuple[str, ...]]:
+    def _communication(self, effects: Effects) -> tuple[Priced, Sequence[str]]:
         """By cost key, and the names of the links; what no effect changes is the same object."""
         key = (effects.small_operator, effects.link_sharing)
         if key not in self._messages:
+            if self._by_shape:
+                self._messages[key] = self._in_blocks(effects)
+                return self._messages[key]
             messages = _Messages(effects)
-            made = {kind: tuple(map(messages.message, costs)) for kind, costs in self._communicated.items()}
+            made: Priced = {kind: tuple(map(messages.message, costs)) for kind, costs in self._communicated.items()}
             self._messages[key] = (made, tuple(messages.links))
         return self._messages[key]
 
+    def _in_blocks(self, effects: Effects) -> tuple[Priced, Sequence[str]]:
+        """The same, by shapes of groups."""
+        numbers = _Numbers(len(self._cluster.topology.links) * self._cluster.world)
+        made: Priced = {}
+        for kind, alike in self._by_shape.items():
+            blocks = []
+            for one in alike:
+                alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
+                links = numbers.of(one.channels) if parts else one.channels[:, :0]
+                blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
+            made[kind] = Entries(tuple(blocks))
+        collective = self.collective
+        name = collective.name if isinstance(collective, ClusterCollectives) else str
+        return made, LinkNames(numbers.channels, name)
+
     @cached_property
-    def _why(self) -> dict[int, str]:
+    def _why(self) -> list[str]:
+        """By cost key."""
         why = {kind: costs[0].why for kind, costs in self._communicated.items()}
         why |= {kind: cost.why for kind, cost in self._computed.items()}
-        return {index: why[kind] for index, kind in self._each}
+        return [why[kind] for kind in range(len(self._ops))]
 
-    def _grades(self, compute: Array, communication: Mapping[int, tuple[Communication, ...]]) -> dict[str, float]:
+    def _grades(self, compute: Array, communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
         slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
@@ -167,25 +230,66 @@ class _Messages:
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._made: dict[Hashable, Communication] = {}
+        self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
         self.links: dict[str, int] = {}
 
     def message(self, cost: CollectiveCost) -> Communication:
         """A collective's cost in one group."""
         links = cost.links if self._effects.link_sharing else ()
-        key = (cost.alpha, cost.transfer, cost.best, links)
+        # Equal links are mostly the same object, and are told by it: they may be many.
+        key = (cost.alpha, cost.transfer, cost.best, id(links))
         if key not in self._made:
             self._made[key] = self._make(cost, links)
         return self._made[key]
 
     def _make(self, cost: CollectiveCost, links: tuple[tuple[str, float], ...]) -> Communication:
-        if self._effects.small_operator:
-            alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
-        else:
-            alpha, transfer = 0.0, quantise(cost.best)
-            # The bytes stay, the time shrinks: the demand on a link rises accordingly.
-            links = tuple((name, demand(part * cost.transfer, cost.best)) for name, part in links if cost.best > 0)
-        if not transfer > 0:
-            links = ()
-        # Sorted, so that equal costs are equal whatever order their links were found in.
-        shares = sorted((self.links.setdefault(name, len(self.links)), part) for name, part in links)
-        return Communication(alpha=alpha, transfer=transfer, links=tuple(shares))
+        alpha, transfer, parts = _isolated(self._effects, cost, tuple([part for _, part in links]))
+        # Of costs as they are, links are told once; only these live as long as this does.
+        same = links is cost.links and self._effects.small_operator
+        shares = self._shares.get(id(links)) if same and parts else None
+        if shares is None:
+            # Sorted, so that equal costs are equal whatever order their links were found in.
+            pairs = zip(links, parts, strict=True) if parts else ()
+            shares = tuple(sorted([(self.links.setdefault(name, len(self.links)), part) for (name, _), part in pairs]))
+            if same and parts:
+                self._shares[id(links)] = shares
+        return Communication(alpha=alpha, transfer=transfer, links=shares)
+
+
+class _Numbers:
+    """Numbers the channels that are used, by first use; ``channels``, how many there may be."""
+
+    def __init__(self, channels: int) -> None:
+        self._number = np.full(channels, -1)
+        self._found: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        self._count = 0
+
+    def of(self, channels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Their numbers, in an array of the same shape."""
+        new = channels[self._number[channels] < 0]
+        if len(new):
+            # Of equal places the last one assigned stays: backwards, that is the first.
+            self._number[new[::-1]] = np.arange(len(new))[::-1]
+            first = new[self._number[new] == np.arange(len(new))]
+            self._number[first] = np.arange(self._count, self._count + len(first))
+            self._found.append(first)
+            self._count += len(first)
+        return self._number[channels]
+
+    @property
+    def channels(self) -> NDArray[np.int64]:
+        """The channel of each number."""
+        return np.concatenate(self._found)
+
+
+def _isolated(
+    effects: Effects, cost: CollectiveCost, parts: tuple[float, ...]
+) -> tuple[float, float, tuple[float, ...]]:
+    """Latency, transfer and demands of links, on the engine's grid. Arguments: ``parts``, demands as priced."""
+    if effects.small_operator:
+        alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
+    else:
+        alpha, transfer = 0.0, quantise(cost.best)
+        # The bytes stay, the time shrinks: the demand on a link rises accordingly.
+        parts = tuple([demand(part * cost.transfer, cost.best) for part in parts if cost.best > 0])
+    return alpha, transfer, parts if transfer > 0 else ()

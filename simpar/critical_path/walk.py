@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import Costs, entry_of
-from simpar.critical_path.path import CriticalPath, Segment
+from simpar.cost.entries import lasts
+from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
 from simpar.metrics import Meetings, is_communication, is_pipeline
 from simpar.program import OpClass, Role
 from simpar.trace import RankTimes, Trace
@@ -50,22 +51,39 @@ class _Place(NamedTuple):
     slot: int
 
 
+class _Class(NamedTuple):
+    """What the walk asks about an op class on a representative rank.
+
+    Arguments: ``alone``, whether it meets nobody on another representative; ``isolated``, seconds, 0 without costs.
+    """
+
+    op: OpClass
+    kind: SegmentKind
+    alone: bool
+    isolated: float
+
+
 @dataclass(slots=True, eq=False)
 class _RankView:
     """What the walk asks about a representative rank; arrays, for it looks at few of the slots.
 
-    Arguments: ``before``, of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
+    Arguments:
+        before: of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
+        follows: of each slot whether it comes after that one alone.
+        classes: by the number of an op class, what is known of those that the path has passed.
     """
 
     role: Role
     times: RankTimes
     before: NDArray[np.int64]
     tail: dict[int, int]
+    follows: NDArray[np.bool_]
+    classes: dict[int, _Class] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """One walk backwards in time."""
+    """One walk backwards in time; ``found`` are the segments, the latest first."""
 
     trace: Trace
     costs: Costs | None
@@ -74,7 +92,7 @@ class _Walk:
     end: float
     views: dict[int, _RankView] = field(default_factory=dict)
     alike: dict[tuple[int, str], bool] = field(default_factory=dict)
-    isolated: dict[tuple[int, int], float] = field(default_factory=dict)
+    found: list[Segment] = field(default_factory=list)
     meetings: Meetings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,23 +100,13 @@ class _Walk:
 
     def segments(self) -> list[Segment]:
         """The segments, the latest first."""
-        found: list[Segment] = []
         time, place = self.end, self._last()
-        # Backwards: an op that ran, then what kept it from running earlier, until the step's begin.
+        # Backwards: an op that ran, then what kept it from running earlier, until the step's begin. Ops of no duration
+        # cover nothing; the path goes through them.
         while time > self.begin:
-            segment, place = self._run(place, time)
-            time = self._put(found, segment, time)
-            segment, place = self._cause(place, time)
-            time = self._put(found, segment, time)
-        return found
-
-    def _put(self, found: list[Segment], segment: Segment, time: float) -> float:
-        """Keep a segment if it takes time; the time at which the path goes on."""
-        # Ops of no duration cover nothing; the path goes through them.
-        if segment.begin >= time:
-            return time
-        found.append(segment)
-        return segment.begin
+            time, place = self._run(place, time)
+            time, place = self._cause(place, time)
+        return self.found
 
     def _last(self) -> _Place:
         """The op that ends last."""
@@ -109,49 +117,46 @@ class _Walk:
             representative, self.step, int(np.argmax(self.trace.representatives[representative].end_KS[self.step]))
         )
 
-    def _run(self, place: _Place, time: float) -> tuple[Segment, _Place]:
-        """The segment of a running op, and the participant that made it start: the last to arrive."""
-        view = self._view(place.representative)
-        op = self._op(place)
-        begin = max(self.begin, view.times.start_KS.item(place.step, place.slot))
-        segment = Segment(
-            kind='communication' if is_communication(op) else 'compute',
-            rank=self.trace.representatives[place.representative].rank,
-            begin=begin,
-            end=time,
-            op=op,
-            slot=place.slot,
-            stream=view.role.streams[view.role.stream.item(place.slot)],
-            stretched=self._stretched(place, op, begin, time),
-        )
-        met = self._participants(place, op)
+    def _run(self, place: _Place, time: float) -> tuple[float, _Place]:
+        """Go back through a running op: the time of its start, and the participant that came last."""
+        representative, step, slot = place
+        view = self._view(representative)
+        known = self._class(view, place)
+        begin = max(self.begin, view.times.start_KS.item(step, slot))
+        if begin < time:
+            stretched = self._stretched(place, known, time - begin)
+            stream = view.role.streams[view.role.stream.item(slot)]
+            # By place, as a path may have a hundred thousand segments.
+            self.found.append(Segment(known.kind, view.times.rank, begin, time, known.op, slot, stream, stretched))
+            time = begin
         # A compute op meets no one, and most ops are that.
-        if len(met) == 1:
-            return segment, met[0]
-        return segment, max(met, key=lambda p: (self._arrive(p), p == place, -p.representative))
+        if known.alone:
+            return time, place
+        met = self._participants(place, known.op)
+        return time, max(met, key=lambda p: (self._arrive(p), p == place, -p.representative))
 
-    def _cause(self, place: _Place, time: float) -> tuple[Segment, _Place]:
-        """Return the segment in which an op had not arrived although nothing ran before it, and the op before it."""
-        latest = self._latest(place)
+    def _cause(self, place: _Place, time: float) -> tuple[float, _Place]:
+        """Go back to the op before one, and to its end, through time in which the op had not arrived."""
+        view = self._view(place.representative)
+        latest = self._latest(view, place)
         since = latest[0] if latest else self.begin
         simulated = self.trace.origin == 'simulated'
         # A simulated op arrives when its needs and its host allow it. Later than its needs means the host, which issues
         # without pause.
         if simulated and self._arrive(place) > since:
             since = self.begin
-        segment = Segment(
-            kind='host' if simulated else 'overhead',
-            rank=self.trace.representatives[place.representative].rank,
-            begin=max(self.begin, since),
-            end=time,
-        )
-        return segment, _Place(place.representative, *latest[1:]) if latest else place
+        begin = max(self.begin, since)
+        if begin < time:
+            self.found.append(Segment('host' if simulated else 'overhead', view.times.rank, begin, time))
+            time = begin
+        return time, _Place(place.representative, latest[1], latest[2]) if latest else place
 
-    def _latest(self, place: _Place) -> tuple[float, int, int] | None:
+    def _latest(self, view: _RankView, place: _Place) -> tuple[float, int, int] | None:
         """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
-        representative, step, slot = place
-        view = self._view(representative)
+        _, step, slot = place
         before, end = view.before.item(slot), view.times.end_KS.item
+        if view.follows.item(slot):
+            return end(step, before), step, before
         # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
         found = [(end(step, need), step, need) for need in view.role.need.items(slot)]
         if before >= 0:
@@ -164,11 +169,23 @@ class _Walk:
                 found.append((end(step - 1, tail), step - 1, tail))
         return max(found, default=None)
 
+    def _class(self, view: _RankView, place: _Place) -> _Class:
+        """The op class of a slot."""
+        index = view.role.op_class.item(place.slot)
+        known = view.classes.get(index)
+        if known is None:
+            op = self.trace.program.op_classes[index]
+            # Ranks that one stands for arrive together, so there is no other participant to go to.
+            alone = op.kind == 'compute' or (
+                op.kind == 'collective' and self._alike(place.representative, op.partition)
+            )
+            kind: SegmentKind = 'communication' if is_communication(op) else 'compute'
+            isolated = self._isolated(self.costs, op, index, view.times.rank) if self.costs else 0.0
+            known = view.classes[index] = _Class(op, kind, alone, isolated)
+        return known
+
     def _participants(self, place: _Place, op: OpClass) -> list[_Place]:
         """The ops that this one meets, itself included, each representative rank once."""
-        # Ranks that one stands for arrive together, so there is no other participant to go to.
-        if op.kind == 'compute' or (op.kind == 'collective' and self._alike(place.representative, op.partition)):
-            return [place]
         met = self.meetings.of(self.trace.representatives[place.representative].rank, place.slot)
         found = dict.fromkeys((int(self.trace.representative_of_rank[rank]), slot) for rank, slot in met)
         return [_Place(representative, place.step, slot) for representative, slot in found]
@@ -181,31 +198,23 @@ class _Walk:
             self.alike[key] = bool((self.trace.representative_of_rank[list(members)] == representative).all())
         return self.alike[key]
 
-    def _stretched(self, place: _Place, op: OpClass, begin: float, end: float) -> float:
-        """Seconds of a segment beyond the op's isolated seconds."""
+    def _stretched(self, place: _Place, known: _Class, seconds: float) -> float:
+        """How many of an op's seconds are beyond its isolated ones."""
         if self.costs is None:
             return 0.0
         # Costs of a transfer are those of its send.
-        if op.kind == 'recv':
-            place = next(one for one in self._participants(place, op) if one != place)
-        rank = self.trace.representatives[place.representative].rank
-        index = self._view(place.representative).role.op_class.item(place.slot)
-        # A path passes ops of a few classes, many times each.
-        if (index, rank) not in self.isolated:
-            self.isolated[index, rank] = self._isolated(self.costs, op, index, rank)
+        if known.op.kind == 'recv':
+            sender = next(one for one in self._participants(place, known.op) if one != place)
+            known = self._class(self._view(sender.representative), sender)
         # A segment may begin with the window, after its op: then less than the isolated time is left.
-        return max(0.0, end - begin - self.isolated[index, rank])
+        return max(0.0, seconds - known.isolated)
 
     def _isolated(self, costs: Costs, op: OpClass, index: int, rank: int) -> float:
         """Isolated seconds of an op class on a rank; of a receive those of its send, whose class it is here."""
         if not is_communication(op):
             return float(costs.compute[index] / costs.rank_speed[rank])
         partition, entries = self.trace.program.partitions[op.partition], costs.communication[index]
-        cost = entries[entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))]
-        return cost.alpha + cost.transfer
-
-    def _op(self, place: _Place) -> OpClass:
-        return self.trace.program.op(self._view(place.representative).role, place.slot)
+        return sum(lasts(entries, entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))))
 
     def _arrive(self, place: _Place) -> float:
         return self._view(place.representative).times.arrive_KS.item(place.step, place.slot)
@@ -214,7 +223,9 @@ class _Walk:
         if index not in self.views:
             rank_times = self.trace.representatives[index]
             role = self.trace.role(rank_times)
-            self.views[index] = _RankView(role, rank_times, *_stream_order(role))
+            before, tail = _stream_order(role)
+            needs = np.diff(role.need.start) + np.diff(role.carry.start)
+            self.views[index] = _RankView(role, rank_times, before, tail, (needs == 0) & (before >= 0))
         return self.views[index]
 
 

@@ -129,7 +129,7 @@ def _doubled(costs: Costs, again: NDArray[np.int64]) -> Costs:
     )
 
 
-def _stretched(costs: Costs, touched: Ints, factor: float) -> dict[int, tuple[Communication, ...]]:
+def _stretched(costs: Costs, touched: Ints, factor: float) -> dict[int, Sequence[Communication]]:
     communication = dict(costs.communication)
     for index in set(touched.tolist()) & communication.keys():
         communication[index] = tuple(

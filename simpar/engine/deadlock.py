@@ -89,7 +89,7 @@ class Drawing:
         if op.kind != 'collective':
             return self._name_peers([groups.peer(rank, op.peer)])
         arrived = {other.device.representative for other in met.streams}
-        members = groups.members[groups.group[rank]]
+        members = groups.members[groups.places.item(0, rank)]
         return self._name_peers([peer for peer in members if self._representatives.of_rank[peer] not in arrived])
 
     def _name_peers(self, ranks: list[int]) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.cost.costs import Costs
+from simpar.cost.entries import lasts
 from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives
@@ -102,10 +103,10 @@ def _communication(
     program: Program, costs: Costs, representatives: LoadedRepresentatives, representative: int, index: int
 ) -> tuple[float, float, Load]:
     """Latency, transfer and links of an op class on a representative that leads."""
-    groups = representatives.together(representative, stand(program.op_classes, index), len(costs.communication[index]))
+    by_group = costs.communication[index]
+    groups = representatives.together(representative, stand(program.op_classes, index), len(by_group))
     # Groups that fold together last equally long; any of them tells.
-    isolated = costs.communication[index][groups[0]]
-    return isolated.alpha, isolated.transfer, representatives.load(index, groups)
+    return *lasts(by_group, groups.item(0)), representatives.load(index, groups)
 
 
 def _issued(ops: Ops, costs: Costs, steps: int) -> Times:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from simpar.engine.representatives import Representatives, groups_of
 from simpar.program import Csr, Program, Role
-from simpar.program.rows import column
+from simpar.program.op import computes as op_computes
+from simpar.program.rows import kept_column
 from simpar.program.turns import Kind, Turns
 
 Ints = NDArray[np.signedinteger[Any]]
@@ -86,7 +87,7 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     stream = np.concatenate(
         [role.stream + np.int32(begin) for role, begin in zip(roles, streams.tolist(), strict=False)]
     )
-    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)[op_class]
+    computes = kept_column(program.op_classes, op_computes, np.bool_)[op_class]
     return Ops(
         roles,
         first,

@@ -310,7 +310,8 @@ class _Simulation:
         """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
         representative, index = int(self._ops.representative[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
         entries = len(self._costs.communication[index])
-        return index, self._representatives.together(representative, self._program.op_classes[index], entries)
+        groups = self._representatives.together(representative, self._program.op_classes[index], entries)
+        return index, tuple(groups.tolist())
 
     def _set_speed(self, op: Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""

@@ -8,44 +8,73 @@ its representative, and it is the one that is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.costs import Communication, Costs, entry_of
+from simpar.cost.entries import Entries
+from simpar.engine.hashed import hashed_colours
 from simpar.program import OpClass, Partition, Program
 
+Numbers = NDArray[np.int64]
 Colours = list[int]
 Edges = list[list[tuple[int, int]]]
 """For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
 0."""
 
+Links = list[tuple[tuple[int, int], ...]]
+"""For each of an op class's costs the pairs (link, number of the demand)."""
 Pattern = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, number of the
 demand)."""
 
 
 class Groups:
-    """A partition as plain lists: the members of each group, and each rank's group and position."""
+    """A partition: the members of each group, and each rank's group and position."""
 
     def __init__(self, partition: Partition) -> None:
-        self.members: list[list[int]] = partition.groups_GP.tolist()
+        self.ranks = partition.groups_GP
         self.size = partition.size
-        # One pass over the groups; ``Partition.place`` searches them all for each rank.
-        places = {rank: (g, p) for g, group in enumerate(self.members) for p, rank in enumerate(group)}
-        self.group = [places[rank][0] for rank in range(len(places))]
-        self.position = [places[rank][1] for rank in range(len(places))]
+        count = len(self.ranks)
+        self.places = np.empty((2, self.ranks.size), dtype=np.int64)
+        self.places[0, self.ranks] = np.arange(count)[:, None]
+        self.places[1, self.ranks] = np.arange(self.size)
+
+    @cached_property
+    def members(self) -> list[list[int]]:
+        """The ranks of each group."""
+        return cast('list[list[int]]', self.ranks.tolist())
 
     def peer(self, rank: int, offset: int) -> int:
         """The rank that stands ``offset`` positions further in the group, around its end."""
-        return self.members[self.group[rank]][(self.position[rank] + offset) % self.size]
+        return self.ranks.item(self.places.item(0, rank), (self.places.item(1, rank) + offset) % self.size)
 
     def entry(self, rank: int, entries: int) -> int:
         """Which of so many costs is for what this rank sends."""
-        return entry_of(entries, len(self.members), self.group[rank], self.position[rank])
+        return entry_of(entries, len(self.ranks), self.places.item(0, rank), self.places.item(1, rank))
+
+    def entries(self, ranks: Sequence[int], entries: int) -> Numbers:
+        """The same of many ranks."""
+        group, position = self.places[:, ranks]
+        found: Numbers = group if entries == len(self.ranks) else group * (entries // len(self.ranks)) + position
+        return found
+
+    def kinds(self, of_rank: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], Numbers]]:
+        """Each set of representatives that meet in some group, and these groups."""
+        met = np.sort(of_rank[self.ranks], axis=1)
+        # By their columns: equal rows come to stand together.
+        order = np.lexsort(met.T[::-1])
+        begins = np.flatnonzero((met[order[1:]] != met[order[:-1]]).any(axis=1)) + 1
+        found: dict[tuple[int, ...], list[Numbers]] = {}
+        for groups in np.split(order, begins):
+            # Groups may have the same representatives, and not as many of each.
+            found.setdefault(tuple(dict.fromkeys(met[groups[0]].tolist())), []).append(groups)
+        return ((among, np.sort(np.concatenate(parts))) for among, parts in found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +124,37 @@ class Representatives:
         for rank, representative in enumerate(of_rank):
             self.ranks[representative].append(rank)
         self._among: dict[tuple[str, int], tuple[int, ...]] = {}
-        groups_among: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        for name, on in groups.items():
-            for group, members in enumerate(on.members):
-                among = tuple(sorted({of_rank[rank] for rank in members}))
-                groups_among.setdefault((name, among), []).append(group)
-        self._groups_among = {key: tuple(found) for key, found in groups_among.items()}
+        self._kinds: dict[str, dict[tuple[int, ...], Numbers]] = {}
+        self._together: dict[tuple[int, str, bool, int], Numbers] = {}
 
     def among(self, partition: str, representative: int) -> tuple[int, ...]:
         """The representatives of all ranks in a representative's group, itself included."""
         if (partition, representative) not in self._among:
             groups = self.groups[partition]
-            members = groups.members[groups.group[self.ranks[representative][0]]]
-            self._among[partition, representative] = tuple(sorted({self.of_rank[rank] for rank in members}))
+            members = groups.ranks[groups.places[0, self.ranks[representative][0]]]
+            found = {self.of_rank[rank] for rank in members.tolist()}
+            self._among[partition, representative] = tuple(sorted(found))
         return self._among[partition, representative]
 
     def peer(self, partition: str, representative: int, offset: int) -> int:
         """The representative of the rank ``offset`` positions further in a representative's group."""
         return self.of_rank[self.groups[partition].peer(self.ranks[representative][0], offset)]
 
-    def together(self, representative: int, op: OpClass, entries: int) -> tuple[int, ...]:
-        """Which of an op class's costs are for the groups, or pairs, in which a representative stands for others."""
-        if op.kind == 'collective':
-            return self._groups_among[op.partition, self.among(op.partition, representative)]
-        return tuple(self.groups[op.partition].entry(rank, entries) for rank in self.ranks[representative])
+    def together(self, representative: int, op: OpClass, entries: int) -> Numbers:
+        """Which of an op class's costs are for the groups, or pairs, in which a representative stands for others.
+
+        In order; the same array is returned each time.
+        """
+        key = (representative, op.partition, op.kind == 'collective', entries)
+        if key not in self._together:
+            groups = self.groups[op.partition]
+            if op.kind != 'collective':
+                self._together[key] = np.sort(groups.entries(self.ranks[representative], entries))
+            else:
+                if op.partition not in self._kinds:
+                    self._kinds[op.partition] = dict(groups.kinds(np.array(self.of_rank)))
+                self._together[key] = self._kinds[op.partition][self.among(op.partition, representative)]
+        return self._together[key]
 
 
 class LoadedRepresentatives(Representatives):
@@ -127,25 +163,47 @@ class LoadedRepresentatives(Representatives):
     def __init__(self, costs: Costs, groups: dict[str, Groups], ranks: Colours, links: Colours) -> None:
         super().__init__(groups, ranks)
         self._communication = costs.communication
-        self._loads: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, float], ...]] = {}
+        self._loads: dict[tuple[object, int], tuple[Numbers, tuple[tuple[int, float], ...]]] = {}
+        self._touching: dict[int, tuple[Numbers, Numbers, NDArray[np.float64]]] = {}
         # One link of each class is simulated; the others would carry the same.
-        self._first_links = frozenset(links.index(colour) for colour in range(max(links, default=-1) + 1))
+        self._is_first = np.zeros(len(links), dtype=np.bool_)
+        self._is_first[list(dict(zip(reversed(links), range(len(links) - 1, -1, -1), strict=True)).values())] = True
 
-    def load(self, op_class: int, groups: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-        """What an op asks of one link of each class when it is done in all of these groups at once."""
+    def load(self, op_class: int, groups: Numbers) -> tuple[tuple[int, float], ...]:
+        """What an op asks of one link of each class when it is done in all of these groups at once.
+
+        Arguments: ``groups``, as ``together`` returns them.
+        """
         by_group = self._communication[op_class]
-        # Costs are shared between op classes by identity (``price`` makes equal ones once), so the id is a key while
-        # they live.
-        key = (id(by_group), groups)
+        # Costs and their links are shared by identity (``price`` makes equal ones once), so ids are keys while they
+        # live; so is that of groups, which are kept here.
+        asked = (
+            id(by_group)
+            if isinstance(by_group, Entries)
+            else tuple([id(by_group[group].links) for group in groups.tolist()])
+        )
+        key = (asked, id(groups))
         if key not in self._loads:
             total: dict[int, float] = {}
-            for group in groups:
-                for link, demand in by_group[group].links:
-                    if link in self._first_links:
-                        total[link] = total.get(link, 0.0) + demand
+            for link, demand in self._demands(by_group, groups):
+                total[link] = total.get(link, 0.0) + demand
             # Sorted by link, as the arithmetic of shares must not depend on who asked first.
-            self._loads[key] = tuple(sorted(total.items()))
-        return self._loads[key]
+            self._loads[key] = groups, tuple(sorted(total.items()))
+        return self._loads[key][1]
+
+    def _demands(self, by_group: Sequence[Communication], groups: Numbers) -> Iterator[tuple[int, float]]:
+        """What messages in these groups ask of the links that are simulated."""
+        if not isinstance(by_group, Entries):
+            for group in groups.tolist():
+                yield from ((link, demand) for link, demand in by_group[group].links if self._is_first[link])
+            return
+        if id(by_group) not in self._touching:
+            self._touching[id(by_group)] = by_group.touching(self._is_first)
+        # Thousands of groups fold together, and few of them use a link that is simulated.
+        touching, links, demands = self._touching[id(by_group)]
+        place = np.minimum(np.searchsorted(groups, touching), len(groups) - 1)
+        mine = groups[place] == touching
+        yield from zip(links[mine].tolist(), demands[mine].tolist(), strict=True)
 
 
 def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:
@@ -157,8 +215,12 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRe
     groups = groups_of(program)
     if unfold:
         return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
-    # Cached by what decides it: most ablations change seconds and not which of them are equal.
-    ranks, links = _refine(program, _Told.by(costs))
+    entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
+    if entries and len(entries) == len(costs.communication):
+        ranks, links = hashed_colours(program, costs.rank_speed, len(costs.links), entries, groups)
+    else:
+        # Cached by what decides it: most ablations change seconds and not which of them are equal.
+        ranks, links = _refine(program, _Told.by(costs))
     if unfold is False:
         _check_roles(program, ranks)
     return LoadedRepresentatives(costs, groups, ranks, links)
@@ -191,27 +253,31 @@ class _Told(NamedTuple):
         """What some costs tell; many op classes share long ones, so each is looked into once."""
         number_of: dict[int, int] = {}
         patterns: dict[Pattern, int] = {}
+        over: dict[tuple[int, ...], Links] = {}
         for by_group in costs.communication.values():
             if id(by_group) not in number_of:
-                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group), len(patterns))
+                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
         of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
         return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
 
 
-def _pattern(by_group: tuple[Communication, ...]) -> Pattern:
+def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], Links]) -> Pattern:
+    """The pattern of an op class's costs. Arguments: ``over``, by the ids of all links what was found; grows."""
     number: dict[tuple[float, float], int] = {}
-    demands: dict[float, int] = {}
     # Which costs and demands of one op class are equal, not what they are: so that messages of many sizes are alike to
     # ``_refine``, and its cache holds across effects, links and plans.
-    return tuple(
-        [
-            (
-                number.setdefault((cost.alpha, cost.transfer), len(number)),
-                tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links]),
-            )
+    seconds = [number.setdefault((cost.alpha, cost.transfer), len(number)) for cost in by_group]
+    # Messages of many sizes have the very same links; those of entries are made when asked for, and are no keys.
+    key = () if isinstance(by_group, Entries) else tuple([id(cost.links) for cost in by_group])
+    links = over.get(key) if key else None
+    if links is None:
+        demands: dict[float, int] = {}
+        links = [
+            tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links])
             for cost in by_group
         ]
-    )
+        over[key] = links
+    return tuple(zip(seconds, links, strict=True))
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
@@ -234,7 +300,7 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
         if sends:
             found += [Exchange(kind, (r, on.peer(r, peer)), True, *pattern[on.entry(r, len(pattern))]) for r in ranks]
         else:
-            used = dict.fromkeys(on.group[rank] for rank in ranks)
+            used = dict.fromkeys(on.places[0, ranks].tolist())
             found += [Exchange(kind, tuple(on.members[g]), False, *pattern[g]) for g in used]
     return found
 

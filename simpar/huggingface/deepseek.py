@@ -1,8 +1,9 @@
-"""What the configs of DeepSeek V2 and V3 say in words of their own: latent attention, dense layers, further tokens."""
+"""What the configs of DeepSeek V2 and V3 say in words of their own: latent attention, further tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import log, sqrt
 from typing import Any, Final
 
@@ -21,7 +22,31 @@ NUMBERS: Final = ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim', 'attenti
 """Of YaRN, those that have defaults."""
 # Sizes that follow from others, and how a checkpoint is stored.
 READ: Final = ('head_dim', 'qk_head_dim', 'rope_interleave', *FURTHER)
-EXPERTS: Final = ('first_k_dense_replace', 'n_routed_experts')
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a checkpoint is stored: equal to every ``quantization_config`` of this method.
+
+    It is trained in ``workload.precision``, with ``workload.fp8`` where that is wanted.
+    """
+
+    method: str
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is of this method."""
+        return isinstance(other, dict) and other.get('quant_method') == self.method
+
+    def __hash__(self) -> int:
+        """Of the method."""
+        return hash(self.method)
+
+    def __str__(self) -> str:
+        """As a config has it."""
+        return f'{{quant_method: {self.method}}}'
+
+
+ONLY: Final = {'attention_dropout': (0, None), 'quantization_config': (None, Stored('fp8'))}
 
 
 def magnitude(factor: float, times: float = 1.0) -> float:
@@ -64,15 +89,6 @@ def interleaved(config: Config) -> Iterator[Says]:
     if not isinstance(config['rope_interleave'], bool):
         raise Refused('rope_interleave', 'not true or false', 'write true or false', 'rope_interleaved')
     yield Says('rope_interleaved', config['rope_interleave'], 'rope_interleave')
-
-
-def dense(config: Config) -> Iterator[Says]:
-    """All layers before ``first_k_dense_replace`` are dense."""
-    first, layers = config['first_k_dense_replace'], config['num_hidden_layers']
-    if isinstance(layers, int) and not (isinstance(first, int) and first >= layers):
-        what = f'not yet: a mixture of experts behind {first} dense layers of {layers}'
-        raise Refused('first_k_dense_replace', what, f'write {layers}: all layers dense', '')
-    yield from ()
 
 
 def further(config: Config) -> Iterator[Says]:

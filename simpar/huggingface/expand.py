@@ -25,7 +25,7 @@ TRANSFORMER: Final[Key] = ('workload', 'transformer')
 KEYS: Final = frozenset(one.name for one in fields(Transformer))
 """What may stand beside ``model``."""
 OWN: Final = frozenset(one.name for one in fields(Workload))
-OTHERS: Final = ('transformer', 'network')
+OTHERS: Final = ('transformer', 'network', 'module')
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
 
@@ -186,7 +186,9 @@ def _put(tree: Tree, config: Tree, says: list[Says], wrong: list[Problem], notes
         origins[at] = config.where((one.by,)) if one.by else config.where(('model_type',))
         words[at] = one.by or one.key
     for key, value in beside.items():
-        values[key] = value
+        # Keys of a group stand beside those that the config says.
+        said = values.get(key)
+        values[key] = {**said, **value} if isinstance(said, dict) and isinstance(value, dict) else value
         below = {place: line for place, line in origins.items() if place[:2] == ('workload', key)}
         origins.update({(*TRANSFORMER, *place[1:]): line for place, line in below.items()})
         words[(*TRANSFORMER, key)] = f'workload.{key}'

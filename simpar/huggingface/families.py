@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any, Final
 
-from simpar.huggingface import deepseek
+from simpar.huggingface import deepseek, mixtures
 from simpar.huggingface.family import Config, Family, Refused, Says
 
 GATES: Final = {
@@ -188,6 +188,15 @@ _QWEN: Final = {
     'sliding_window': 4096,
     'max_window_layers': 28,
 }
+_QWEN_MOE: Final = {
+    **{key: value for key, value in _DEFAULTS.items() if key not in ('attention_bias', 'mlp_bias')},
+    **mixtures.AUX_LOSS,
+    'use_sliding_window': False,
+    'norm_topk_prob': False,
+    'decoder_sparse_step': 1,
+}
+_NO_WINDOW: Final = {'use_sliding_window': (False, None)}
+_UNUSED_WINDOW: Final = ('sliding_window', 'max_window_layers')
 _DEEPSEEK: Final = {
     'kv_lora_rank': 512,
     'q_lora_rank': 1536,
@@ -236,6 +245,37 @@ FAMILIES: Final[Mapping[str, Family]] = {
         rules=(_activation(GATES, 'hidden_act'), _rope, _windows, _biases(qkv='attention_bias',
                proj='attention_bias')),
         reads=('hidden_act', *ROPE, *_WINDOWS, 'attention_bias'),
+    ),
+    'mixtral': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'bias': []},
+        defaults={**_DEFAULTS, **mixtures.AUX_LOSS, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+                  'sliding_window': None, 'num_local_experts': 8, 'num_experts_per_tok': 2},
+        only={**_NO_DROPOUT, 'router_jitter_noise': (0, None)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _window, mixtures.mixtral),
+        reads=('hidden_act', *ROPE, 'sliding_window', *mixtures.MIXTRAL_KEYS),
+    ),
+    'qwen2_moe': Family(
+        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        needed=_NEEDED,
+        always=_ALWAYS,
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts_per_tok': 4,
+                  'num_experts': 60, mixtures.SHARED: 5632, 'qkv_bias': True},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='qkv_bias'), mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'qkv_bias', mixtures.SHARED, *mixtures.QWEN_KEYS),
+    ),
+    'qwen3_moe': Family(
+        copied=_LLAMA,
+        needed=_NEEDED,
+        always={**_ALWAYS, 'qk_norm': True},
+        defaults={**_QWEN_MOE, 'num_key_value_heads': 4, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8,
+                  'num_experts': 128, 'attention_bias': False},
+        only={**_NO_DROPOUT, **_NO_WINDOW},
+        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias'),
+               mixtures.qwen),
+        reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'attention_bias', *mixtures.QWEN_KEYS),
     ),
     'gemma': Family(
         copied=_LLAMA,
@@ -288,22 +328,27 @@ FAMILIES: Final[Mapping[str, Family]] = {
         needed=_NEEDED,
         # Norms of latents have the default of their class, whatever the config says of others.
         always={**_ALWAYS, 'latent_epsilon': 1e-6, 'rope_interleaved': True},
-        defaults={**_DEFAULTS, **_DEEPSEEK, 'first_k_dense_replace': 0},
-        only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.dense, deepseek.further,
+        defaults={**_DEFAULTS, **_DEEPSEEK, 'first_k_dense_replace': 0, 'n_routed_experts': 64,
+                  'n_shared_experts': 2, 'routed_scaling_factor': 1.0, 'topk_method': 'greedy',
+                  'moe_intermediate_size': 1407, 'output_router_logits': False},
+        only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('softmax',)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, mixtures.deepseek_v2, deepseek.further,
                _biases(qkv='attention_bias', proj='attention_bias', ffn='mlp_bias')),
-        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', *deepseek.READ, *deepseek.EXPERTS),
+        reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', 'topk_method', *deepseek.READ,
+               *mixtures.DEEPSEEK_KEYS),
     ),
     'deepseek_v3': Family(
         copied={**_LATENT, **deepseek.LATENT},
         needed=_NEEDED,
         always={**_ALWAYS, 'latent_epsilon': 1e-6},
         defaults={**_WITHOUT_MLP, **_DEEPSEEK, 'num_key_value_heads': 128, 'first_k_dense_replace': 3,
-                  'rope_interleave': True},
-        only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.interleaved, deepseek.dense,
+                  'rope_interleave': True, 'n_routed_experts': 256, 'n_shared_experts': 1,
+                  'routed_scaling_factor': 2.5, 'n_group': 8, 'topk_group': 4, 'num_experts_per_tok': 8,
+                  'norm_topk_prob': True, 'moe_intermediate_size': 2048, 'output_router_logits': False},
+        only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('sigmoid',), 'topk_method': ('noaux_tc',)},
+        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.interleaved, mixtures.deepseek_v3,
                deepseek.further, _biases(qkv='attention_bias', proj='attention_bias')),
-        reads=('hidden_act', *ROPE, 'attention_bias', *deepseek.READ, *deepseek.EXPERTS),
+        reads=('hidden_act', *ROPE, 'attention_bias', *deepseek.READ, *mixtures.DEEPSEEK_KEYS),
     ),
     'gpt2': Family(
         copied={'vocab_size': 'vocab', 'n_embd': 'hidden', 'n_inner': 'ffn', 'n_layer': 'layers', 'n_head': 'heads',

@@ -90,6 +90,9 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     'the same sums in another order': 'pretraining_tp chunk_size_feed_forward tie_encoder_decoder '
     'gradient_checkpointing',
     'the longest sequence, which is sequence here': 'max_position_embeddings original_max_position_embeddings n_ctx',
+    'an auxiliary loss that transformers does not add: write experts: {aux_loss: ...} beside model': 'aux_loss_alpha '
+    'seq_aux',
+    'how experts are shared out, which is plan.expert here': 'ep_size',
     'heads of other tasks': 'summary_type summary_use_proj summary_activation summary_proj_to_labels '
     'summary_first_dropout classifier_dropout is_decoder finetuning_task cross_attention_hidden_size',
 }
@@ -103,8 +106,9 @@ ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Keys of any config that change the model, and the values of them that are modelled."""
 NOT_YET: Final[Mapping[str, str]] = {
-    'a mixture of experts': 'mixtral qwen2_moe qwen3_moe olmoe dbrx granitemoe phimoe jetmoe gpt_oss llama4 '
+    'a mixture of experts that is not read': 'olmoe dbrx granitemoe phimoe jetmoe gpt_oss llama4 '
     'llama4_text qwen3_next glm4_moe minimax ernie4_5_moe hunyuan_v1_moe',
+    'latent attention by another name': 'kimi_k2 deepseek_v32',
     'two bases of rotary, one for windows': 'gemma3 gemma3_text gemma3n',
     'two norms of a parallel layer': 'gpt_neox falcon',
     'a norm of all queries behind their product': 'olmo2 olmo3',

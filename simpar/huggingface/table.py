@@ -28,7 +28,7 @@ def later_table() -> list[str]:
 
 
 def _family(name: str, family: Family) -> str:
-    only = ', '.join(f'`{key}`: {_values(values)}' for key, values in {**family.only, **ONLY}.items())
+    only = ', '.join(f'`{key}`: {_values(values)}' for key, values in {**family.only, **ONLY, **family.only}.items())
     has = ', '.join(f'`{key}: {_value(value)}`' for key, value in family.always.items())
     return f'| `{name}` | {_keys(dict.fromkeys((*family.copied, *family.reads)))} | {only} | {has} |'
 

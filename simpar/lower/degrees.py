@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
 from simpar.layout.operator import Operator
+from simpar.lower.experts import balanced, grouped, slots_fit
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
+from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
+from simpar.model.operators.torch_call import TorchCall
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]
@@ -37,6 +42,7 @@ class Degrees:
         placer: lays out operators that follow their input.
         data, tensor: the axes of the degrees, the outermost first.
         sequence_parallel: norms and residuals are split along the sequence.
+        expert: the innermost of the data axes, over which experts are shared.
         notes: of what stays full; they grow.
     """
 
@@ -44,6 +50,7 @@ class Degrees:
     data: Axes
     tensor: Axes
     sequence_parallel: bool = False
+    expert: Axes = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +64,12 @@ class Degrees:
             return self._product(operator, name, rule, reads[0])
         if isinstance(operator, Embedding):
             return self._embedding(rule, reads[0])
+        if isinstance(operator, GroupedProduct):
+            return grouped(self, operator, rule, reads[0])
+        if isinstance(operator, Dispatch):
+            slots_fit(operator, name, reads[0])
+        if isinstance(operator, Balance):
+            return balanced(reads[0].layout, together=operator.together)
         lead, lies = self._lead(operator, reads)
         return self.placer.followed(rule, lies, lead)
 
@@ -83,15 +96,20 @@ class Degrees:
         return Placed((TensorLayout(world, (*rows, inputs)), TensorLayout(world, (inputs, outputs))), y, y)
 
     def _divides(self, length: int, operator: Product | Dense, name: str) -> bool:
-        if self.degree > 1 and length % self.degree:
-            told = f'its {length} outputs are'
-            what = name
-            if isinstance(operator, Product):
-                what, told = operator.what, f'{length} is'
-            if what:
-                self.notes.append(
-                    f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
-                )
+        if isinstance(operator, Product):
+            return self.divides(length, operator.what)
+        return self.divides(length, name, f'its {length} outputs are')
+
+    def divides(self, length: int, what: str, told: str = '') -> bool:
+        """Whether the tensor ranks split a length; where it does not divide, a note.
+
+        Arguments: ``what`` stays full; ``told``, the length in words.
+        """
+        if self.degree > 1 and length % self.degree and what:
+            told = told or f'{length} is'
+            self.notes.append(
+                f'{what} stays unsharded on every tensor rank: {told} not divisible by tensor {self.degree}'
+            )
         return self.degree > 1 and length % self.degree == 0
 
     def _embedding(self, rule: Operator, tokens: Value) -> Placed:
@@ -153,9 +171,19 @@ class Degrees:
         if isinstance(operator, SUMS):
             # The branch that is split, if one is: the other is sliced, which costs nothing.
             lead = next((place for place in (0, 1) if self._splits(reads[place].layout)), 0)
+        elif isinstance(operator, TorchCall):
+            # The value of the most slices, so that what is split stays split.
+            lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
         lies = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(lies)
         return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+
+
+def _kept_slices(operator: TorchCall, place: int, layout: TensorLayout) -> int:
+    """Slices of a value that an operator reads, along dims that may be split."""
+    names, fixed = operator.spec.reads[place], operator.spec.fixed
+    split = (size_of(axes) for name, axes in zip(names, layout.dims, strict=True) if name and name not in fixed)
+    return prod(split)
 
 
 def _minus(axes: Axes, others: Axes) -> Axes | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simpar.layout import TensorLayout, replicated
+from simpar.layout.axis import size_of
 from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -25,6 +26,7 @@ class Site:
         inputs: layouts of all that its axes name, parameters too, in their order.
         output: the layout of its result once nothing is left to be summed.
         deviation: of normal initial weights.
+        loss_weight, loss_scale: see ``simpar.model.ops.Local``.
     """
 
     tape: Tape
@@ -34,6 +36,8 @@ class Site:
     inputs: tuple[TensorLayout, ...]
     output: TensorLayout
     deviation: float
+    loss_weight: float = 1.0
+    loss_scale: float = 1.0
 
     @property
     def world(self) -> int:
@@ -59,7 +63,17 @@ class Site:
 
     def elements(self, role: str) -> int:
         """Elements of a rank's slice, of one copy."""
-        return prod(self.slice_shape(role)) // self.copies
+        elements, fill = prod(self.slice_shape(role)) // self.copies, self.values[role].fill
+        return elements if fill == 1 else round(elements * fill)
+
+    def fullest(self, role: str) -> float:
+        """What the fullest rank has of a value over the mean of all ranks."""
+        load = self.values[role].load
+        return self.values[role].fill / load.mean if load else 1.0
+
+    def share(self, role: str) -> float:
+        """The part of a value's gradient that this rank gives, where several ranks make the same gradient."""
+        return 1.0 / size_of(self.tape.gradient_layout(self.values[role]).partial)
 
     def size(self, role: str) -> int:
         """Bytes of a rank's slice, of one copy."""
@@ -95,9 +109,11 @@ class _Emission:
             name = self._named(parameter.role)
             layout = parameter.layout or replicated(tape.world, len(parameter.shape))
             initial = parameter.initial or f'normal:{site.deviation}'
-            made = tape.parameter(name, parameter.shape, layout, initial)
+            made = tape.parameter(name, parameter.shape, layout, initial, trained=parameter.trained)
             self.values[parameter.role] = made
-        y = tape.register(site.values['y'])
+        for constant in self.ops.constants:
+            self.values[constant.role] = tape.constant(constant, site.name)
+        y = tape.register(site.values['y'], dtype=self.ops.dtype)
         # The backward reads it, so it must be kept (or made again) behind its last reader in the forward.
         if self.ops.saves_result:
             tape.saved.add(y.name)

@@ -17,7 +17,7 @@ from simpar.layout.axis import minus
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
-from simpar.lower.loss import add_loss
+from simpar.lower.loss import add_loss, scale
 from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
@@ -208,9 +208,12 @@ class Forward:
         name = f'{node.value}.partial' if placed.local.partial else node.value
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
-        y = Value(name, self.shapes[node.name], placed.local)
+        load = node.operator.load(*(read.load for read in reads))
+        shape = node.operator.shape_of_copies(self.shapes[node.name], self.tape.mesh.copies)
+        y = Value(name, shape, placed.local, load=load)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.deviation)  # fmt: skip
+                    output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
+                    loss_scale=self.workload.loss_scale)  # fmt: skip
         ops = node.operator.ops(site)
         trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
         y = emit(replace(site, values={**values, 'y': replace(y, needs_gradient=trained)}), ops, roles)
@@ -218,10 +221,15 @@ class Forward:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
         y = self.mover.summed(y, placed.output, node.value)
-        biases = [one.shape for one in node.operator.parameters(y.shape) if one.role == 'bias']
+        biases = [
+            one for one in node.operator.parameters(y.shape)[1:] if one.role.rpartition('.')[2] in ('bias', '=bias')
+        ]
         if not biases:
             return y
-        bias = Bias(product=node.name, bias_shape=biases[0])
+        # A bias of a module has a name of its own.
+        (one,) = biases
+        product = one.role.removeprefix('=').rpartition('.')[0] if one.role.startswith('=') else node.name
+        bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))

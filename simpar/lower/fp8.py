@@ -29,8 +29,10 @@ from simpar.workload import Workload
 
 FP8: Final = 'fp8'
 ROWS, COLUMNS = '.fp8', '.fp8.columns'
-PRODUCT: Final = 'matmul'
+PRODUCTS: Final = frozenset({'matmul', 'grouped_matmul'})
 HEAD: Final = 'head'
+NEVER: Final = ('*.router', '*.gate')
+"""Of mixtures of experts: small products, on whose last bits it depends where tokens go."""
 _SHOWN: Final = 20
 MULTIPLE: Final = 16
 """Rows, outputs and inputs of an 8-bit product are multiples of this (cuBLASLt)."""
@@ -43,10 +45,13 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     """
     if workload.fp8 == 'none':
         return
-    sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator == PRODUCT and op.phase == 'F'}
+    sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F'}
     _check(workload.fp8_except, sizes)
-    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in workload.fp8_except)]
-    chosen = [name for name in wanted if all(size % MULTIPLE == 0 for size in sizes[name].values())]
+    kept = (*workload.fp8_except, *NEVER)
+    wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
+    # Rows of each expert are filled up.
+    dims = {name: 'nk' if 'groups' in sizes[name] else 'mnk' for name in wanted}
+    chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in dims[name])}
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
     shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))
@@ -103,7 +108,7 @@ class _Rewriting:
     def _operands(self, op: OpClass) -> dict[str, str]:
         """What a chosen product reads in 8 bits, and in which form; nothing of other ops."""
         name, _, phase = op.name.rpartition('.')
-        if op.operator != PRODUCT or name not in self.chosen or phase not in self.phases:
+        if op.operator not in PRODUCTS or name not in self.chosen or phase not in self.phases:
             return {}
         first, second = op.reads[:2]
         return {first: COLUMNS if phase == 'W' else ROWS, second: ROWS if phase == 'F' else COLUMNS}
@@ -215,8 +220,9 @@ def cast_weights(tape: Tape, order: Issued, place: int) -> Issued:
 def _first(order: Issued, wanted: set[str]) -> dict[str, int]:
     """The place of the first reader of each name."""
     found: dict[str, int] = {}
-    for run in order.runs:
-        start = next(begin for block, begin in zip(order.blocks, order.start, strict=False) if block.run is run)
+    # Backward, so that the first block of a run stays.
+    start_of = {block.run: begin for block, begin in reversed(list(zip(order.blocks, order.start[:-1], strict=True)))}
+    for run, start in start_of.items():
         for offset, issue in enumerate(run.issues):
             for name in wanted.intersection(issue.op.reads):
                 found[name] = min(start + offset, found.get(name, start + offset))

@@ -85,7 +85,9 @@ class Reductions:
         for partition, parameters in over.items():
             for bucket, members in self._buckets(parameters).items():
                 gradients = [self._tape.tensors[f'd:{name}'] for name in members]
-                op = self._all_reduce(bucket, partition, gradients, members[0])
+                # The sum over tensor ranks before a scatter has the bucket's name already.
+                own = f'{bucket}.full' if partition == TENSOR and self._shards.of else bucket
+                op = self._all_reduce(own, partition, gradients, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:
@@ -195,9 +197,11 @@ def _last(order: Issued, names: Collection[str]) -> dict[str, int]:
     """The place of the last writer of each tensor."""
     last: dict[str, int] = {}
     for at, op in order.last():
-        for name in (*op.accumulates, *op.writes):
-            if name in names:
-                last[name] = max(at, last.get(name, 0))
+        for written in (op.accumulates, op.writes):
+            for name in written:
+                # Asked of every tensor that any op writes: `max` would take twice as long.
+                if name in names and at >= last.get(name, 0):
+                    last[name] = at
     return last
 
 

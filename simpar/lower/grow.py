@@ -47,7 +47,8 @@ def _unlike(workload: Workload, plan: Plan) -> int:
 
 def with_layers(workload: Workload, layers: int) -> Workload:
     """The workload of a transformer with so many layers."""
-    assert isinstance(workload.model, Transformer)
+    if not isinstance(workload.model, Transformer):
+        raise TypeError(f'{type(workload.model).__name__} has no count of layers that could be changed')
     return replace(workload, model=replace(workload.model, layers=layers))
 
 

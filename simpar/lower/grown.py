@@ -8,6 +8,7 @@ layer names the first layers as they are, and the last ones as they are from the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from simpar.kept import Facts, Kept
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -35,14 +37,15 @@ def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     several there.
     Raises ``NotPeriodic`` where it cannot be told.
     """
-    tensors = _Tensors(small, layers)
+    told = tuple(small.tensors)
+    # Programs of a sweep often have the same tensors, whatever they do with them.
+    tensors = _tensors.get((told, layers), lambda: _Tensors(told, layers))
     ops = _Ops(small, layers, tensors, by_size)
     ops.check()
-    rows = LazyRows(tensors.made, tensors.stand, tensors.table.like(tensors.unlike))
     return small.replace(
         roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
-        tensors=rows,
-        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (rows, ops.lists)),
+        tensors=tensors.rows,
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (tensors.rows, ops.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -63,13 +66,18 @@ def _note(note: str, layers: Layers) -> str:
 class _Tensors:
     """The tensors as they are, and as they will be."""
 
-    small: Program
+    few: tuple[Tensor, ...]
     layers: Layers
+
+    @cached_property
+    def rows(self) -> LazyRows[Tensor]:
+        """The tensors to be."""
+        return LazyRows(self.made, self.stand, self.table.like(self.unlike))
 
     @cached_property
     def table(self) -> Table:
         """Their rows; raises ``NotPeriodic`` where a buffer is that of a numbered bucket."""
-        names = [tensor.name for tensor in self.small.tensors]
+        names = [tensor.name for tensor in self.few]
         if any(map(_bucket, names)):
             raise NotPeriodic('the numbers of buckets are followed in ops alone')
         return Table(rows_of(map(seen, names)), self.layers)
@@ -78,7 +86,7 @@ class _Tensors:
     def unlike(self) -> Ints:
         """Those that are unlike the tensors of other layers."""
         layers = self.table.rows.layer.tolist()
-        return self.table.unlike([_facts(*pair) for pair in zip(self.small.tensors, layers, strict=True)])
+        return self.table.unlike([_facts(*pair) for pair in zip(self.few, layers, strict=True)])
 
     def name(self, row: int) -> str:
         """The name of a tensor to be."""
@@ -86,7 +94,7 @@ class _Tensors:
 
     def stand(self, row: int) -> Tensor:
         """A tensor to be but for names."""
-        return self.small.tensors[self.table.source.item(row)]
+        return self.few[self.table.source.item(row)]
 
     def made(self, row: int) -> Tensor:
         """A tensor to be."""
@@ -95,6 +103,9 @@ class _Tensors:
             return like
         members = tuple([renamed(name, row) for name in like.members])
         return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
+
+
+_tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
 
 
 def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
@@ -152,7 +163,7 @@ class _Ops:
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
         layers = self.table.rows.layer.tolist()
-        found = self.table.unlike([_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
+        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
         return np.union1d(found, self._references.unlike)
 
     @cached_property
@@ -202,7 +213,8 @@ class _Ops:
         now = self.tensors.table.source[self.lists.items(4 * row + field)].tolist()
         of = {one: small.tensors[one] for one in before}
         size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
-        held, had, holds, has = (sum(size[one][part] for one in some) for some in (before, now) for part in (0, 1))
+        often = [Counter(before), Counter(now)]
+        held, had, holds, has = (sum(size[one][part] * many[one] for one in many) for many in often for part in (0, 1))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
@@ -229,9 +241,9 @@ class _Ops:
         return changed
 
     def stand(self, row: int) -> OpClass:
-        """An op class to be, but for the names that it lists."""
-        like = self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
-        return replace(like, name=self._name(row, like.name)) if self._changed[row] else like
+        """An op class to be, but for its name and those that it lists."""
+        # The very op, so that facts of it are known to other programs of a sweep.
+        return self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
 
     def _name(self, row: int, like: str) -> str:
         number = self._numbers.item(row)
@@ -251,8 +263,9 @@ class _Ops:
             key: renamed(value, row) if isinstance(value, str) else value for key, value in like.attributes.items()
         }
         return OpClass(
-            like.name, like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
-            like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes, like.stage,
+            self._name(row, like.name), like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes,
+            like.dtype, like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes,
+            like.stage,
         )  # fmt: skip
 
 
@@ -261,22 +274,38 @@ def _work(op: OpClass, layer: int) -> tuple[object, ...]:
     attributes = {
         key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
     }
-    kind = op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce
-    return kind, op.dims, op.flops, op.bytes, attributes
+    return (
+        op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce,
+        op.dims, op.flops, op.bytes, attributes,
+    )  # fmt: skip
+
+
+_own_work: Final[Facts[OpClass, tuple[int, tuple[object, ...]]]] = Facts(
+    lambda op: (seen(op.name)[1], _work(op, seen(op.name)[1])), 2**12
+)
+"""Of an op, the layer that its name tells, and its work as seen from there."""
+
+
+def _seen_work(op: OpClass, layer: int) -> tuple[object, ...]:
+    own, work = _own_work(op)
+    return work if own == layer else _work(op, layer)
 
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:
     """A role with more layers: slots, and what they need."""
-    columns = (ops.rows.key[role.op_class], role.stream, role.micro_batch, role.copy)
-    told, first, key = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-    slots = Table(Rows(key.ravel(), ops.rows.layer[role.op_class]), layers)
+    told = ops.rows.key[role.op_class]
+    # One number for all columns: numpy sorts numbers sooner than rows of them.
+    for column in (role.stream, role.micro_batch, role.copy):
+        told = told * (int(column.max(initial=0)) + 1) + column
+    _, first, key = np.unique(told, return_index=True, return_inverse=True)
+    slots = Table(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
     need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
     like = first[slots.grown.key]
     return replace(
         role,
-        op_class=ops.at[told[0][slots.grown.key], slots.grown.layer].astype(role.op_class.dtype),
+        op_class=ops.at[ops.rows.key[role.op_class[like]], slots.grown.layer].astype(role.op_class.dtype),
         stream=role.stream[like],
         micro_batch=role.micro_batch[like],
         copy=role.copy[like],

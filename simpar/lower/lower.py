@@ -10,30 +10,22 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.feed import once_a_step
-from simpar.lower.forward_only import forward_order, used, without_backward
-from simpar.lower.fp8 import cast_weights, in_fp8
-from simpar.lower.fusion import by_size, fusion_ids
+from simpar.lower.forward_only import forward_order, used
+from simpar.lower.fp8 import cast_weights
+from simpar.lower.fusion import by_size
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
 from simpar.lower.grow import few_layers, with_layers
 from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
-from simpar.lower.loss_sum import sum_loss
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
-from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
+from simpar.lower.overlap import overlap_conflicts, with_passes
 from simpar.lower.period import Layers, NotPeriodic
-from simpar.lower.recompute import recompute_of
-from simpar.lower.recorded import recorded
-from simpar.lower.roles import issued, stages_of
-from simpar.lower.shards import shard
+from simpar.lower.prepared import Prepared, prepared
+from simpar.lower.roles import issued
 from simpar.lower.slots import slots_of
 from simpar.lower.streams import Streams
-from simpar.lower.tape import Tape
-from simpar.lower.tied import exchange
-from simpar.lower.update import updates
-from simpar.lower.update_shards import update_shards
-from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
@@ -81,11 +73,7 @@ def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = N
     # An order from a file may have its sends and receives already.
     if not order.communicates:
         order = with_communication(order, plan.receive)
-    tape, graph = recorded(workload, plan, world, order.placement)
-    in_fp8(tape, workload, plan)
-    if plan.sum_loss:
-        sum_loss(tape)
-    return _Assembly(tape, graph, plan, workload).program(order)
+    return _Assembly(prepared(workload, plan, world, order), plan).program(order)
 
 
 def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Program:
@@ -130,30 +118,20 @@ def _fitting(order: Order, plan: Plan) -> Order:
     return check_order(order)
 
 
-def _trained(tape: Tape) -> Iterator[str]:
-    """The parameters in the order of their use; found only if somebody asks."""
-    yield from (one.parameter for one in update_shards(tape))
-
-
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
-    def __init__(self, tape: Tape, graph: Graph, plan: Plan, workload: Workload) -> None:
-        self.tape = tape
-        self.mesh: Mesh = tape.mesh
+    def __init__(self, of: Prepared, plan: Plan) -> None:
+        self.tape = of.tape
+        self.mesh: Mesh = of.tape.mesh
         self.plan = plan
-        self.ids = fusion_ids(workload, plan, _trained(tape))
-        self.shards = shard(tape, plan, self.ids, matrices=isinstance(workload.optimizer, Muon))
-        self.forward = workload.phase == 'forward'
-        if self.forward:
-            # Behind what counts the stages that a parameter is trained in: shards are those of training.
-            without_backward(tape)
-        self.exchange = exchange(tape, self.shards)
-        self.recompute = recompute_of(plan, graph)
-        own = update_shards(tape, self.shards.owned)
-        self.updates = updates(tape, workload, own)
-        self.gathers = Gathers(tape, plan, self.shards, self.ids)
-        self.reductions = Reductions(tape, plan, self.shards, self.ids)
+        self.forward = of.forward
+        self.shards = of.shards
+        self.exchange = of.exchange
+        self.updates = of.updates
+        self.stages = of.stages
+        self.gathers = Gathers(self.tape, plan, self.shards, of.ids)
+        self.reductions = Reductions(self.tape, plan, self.shards, of.ids)
 
     @property
     def _late(self) -> bool:
@@ -161,9 +139,8 @@ class _Assembly:
         return self.plan.receive == 'late' or self.plan.exchange == 'fused'
 
     def program(self, order: Order) -> Program:
-        stages = stages_of(self.tape, order, self.recompute, tiles=self.plan.tiles, overlap=overlap_of(self.plan))
         finished = [
-            self._finish(issued(stages, row, self.mesh.copies, late=self._late), place)
+            self._finish(issued(self.stages, row, self.mesh.copies, late=self._late), place)
             for place, row in enumerate(order.actions)
         ]
         # Behind all that registers tensors and partitions.

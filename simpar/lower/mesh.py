@@ -20,13 +20,18 @@ SHARD = 'shard'
 """Neighbours among the data ranks, over which optimizer parallelism shards, where these are not all of them."""
 REPLICA = 'replica'
 """Data ranks that hold the same shards."""
+EXPERT = 'expert'
+"""Neighbours among the data ranks that share the experts of a mixture."""
+EXPERT_DATA = 'expert_data'
+"""Data ranks that hold the same experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """Degrees of parallelism, and how often the batch is split.
 
-    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards.
+    Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
+    ``expert``, data ranks that share experts.
     """
 
     data: int
@@ -36,6 +41,7 @@ class Mesh:
     micro_batches: int = 1
     placement: tuple[int, ...] = (0,)
     shard: int = 1
+    expert: int = 1
 
     @property
     def world(self) -> int:
@@ -59,6 +65,13 @@ class Mesh:
             groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.shard, self.shard)
             partitions[SHARD] = Partition(SHARD, groups.reshape(-1, self.shard))
             partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.data // self.shard))
+        if self.expert > 1:
+            # Neighbours share experts, as in Megatron-LM: their all-to-alls stay inside of a node, mostly.
+            groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.expert, self.expert)
+            partitions[EXPERT] = Partition(EXPERT, groups.reshape(-1, self.expert))
+            if self.expert < self.data:
+                same = groups.swapaxes(1, 2).reshape(-1, self.data // self.expert)
+                partitions[EXPERT_DATA] = Partition(EXPERT_DATA, same)
         return partitions
 
     @property
@@ -107,7 +120,17 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         micro_batches=plan.micro_batches,
         placement=placement,
         shard=_shard(plan, data),
+        expert=_expert(plan, data),
     )
+
+
+def _expert(plan: Plan, data: int) -> int:
+    """Data ranks that share experts."""
+    if data % plan.expert:
+        raise Infeasible(
+            f'plan.expert: {plan.expert} does not divide the {data} data ranks; choose a divisor of {data}'
+        )
+    return plan.expert
 
 
 def _shard(plan: Plan, data: int) -> int:

@@ -55,11 +55,13 @@ class Mover:
         key = (value.name, target, self.tape.stage)
         if not self.as_compiler and key in self.moved:
             return self.moved[key]
-        found = redistribute(value.shape, value.layout, target, self.method, self.all_to_all)
+        found = redistribute(value.shape, value.layout, target, self.method, self._exchanges(value))
         gathers = any(step.kind == 'all_gather' for step in found.steps)
         result = self._emit(found, value, name or self._forward_name(value, gathers=gathers), 'F')
         # Megatron gathers a sequence-parallel input once more in the backward instead of keeping it.
-        once_more = self.tape.degrees and [step.kind for step in found.steps] == ['all_gather']
+        gathered = [step.kind for step in found.steps] == ['all_gather']
+        # Tokens that came to an expert are kept.
+        once_more = self.tape.degrees and gathered and value.load is None
         result = replace(result, again=value if once_more else None)
         if self.tape.early:
             self.tape.on_backward(lambda: self._back_early(value, result, gathers=gathers))
@@ -104,6 +106,10 @@ class Mover:
                     continue
             kept.append(op if reads == op.reads else replace(op, reads=reads))
         self.tape.ops[:] = kept
+
+    def _exchanges(self, value: Value) -> bool:
+        """Whether a value may move by an all-to-all: tokens go to experts by nothing else."""
+        return self.all_to_all or value.load is not None
 
     # names
 
@@ -151,7 +157,7 @@ class Mover:
             return gradient
         ending = 'sum' if gradient.layout.partial else 'slice'
         name = self._free(f'd:{value.name}@{ending}' if gathers else f'{gradient.name}.whole')
-        found = redistribute(gradient.shape, gradient.layout, wanted, 'cheapest', self.all_to_all)
+        found = redistribute(gradient.shape, gradient.layout, wanted, 'cheapest', self._exchanges(value))
         return self._emit(found, gradient, name, 'I')
 
     # ops
@@ -163,7 +169,9 @@ class Mover:
         for place, action in enumerate(actions):
             last = place == len(actions) - 1
             layout = found.target if last else TensorLayout(self.tape.world, action.dims)
-            result = Value(name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient)
+            result = Value(
+                name if last else f'{name}.{place}', action.shape, layout, value.needs_gradient, load=value.load
+            )
             self.tape.register(result, dtype=dtype, batch_dim=action.batch_dim)
             self._op(action, phase, source, result.name)
             self.results.update([result.name] if phase == 'F' else [])

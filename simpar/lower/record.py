@@ -18,6 +18,7 @@ from simpar.lower.repeat import NotRepeated
 from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
+from simpar.model.operators.experts import GroupedProduct
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -43,6 +44,8 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     by_strategies = _by_strategies(workload, plan)
+    if by_strategies and any(isinstance(node.operator, GroupedProduct) for node in workload.model.nodes):
+        raise Infeasible('plan.strategies: not yet beside a mixture of experts; write degrees alone')
     mesh = (
         _mesh_of_strategies(workload, plan, world, placement)
         if by_strategies
@@ -65,7 +68,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:
-        degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel)
+        degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel, tape.expert_axes)
     forward = Forward(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),

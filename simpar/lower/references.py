@@ -11,6 +11,7 @@ import numpy as np
 from simpar.lower.layered import Table
 from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows, grown
 from simpar.program import Csr
+from simpar.program.csr import ranges
 
 _NOWHERE: Final = 2**40
 """How many layers away a row of no layer is."""
@@ -61,7 +62,7 @@ class References:
         """
         lists = (self.of.source[:, None] * self._each + np.arange(self._each)).ravel()
         lengths = count[lists]
-        item = _ranges((np.cumsum(count) - count)[lists], lengths)
+        item = ranges((np.cumsum(count) - count)[lists], lengths)
         shift = np.repeat(np.repeat(self.of.shift, self._each), lengths)
         found = self.to.at[key[item], layer[item] + np.where(moves[item], shift, 0)]
         if (found == NONE).any():
@@ -76,9 +77,10 @@ class References:
         row, which = np.divmod(lists, self._each)
         model, count = self.of.model[row] * self._each + which, np.diff(self.lists.start).astype(np.int64)
         equal = count[lists] == count[model]
-        mine, theirs = (_ranges(self.lists.start[some[equal]], count[lists[equal]]) for some in (lists, model))
+        mine, theirs = (ranges(self.lists.start[some[equal]], count[lists[equal]]) for some in (lists, model))
         differs = (self._key[mine] != self._key[theirs]) | (self._away[mine] != self._away[theirs])
-        return np.unique(np.append(row[~equal], self._owner[mine[differs]]))
+        found = np.append(row[~equal], self._owner[mine[differs]])
+        return np.unique(found) if len(found) else found
 
     def _check(self) -> None:
         own, is_core = self.of.rows.layer, self.to.layers.is_core
@@ -127,14 +129,11 @@ class References:
     def _of_all(self) -> Ints:
         """The lists of rows of no layer that name one key in several of the equal layers, and so in all layers."""
         far = np.flatnonzero(~self._is_near & self.to.layers.is_core(self._layer))
+        if not len(far):
+            return far
         keys = max(len(self.to.place), 1)
         pairs, count = np.unique(self.lists.row[far] * keys + self._key[far], return_counts=True)
         found = np.unique(pairs[count > 1] // keys)
         if (self.of.rows.layer[found // max(self._each, 1)] != NONE).any():
             raise NotPeriodic('a row of one layer names all of them')
         return found
-
-
-def _ranges(first: Ints, lengths: Ints) -> Ints:
-    """Whole numbers from each first on, so many of each, behind one another."""
-    return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)

@@ -183,12 +183,15 @@ class Repeats:
 
 
 def _tensor(like: Tensor, name: str, of: str) -> Tensor:
-    return Tensor(name, like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial, of)
+    return Tensor(
+        name, like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial, of,
+        like.members, like.fill,
+    )  # fmt: skip
 
 
 def _value(value: _Value, names: Sequence[str]) -> Value:
     like, again = value.like, _value(value.again, names) if value.again else None
-    return Value(names[value.name], like.shape, like.layout, like.needs_gradient, again)
+    return Value(names[value.name], like.shape, like.layout, like.needs_gradient, again, like.load)
 
 
 def _op(op: _Op, names: Sequence[str], stage: int) -> OpClass:
@@ -290,7 +293,7 @@ def _marked(name: str, number: int) -> str:
 def _known(value: Value, number: int) -> tuple[object, ...]:
     """All that ops depend on of a value, its name as seen from a layer."""
     again = _known(value.again, number) if value.again else None
-    return _marked(value.name, number), value.shape, value.layout, value.needs_gradient, again
+    return _marked(value.name, number), value.shape, value.layout, value.needs_gradient, again, value.load
 
 
 def operator_kind(operator: Any, number: int) -> tuple[object, ...]:

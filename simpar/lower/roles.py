@@ -7,7 +7,7 @@ recomputes belongs to its B, or to its I.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -19,7 +19,6 @@ from simpar.lower.recompute import Recompute, check_recompute, is_recomputed, re
 from simpar.lower.tape import Tape
 from simpar.lower.tiles import nothing_tiled, tiled
 from simpar.pipeline.action import Action
-from simpar.pipeline.order import Order
 from simpar.program import OpClass
 
 COMPUTE_KINDS = frozenset({'F', 'B', 'I', 'W', 'OVERLAP_F_B'})
@@ -45,7 +44,8 @@ class StageOps:
 
 def stages_of(
     tape: Tape,
-    order: Order,
+    count: int,
+    done: Collection[tuple[int, str]],
     recompute: Recompute | None = None,
     *,
     tiles: int = 1,
@@ -53,13 +53,13 @@ def stages_of(
 ) -> list[StageOps]:
     """The ops of every stage, each freeing what no later op of its stage reads.
 
-    Arguments: ``tiles`` of a product and the collective next to it. Raises ``Infeasible`` where ``recompute`` names
+    Arguments: ``count``, how many stages there are; ``done``, (stage, kind) of all actions that are done; ``tiles`` of
+    a product and the collective next to it. Raises ``Infeasible`` where ``recompute`` names
     what is not there.
     """
     recompute, overlap = recompute or Recompute(), overlap or Overlap()
-    check_recompute(recompute, tape.ops, len(order.placement))
-    done = {(part.stage, part.kind) for row in order.actions for action in row for part in action.parts}
-    ops: list[list[OpClass]] = [[] for _ in order.placement]
+    check_recompute(recompute, tape.ops, count)
+    ops: list[list[OpClass]] = [[] for _ in range(count)]
     for op in tape.ops:
         ops[op.stage].append(op)
     reads = [{name for op in mine for name in op.reads} for mine in ops]

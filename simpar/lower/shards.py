@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from simpar.lower.fusion import fuse
 from simpar.lower.optimizer_parallel import Choice, Shard, Shards, choice_of, size_of
 from simpar.lower.packed import flat_shard, output_dims, padded_shard
+from simpar.lower.shard_groups import sharding
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import local_elements, local_shape
 from simpar.plan import Plan
@@ -26,7 +27,7 @@ class _Wanted:
     """A parameter that the plan wants sharded.
 
     Arguments:
-        groups: as the tape's ``sharding`` gives them.
+        groups: as ``sharding`` gives them.
         size: ranks of a shard group.
         dim: the dim that ``size`` divides; None: it divides none.
     """
@@ -68,10 +69,20 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, matrices: bool = Fa
     return shards
 
 
+def fusion_decides(tape: Tape, plan: Plan, *, matrices: bool = False) -> bool:
+    """Whether it matters for ``shard`` what travels as one message; arguments as there."""
+    choice = choice_of(plan)
+    if not choice.parts or matrices or choice.form == 'dim':
+        return False
+    return choice.everywhere or any(one.dim is None for one in _all_wanted(tape, choice))
+
+
 def _all_wanted(tape: Tape, choice: Choice) -> Iterator[_Wanted]:
     for tensor in list(tape.tensors.values()):
-        if tensor.kind == 'parameter' and _is_wanted(tape, tensor, choice):
-            groups = tape.sharding(tensor.name)
+        # What has no gradient is a constant.
+        trained = tensor.kind == 'parameter' and f'd:{tensor.name}' in tape.tensors
+        if trained and _is_wanted(tape, tensor, choice):
+            groups = sharding(tape, tensor.name)
             if groups[0]:
                 size = tape.partitions[groups[0]].size
                 yield _Wanted(tensor, groups, size, _dim(local_shape(tape, tensor), size))

@@ -17,10 +17,11 @@ from math import prod
 import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
-from simpar.layout import Axis, Layout, TensorLayout
+from simpar.layout import Axis, Layout, TensorLayout, replicated
 from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.lower.mesh import DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
+from simpar.model.ops import Parameter
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
@@ -62,6 +63,9 @@ class Tape:
         self.world = mesh.data * mesh.tensor
         self.data_axes = merged([Axis(mesh.data, mesh.tensor)])
         self.tensor_axes = merged([Axis(mesh.tensor, 1)])
+        # The innermost of the data ranks share experts; those beyond hold the same ones.
+        self.expert_axes = merged([Axis(mesh.expert, mesh.tensor)])
+        self.expert_data_axes = minus(self.data_axes, self.expert_axes)
         known = mesh.partitions()
         self.partitions: dict[str, Partition] = {
             name: partition for name, partition in known.items() if degrees or name == PIPELINE
@@ -76,7 +80,9 @@ class Tape:
         self.notes: list[str] = []
         # Tensors that a packed one holds; they are left out of the program.
         self.replaced: set[str] = set()
-        self._shard_group = shard_group
+        # Elements that a rank holds, by the id of a tensor, which is kept with them.
+        self.elements: dict[int, tuple[Tensor, int]] = {}
+        self.shard_group = shard_group
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
         self.layouts: dict[str, TensorLayout] = {}
@@ -101,10 +107,10 @@ class Tape:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
         wanted = merged(axes)
         if wanted not in self._known:
-            self._known[wanted] = self._registered(self._groups(wanted))
+            self._known[wanted] = self.registered(self.groups(wanted))
         return self._known[wanted]
 
-    def _groups(self, axes: tuple[Axis, ...]) -> Partition:
+    def groups(self, axes: tuple[Axis, ...]) -> Partition:
         """The groups along axes in every stage."""
         groups = rank_groups(self.world, axes)
         first = np.arange(self.mesh.pipeline, dtype=np.int32)[:, None, None] * self.world
@@ -113,6 +119,8 @@ class Tape:
     def _name(self, axes: tuple[Axis, ...]) -> str:
         if self.degrees:
             known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
+            if self.expert_axes and self.expert_data_axes:
+                known |= {self.expert_axes: EXPERT, self.expert_data_axes: EXPERT_DATA}
             if axes in known:
                 return known[axes]
         elif alias := self._alias(axes):
@@ -130,7 +138,8 @@ class Tape:
         known = {self.names.axis(alias): alias for alias in self.names.aliases}
         return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
 
-    def _registered(self, partition: Partition) -> str:
+    def registered(self, partition: Partition) -> str:
+        """The name of a partition, which is known from then on."""
         return self.partitions.setdefault(partition.name, partition).name
 
     # tensors
@@ -151,7 +160,10 @@ class Tape:
         )
         self.layouts[value.name] = value.layout
         partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
-        tensor = Tensor(value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like)
+        tensor = Tensor(
+            value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like,
+            fill=value.fill,
+        )  # fmt: skip
         if tensor.name in self.tensors:
             raise ProgramError(f'two tensors are named {tensor.name!r}; give the layers different names')
         self.tensors[tensor.name] = tensor
@@ -161,11 +173,18 @@ class Tape:
         """Remember how a tensor lies that is registered by hand."""
         self.layouts[name] = layout
 
-    def parameter(self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str) -> Value:
-        """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced."""
-        value = Value(name, shape, layout)
+    def parameter(
+        self, name: str, shape: tuple[int, ...], layout: TensorLayout, initial: str, *, trained: bool = True
+    ) -> Value:
+        """Register a parameter, once, and its gradient, which holds a rank's part of the sum until it is reduced.
+
+        Arguments: ``trained``; else it is a constant, without a gradient.
+        """
+        value = Value(name, shape, layout, needs_gradient=trained)
         if name not in self.tensors:
             self.register(value, 'parameter', batch_dim=None, initial=initial)
+            if not trained:
+                return value
             self.register(value.like(f'd:{name}'), 'gradient', self.gradients, batch_dim=None, like=name)
         elif self.layouts[name] != layout:
             raise Infeasible(
@@ -173,10 +192,23 @@ class Tape:
             )
         return value
 
+    def constant(self, wanted: Parameter, reader: str) -> Value:
+        """Register what nothing trains, once for each way that it lies; ``reader``, the operator that reads it."""
+        layout = wanted.layout or replicated(self.world, len(wanted.shape))
+        name = wanted.name
+        if name in self.tensors and self.layouts[name] != layout:
+            name = f'{name}@{reader}'
+        value = Value(name, wanted.shape, layout, needs_gradient=False)
+        if name not in self.tensors:
+            # ``like`` has it read in full and then sharded, the same in every step and for every copy.
+            self.register(value, 'input', wanted.dtype, batch_dim=None, initial=wanted.initial, like=name)
+        return value
+
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        return prod(tensor.local_shape(self.partitions, self.mesh.copies))
+        elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
+        return elements if tensor.fill == 1 else round(elements * tensor.fill)
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""
@@ -240,16 +272,19 @@ class Tape:
         reduce: str = 'sum',
     ) -> None:
         """Emit a collective of the ranks along axes."""
+        exchanges = operator == 'all_to_all'
         full = target if operator == 'all_gather' else source
+        # Of an all-to-all to experts the rank of the fullest one gets more than it sends.
+        size = max(self.held_bytes(source), self.held_bytes(target)) if exchanges else self.held_bytes(full)
         self.emit(
             OpClass(
                 name=f'{target}.{operator}.{phase}',
                 kind='collective',
                 operator=operator,
                 phase=phase,
-                bytes=float(self.held_bytes(full)),
+                bytes=float(size),
                 dtype=self.tensors[source].dtype,
-                partition=self.partition(axes),
+                partition=self._to_experts if exchanges and self._shares_experts(axes) else self.partition(axes),
                 reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
                 reads=(source,),
                 writes=(target,),
@@ -257,6 +292,18 @@ class Tape:
                 stage=self.stage,
             )
         )
+
+    def _shares_experts(self, axes: Sequence[Axis]) -> bool:
+        return self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
+
+    @property
+    def _to_experts(self) -> str:
+        """The partition of all-to-alls to experts and back.
+
+        It is one of its own, and so has a stream of its own, where all data ranks share the experts, too: tokens must
+        not wait for sums of gradients.
+        """
+        return EXPERT
 
     # the backward
 
@@ -364,25 +411,3 @@ class Tape:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
         pending = self.pending[parameter]
         return self.partition(pending) if size_of(pending) > 1 else ''
-
-    def sharding(self, parameter: str) -> tuple[str, str]:
-        """The partition that a parameter can be sharded over, and the one over which shards are replicated.
-
-        Empty: none. Raises ``Infeasible`` where the group does not divide the ranks with the same slice.
-        """
-        if self.degrees:
-            return self.mesh.sharding
-        mirror = self._groups(self.layouts[parameter].unsharded_axes)
-        size = min(self._shard_group or mirror.size, mirror.size)
-        if mirror.size % size:
-            raise Infeasible(
-                f'plan.shard_group: {size} does not divide the {mirror.size} ranks with the same slice of {parameter}; '
-                'choose a divisor, or 0 for all'
-            )
-        if size in (1, mirror.size):
-            return (self._registered(mirror) if size > 1 else ''), ''
-        groups = mirror.groups_GP.reshape(-1, mirror.size // size, size)
-        # Neighbours shard, those at equal places replicate, as in ``Mesh.partitions``.
-        near = Partition(f'{mirror.name}.shard', groups.reshape(-1, size))
-        far = Partition(f'{mirror.name}.replica', groups.swapaxes(1, 2).reshape(-1, mirror.size // size))
-        return self._registered(near), self._registered(far)

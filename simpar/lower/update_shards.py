@@ -55,7 +55,10 @@ def layer_of(parameter: str) -> str:
 
 def local_elements(tape: Tape, tensor: Tensor) -> int:
     """Elements of a parameter, gradient or state that one rank holds."""
-    return prod(local_shape(tape, tensor))
+    known = tape.elements.get(id(tensor))
+    if known is None:
+        known = tape.elements[id(tensor)] = (tensor, prod(local_shape(tape, tensor)))
+    return known[1]
 
 
 def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.program import Program, Role
-from simpar.program.rows import column
-from simpar.program.tensor import KINDS, PER_RANK
+from simpar.program.csr import ranges
+from simpar.program.op import computes
+from simpar.program.rows import column, kept_column
+from simpar.program.tensor import KINDS, PER_RANK, kind_number
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -29,7 +31,23 @@ _READ, _WRITE, _FREE = range(3)
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class BySlot(NamedTuple):
+    """What lives begin and end at slots, those that live always left out.
+
+    Arguments: ``begin``, the slots at which lives begin, each once, or twice where some begin there in the step
+    ``before``; bytes that have ``begun`` at each. ``end`` and ``ended``, the same of ends. ``always``, the bytes of
+    what lives always.
+    """
+
+    begin: Ints
+    before: Flags
+    begun: Ints
+    end: Ints
+    ended: Ints
+    always: int
+
+
+@dataclass(frozen=True, eq=False)
 class Lifetimes:
     """One row for each life of a tensor in a step; all columns of shape [lives].
 
@@ -58,6 +76,15 @@ class Lifetimes:
     def always(self) -> Flags:
         """Which lives never end."""
         return np.asarray(self.end == NONE)
+
+    @cached_property
+    def by_slot(self) -> BySlot:
+        """The lives by the slots at which they begin and end: these are few beside them."""
+        ends = np.flatnonzero(~self.always)
+        # One number for a slot of this step, the next for the same one of the step before.
+        begin, begun = _summed(2 * self.begin[ends] + self.before[ends], self.bytes[ends])
+        end, ended = _summed(self.end[ends], self.bytes[ends])
+        return BySlot(begin // 2, begin % 2 > 0, begun, end, ended, int(self.bytes[self.always].sum()))
 
 
 def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Lifetimes:
@@ -126,7 +153,7 @@ def _table(program: Program, always: frozenset[str]) -> _Table:
     """The table of a program, which all its roles share."""
     # Reads, writes, frees: within an op this is the order in which they happen.
     does = np.array([_READ, _WRITE, _WRITE, _FREE])
-    kinds = column(program.tensors, lambda tensor: KINDS.index(tensor.kind), np.int64)
+    kinds = kept_column(program.tensors, kind_number, np.int64)
     return _Table(
         start=program.named.start[::4].astype(np.int64),
         tensor=program.named.item.astype(np.int64),
@@ -153,15 +180,19 @@ class _Touches(NamedTuple):
 class _Cells(NamedTuple):
     """The instances that a role may have of the tensors that it touches: one, or one for each micro-batch and copy.
 
-    Arguments: ``base``, the first cell of each tensor, and at last how many there are; ``copies`` of a micro-batch.
+    Arguments: ``base``, the first cell of each tensor; ``tensor``, of each cell; ``copies`` of a micro-batch.
     """
 
     base: Ints
+    tensor: Ints
     copies: int
+
+    def __len__(self) -> int:
+        return len(self.tensor)
 
     def names(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Tensor, micro-batch and copy of cells; where there is one for all, micro-batch and copy are 0."""
-        tensor = np.searchsorted(self.base, cell, side='right') - 1
+        tensor = self.tensor[cell]
         micro_batch, copy = np.divmod(cell - self.base[tensor], self.copies)
         return tensor, micro_batch, copy
 
@@ -169,19 +200,22 @@ class _Cells(NamedTuple):
 def _touches(table: _Table, role: Role) -> _Touches:
     """All touches of a role."""
     # Touches once for each op class, then repeated by index arithmetic for all slots.
-    count = (table.start[1:] - table.start[:-1])[role.op_class]
-    slot = np.repeat(np.arange(len(role)), count)
-    at = np.arange(len(slot)) + np.repeat(table.start[role.op_class] - (np.cumsum(count) - count), count)
-    tensor, does = table.tensor[at], table.does[at]
+    first = table.start[role.op_class]
+    count = table.start[1:][role.op_class] - first
+    slot, at = np.repeat(np.arange(len(role)), count), ranges(first, count)
+    used = np.zeros(len(table.start) - 1, dtype=bool)
+    used[role.op_class] = True
     touched = np.zeros(len(table.one), dtype=bool)
-    touched[tensor] = True
+    touched[table.tensor[np.repeat(used, np.diff(table.start))]] = True
     micro_batches, copies = (int(column.max(initial=0)) + 1 for column in (role.micro_batch, role.copy))
-    cells = _Cells(np.append(0, np.cumsum(np.where(table.one, 1, micro_batches * copies) * touched)), copies)
+    each = np.where(table.one, 1, micro_batches * copies) * touched
+    cells = _Cells(np.cumsum(each) - each, np.repeat(np.arange(len(each)), each), copies)
     # Weights and gradients exist once on a rank, whatever micro-batch and copy touch them.
-    slices = (role.micro_batch.astype(np.int64) * copies + role.copy)[slot]
-    cell = cells.base[tensor] + np.where(table.one[tensor], 0, slices)
+    slices = role.micro_batch.astype(np.int64) * copies + role.copy
+    cell = cells.base[table.tensor][at] + slices[slot] * (~table.one)[table.tensor][at]
     # Only reads hold on to what lives always or, being an input, until its last reader.
-    return _Touches(slot, cell, np.where(table.held[tensor] & (does == _FREE), _READ, does), cells)
+    does = np.where(table.held[table.tensor] & (table.does == _FREE), _READ, table.does)
+    return _Touches(slot, cell, does[at], cells)
 
 
 class _Parts(NamedTuple):
@@ -210,7 +244,7 @@ class _Parts(NamedTuple):
     def of(cls, touches: _Touches) -> _Parts:
         """All lives, by instance and in issue order."""
         slot, cell, does, cells = touches
-        count = int(cells.base[-1])
+        count = len(cells)
         frees = does == _FREE
         first, last = _first(slot, cell, count), _last(slot, cell, count)
         freed = _first(slot[frees], cell[frees], count)
@@ -223,13 +257,14 @@ class _Parts(NamedTuple):
         simple = cls(*cells.names(one), first[one], last[one], write[one], freed[one] != _NEVER, no)
         if not several.any():
             return simple
-        split = cls._split(touches.some(several[cell]))
+        cells_of_split, split = cls._split(touches.some(several[cell]))
         both = cls(*(np.concatenate(columns) for columns in zip(simple, split, strict=True)))
-        return both.some(np.lexsort((both.copy, both.micro_batch, both.tensor)))
+        # Cells are numbered by tensor, micro-batch and copy. Stable: the lives of one instance stay in order.
+        return both.some(np.argsort(np.append(one, cells_of_split), kind='stable'))
 
     @classmethod
-    def _split(cls, touches: _Touches) -> _Parts:
-        """Join what a step writes behind an instance's last free to its first part."""
+    def _split(cls, touches: _Touches) -> tuple[Ints, _Parts]:
+        """The cell of each life; what a step writes behind an instance's last free is joined to its first part."""
         # Stable: the touches of one instance stay in issue order.
         order = np.argsort(touches.cell, kind='stable')
         slot, cell, does = (column[order] for column in touches[:3])
@@ -251,8 +286,19 @@ class _Parts(NamedTuple):
         before[head[carried]] = True
         kept = np.ones(len(at), dtype=bool)
         kept[tails] = False
-        named = touches.cells.names(cell[at][kept])
-        return cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
+        own = cell[at][kept]
+        named = touches.cells.names(own)
+        return own, cls(*named, slot[at][kept], slot[last][kept], write[kept], freed[kept], before[kept])
+
+
+def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """The keys that occur, and the sums of the sizes of each."""
+    count = int(key.max(initial=NONE)) + 1
+    total, there = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
+    # ``add.at``, not ``+=``, which would count one of several equal keys.
+    np.add.at(total, key, size)
+    there[key] = True
+    return np.flatnonzero(there), total[there]
 
 
 def _first(slot: Ints, cell: Ints, count: int) -> Ints:
@@ -280,8 +326,8 @@ def _check(program: Program, role: Role, parts: _Parts, given: Flags) -> None:
 
 def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    computes = column(program.op_classes, lambda op: op.kind == 'compute', np.bool_)
-    slots = np.flatnonzero((computes & program.is_sliced)[role.op_class])
+    computing = kept_column(program.op_classes, computes, np.bool_)
+    slots = np.flatnonzero((computing & program.is_sliced)[role.op_class])
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 

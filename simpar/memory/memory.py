@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
-from simpar.memory.rank import RankMemory, fold, rank_memory
+from simpar.memory.rank import RankMemory, fold
 from simpar.program import OpClass, Program, Role
 from simpar.trace import RankTimes, Times, Trace
 
@@ -66,12 +66,13 @@ def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = 
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     end = float(trace.step_ends[-1])
     # The last step, as in ``metrics``: it is the one in the steady state.
-    window = (end - trace.step, end)
+    begin = end - trace.step
     ranks = []
-    for rank_times, count in zip(trace.representatives, counts, strict=True):
-        role = trace.role(rank_times)
-        lives = _lives(trace.program, role, frozenset(always), flattened=flattened)
-        ranks.append(rank_memory(trace.program, rank_times, count, lives, window))
+    for times, count in zip(trace.representatives, counts, strict=True):
+        lives = _lives(trace.program, trace.role(times), frozenset(always), flattened=flattened)
+        ranks.append(
+            RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
+        )
     return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank)
 
 

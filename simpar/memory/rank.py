@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +12,21 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
-from simpar.program.rows import column, stand
+from simpar.program.op import receives
+from simpar.program.rows import column, kept_column, stand
 from simpar.program.tensor import KINDS as TENSOR_KINDS
+from simpar.program.tensor import is_batched, kind_number
 from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
 Slice = tuple[int, int]
-Key = TypeVar('Key')
 BUFFER: Final = 'buffer'
 KINDS: Final = ('parameter', 'state', 'gradient', 'gathered', 'activation', 'input', BUFFER)
 """The kinds of a program's tensors, and the buffers of fused collectives, in the order in which they are told."""
+
+
+_KINDS: Final = (*TENSOR_KINDS, BUFFER)
+"""The same in the order of their numbers."""
 
 
 class Live(NamedTuple):
@@ -85,23 +89,47 @@ class RankMemory:
     """What a rank holds over the last step of a trace.
 
     Arguments:
-        rank: the (first) rank; ``ranks``, how many hold the same at the same times; ``step``, seconds.
+        times: of the rank, the first of ``ranks`` that hold the same at the same times.
+        begin: seconds of the trace at which its last step begins, which lasts ``step``.
         lives: what lives from which slot to which.
-        since, until: seconds from the step's begin, shape [lives], folded into the step.
-        wraps: shape [lives], how often a life runs over the end of the step; 1 for what lives always.
-        starts: seconds at which the slots start (receives: arrive), folded into the step, shape [slots].
     """
 
-    rank: int
+    times: RankTimes = field(repr=False)
     ranks: int
+    begin: float
     step: float
     program: Program
-    role: Role
     lives: Lifetimes
-    since: Times
-    until: Times
-    wraps: Ints
-    starts: Times = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        """The (first) rank."""
+        return self.times.rank
+
+    @property
+    def role(self) -> Role:
+        """The role whose slots live and die."""
+        return self.program.role(self.rank)
+
+    @cached_property
+    def since(self) -> Times:
+        """Seconds from the step's begin at which each life begins, folded into the step; shape [lives]."""
+        return self._begins[1]
+
+    @cached_property
+    def until(self) -> Times:
+        """The same of its end."""
+        return self._ends[1]
+
+    @cached_property
+    def wraps(self) -> Ints:
+        """Shape [lives], how often a life runs over the end of the step; 1 for what lives always."""
+        return np.asarray(self._ends[0] - self._begins[0])
+
+    @cached_property
+    def starts(self) -> Times:
+        """Seconds at which the slots start (receives: arrive), folded into the step, shape [slots]."""
+        return fold(self._starts[0] - self.begin, self.step)[1]
 
     def by_kind(self) -> Timeline:
         """Bytes by kind."""
@@ -134,8 +162,7 @@ class RankMemory:
     @cached_property
     def _most(self) -> tuple[int, float]:
         """How many bytes it holds at most, and when."""
-        total = self._stack(np.zeros(len(self.lives), dtype=np.int64), ('',)).bytes[:, 0]
-        times = self._edges(slice(None))
+        times, total = self._total()
         # Where the most is held over the end of the step, it began with a rise, not with the step.
         rises = (total == total.max()) & (np.roll(total, 1) < total)
         return int(total.max()), float(times[int(np.argmax(rises))])
@@ -145,17 +172,23 @@ class RankMemory:
         """The moment at which the rank holds most."""
         most, time = self._most
         there = self._count(time) > 0
-        rows, passing = np.flatnonzero(there).tolist(), np.flatnonzero(there & self._passing).tolist()
-        size, kinds = self.lives.bytes, self._kinds
-        operators = {row: self._operator(row) for row in rows}
-        micro_batch, copy = self.lives.micro_batch, self.lives.copy
+        activations = there & (self._numbers == _KINDS.index('activation'))
+        passing = there & self._passing
+        operators: dict[str, int] = {}
+        operator = column(
+            self.program.op_classes, lambda op: operators.setdefault(op.operator, len(operators)), np.int64
+        )
+        wrote = operator[self.role.op_class[self.lives.writer[activations]]]
+        size, copies = self.lives.bytes, self.program.copies
+        slices = self.lives.micro_batch[passing] * copies + self.lives.copy[passing]
+        names = list(operators)
         return Peak(
             bytes=most,
             time=time,
             action=self.program.action(self.role, self._brings(time)),
-            kinds=_sums((kinds[row], size.item(row)) for row in rows),
-            operators=_sums((operators[row], size.item(row)) for row in rows if operators[row]),
-            slices=_sums(((micro_batch.item(row), copy.item(row)), size.item(row)) for row in passing),
+            kinds={_KINDS[kind]: held for kind, held in _sums(self._numbers[there], size[there])},
+            operators={names[one]: held for one, held in _sums(wrote, size[activations])},
+            slices={divmod(one, copies): held for one, held in _sums(slices, size[passing])},
         )
 
     def share_that_fits(self, size: float) -> float:
@@ -179,7 +212,7 @@ class RankMemory:
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
-        sliced = np.append(column(self.program.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_), False)
+        sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
         grows = self._passing & sliced[self.lives.tensor]
         held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
         return held[:, 0], held[:, 1]
@@ -190,13 +223,15 @@ class RankMemory:
         return np.asarray((self.lives.micro_batch != NONE) & ~self.lives.always)
 
     @cached_property
-    def _kinds(self) -> list[str]:
-        kinds = (*TENSOR_KINDS, BUFFER)
+    def _numbers(self) -> Ints:
+        """Shape [lives], the number of each one's kind in ``_KINDS``."""
         # The buffer comes last, so that its index -1 finds it.
-        numbers = np.append(
-            column(self.program.tensors, lambda one: kinds.index(one.kind), np.int64), len(TENSOR_KINDS)
-        )
-        return [kinds[number] for number in numbers[self.lives.tensor].tolist()]
+        numbers = np.append(kept_column(self.program.tensors, kind_number, np.int64), _KINDS.index(BUFFER))
+        return np.asarray(numbers[self.lives.tensor])
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        return [_KINDS[number] for number in self._numbers.tolist()]
 
     def _operator(self, row: int) -> str:
         """The operator that wrote a life, where it is an activation."""
@@ -217,6 +252,54 @@ class RankMemory:
             bytes=int(lives.bytes[row]),
         )
 
+    def _total(self) -> tuple[Times, Ints]:
+        """The times at which anything begins or ends, and the bytes that are held from each on.
+
+        Lives that begin, or end, with one slot are looked at together.
+        """
+        by = self.lives.by_slot
+        first, since = self._since(by.begin, by.before)
+        last, until = self._until(by.end)
+        held = by.always + (by.ended * last).sum() - (by.begun * first).sum()
+        times = np.concatenate(([0.0], since, until))
+        order = np.argsort(times, kind='stable')
+        times, total = times[order], np.cumsum(np.concatenate(([held], by.begun, -by.ended))[order])
+        # Of several changes at one time, what is held behind the last of them counts.
+        kept = np.append(times[1:] != times[:-1], True)
+        return times[kept], total[kept]
+
+    @cached_property
+    def _starts(self) -> tuple[Times, Times]:
+        """Seconds at which slots start in the last step, and in the one before."""
+        posted = kept_column(self.program.op_classes, receives, np.bool_)[self.role.op_class]
+        # A receive is posted with a buffer to receive into.
+        begins_KS = np.where(posted, self.times.arrive_KS[-2:], self.times.start_KS[-2:])
+        # With a single step, the step before is taken to be like it.
+        return begins_KS[-1], begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
+
+    def _since(self, slots: Ints, before: NDArray[np.bool_]) -> tuple[Ints, Times]:
+        """When slots start, folded into the step. Arguments: ``before``, which are of the step before."""
+        starts, earlier = self._starts
+        return fold(np.where(before, earlier[slots], starts[slots]) - self.begin, self.step)
+
+    def _until(self, slots: Ints) -> tuple[Ints, Times]:
+        """When slots end, folded into the step."""
+        return fold(self.times.end_KS[-1][slots] - self.begin, self.step)
+
+    @cached_property
+    def _begins(self) -> tuple[Ints, Times]:
+        """When lives begin, folded into the step; what lives always, with the step."""
+        first, since = self._since(self.lives.begin, self.lives.before)
+        always = self.lives.always
+        return np.where(always, 0, first), np.where(always, 0.0, since)
+
+    @cached_property
+    def _ends(self) -> tuple[Ints, Times]:
+        """When lives end; what lives always, with the step."""
+        last, until = self._until(self.lives.end)
+        always = self.lives.always
+        return np.where(always, 1, last), np.where(always, 0.0, until)
+
     def _edges(self, rows: slice | Ints) -> Times:
         """The times at which something begins or ends."""
         return distinct(np.concatenate(([0.0], self.since[rows], self.until[rows])))
@@ -224,7 +307,8 @@ class RankMemory:
     def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
         """Bytes of some lives over time, summed by label."""
         since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
-        edges = self._edges(rows)
+        # The times at which something begins or ends.
+        edges = distinct(np.concatenate(([0.0], since, until)))
         held = np.zeros((len(edges), len(names)), dtype=np.int64)
         # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
         np.add.at(held, (np.searchsorted(edges, since), labels), size)
@@ -247,36 +331,6 @@ class RankMemory:
         return int(np.argmax(np.bincount(slots, weights=size)))
 
 
-def rank_memory(
-    program: Program, rank_times: RankTimes, ranks: int, lives: Lifetimes, window: tuple[float, float]
-) -> RankMemory:
-    """What a representative rank holds over its last step, whose ``window`` is (begin, end) in the trace's seconds."""
-    begin, end = window
-    step = end - begin
-    role = program.role(rank_times.rank)
-    receives = column(program.op_classes, lambda op: op.kind == 'recv', np.bool_)[role.op_class]
-    # A receive is posted with a buffer to receive into.
-    begins_KS = np.where(receives, rank_times.arrive_KS, rank_times.start_KS)
-    starts, ends = begins_KS[-1], rank_times.end_KS[-1]
-    # With a single step, the step before is taken to be like it.
-    earlier = begins_KS[-2] if len(begins_KS) > 1 else starts - step
-    since = np.where(lives.before, earlier[lives.begin], starts[lives.begin])
-    first, since = fold(np.where(lives.always, begin, since) - begin, step)
-    last, until = fold(np.where(lives.always, end, ends[lives.end]) - begin, step)
-    return RankMemory(
-        rank=rank_times.rank,
-        ranks=ranks,
-        step=step,
-        program=program,
-        role=role,
-        lives=lives,
-        since=since,
-        until=until,
-        wraps=last - first,
-        starts=fold(starts - begin, step)[1],
-    )
-
-
 def fold(times: Times, step: float) -> tuple[Ints, Times]:
     """Times as (which step, seconds from its begin)."""
     if step <= 0:
@@ -295,10 +349,10 @@ def _labels(labels: list[str], names: tuple[str, ...]) -> tuple[Ints, tuple[str,
     return np.array([number[label] for label in labels], dtype=np.int64), names
 
 
-def _sums(rows: Iterable[tuple[Key, int]]) -> dict[Key, int]:
-    """Sums by key, largest first."""
-    sums: dict[Key, int] = {}
-    for key, size in rows:
-        sums[key] = sums.get(key, 0) + size
-    # Sorting is stable, so equal sums stay in the order of the tensors.
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+def _sums(number: Ints, size: Ints) -> list[tuple[int, int]]:
+    """The numbers, each with the sum of its sizes, largest first; of equal sums the one that comes first."""
+    values, first, which = np.unique(number, return_index=True, return_inverse=True)
+    total = np.zeros(len(values), dtype=np.int64)
+    np.add.at(total, which, size)
+    order = np.lexsort((first, -total))
+    return list(zip(values[order].tolist(), total[order].tolist(), strict=True))

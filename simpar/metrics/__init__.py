@@ -8,6 +8,8 @@ from simpar.metrics.actions import by_stages as by_stages
 from simpar.metrics.actions import is_pipeline as is_pipeline
 from simpar.metrics.actions import stages_of as stages_of
 from simpar.metrics.meetings import Meetings as Meetings
+from simpar.metrics.seconds import RankSeconds as RankSeconds
+from simpar.metrics.seconds import StepSeconds as StepSeconds
 from simpar.metrics.step import RECEIVES as RECEIVES
 from simpar.metrics.step import SENDS as SENDS
 from simpar.metrics.step import Metrics as Metrics
@@ -27,7 +29,9 @@ __all__ = [
     'Meetings',
     'Metrics',
     'RankMetrics',
+    'RankSeconds',
     'StepMetrics',
+    'StepSeconds',
     'StreamMetrics',
     'Work',
     'action_spans',

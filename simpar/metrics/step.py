@@ -8,8 +8,7 @@ to the bit. Definitions, with a picture, are in docs/answers.md.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -19,9 +18,10 @@ from numpy.typing import NDArray
 
 from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, union
+from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import column, like_of, stand
+from simpar.program.rows import column, kept_column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -49,80 +49,24 @@ class StreamMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMetrics:
-    """One rank: ``compute`` + ``exposed`` + ``idle`` = the window.
+class RankMetrics(RankSeconds):
+    """The seconds of one rank, and by what.
 
     Arguments:
-        rank: the (first) rank; ``ranks``, how many behave like it.
-        compute: seconds in which any stream computes.
-        communication: seconds in which it communicates: takes part in a collective, the wait for its peers included
-            ([arrive, end]), or sends or receives ([start, end]).
-        exposed: seconds in which it communicates and computes nothing.
-        idle: seconds in which it does neither.
-        bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits in collectives.
         phases: seconds of computing by phase.
         exposed_by: seconds exposed by communicator, sends and receives of a partition together; where two
             communicate at once, both count them.
         streams: one for each stream of the rank's role; those of sends together, and those of receives.
     """
 
-    rank: int
-    ranks: int
-    compute: float
-    communication: float
-    exposed: float
-    idle: float
-    bubble: float
     phases: dict[str, float]
     exposed_by: dict[str, float]
     streams: tuple[StreamMetrics, ...]
 
-    @property
-    def overlap(self) -> float:
-        """1 − exposed / communication, the share of its communication under which it computes; NaN without any."""
-        return 1 - self.exposed / self.communication if self.communication else math.nan
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
+class StepMetrics(StepSeconds[RankMetrics]):
     """Metrics of a window of ``step`` seconds; the properties are means over all ranks."""
-
-    step: float
-    ranks: tuple[RankMetrics, ...]
-
-    def mean(self, seconds: Callable[[RankMetrics], float]) -> float:
-        """The mean over ranks, each distinct rank counted as often as it occurs."""
-        return sum(seconds(rank) * rank.ranks for rank in self.ranks) / sum(rank.ranks for rank in self.ranks)
-
-    @property
-    def compute(self) -> float:
-        """Seconds of computing."""
-        return self.mean(lambda rank: rank.compute)
-
-    @property
-    def communication(self) -> float:
-        """Seconds of communication."""
-        return self.mean(lambda rank: rank.communication)
-
-    @property
-    def exposed(self) -> float:
-        """Seconds of exposed communication."""
-        return self.mean(lambda rank: rank.exposed)
-
-    @property
-    def idle(self) -> float:
-        """Seconds idle."""
-        return self.mean(lambda rank: rank.idle)
-
-    @property
-    def bubble(self) -> float:
-        """Seconds in which a rank neither computes nor transfers."""
-        return self.mean(lambda rank: rank.bubble)
-
-    @property
-    def overlap(self) -> float:
-        """1 − exposed / communication, both summed over the ranks; NaN without communication."""
-        return 1 - self.exposed / self.communication if self.communication else math.nan
 
     def rank(self, rank: int) -> RankMetrics:
         """The metrics of a rank that stands for others, by its number."""
@@ -142,10 +86,23 @@ class Metrics:
     @cached_property
     def steady(self) -> StepMetrics:
         """Of the last step, [end(k−1), end(k)]."""
+        return _step(self.trace, self._kinds, self._last)
+
+    @cached_property
+    def steady_seconds(self) -> StepSeconds[RankSeconds]:
+        """The same without what it is told by, for whoever predicts thousands of plans."""
+        window = self._last
+        return StepSeconds(
+            step=window.end - window.begin,
+            ranks=[_seconds(*own).of for own in _each_rank(self.trace, self._kinds, window)],
+        )
+
+    @property
+    def _last(self) -> _Window:
         last = self.trace.steps - 1
         # A trace of one step has no step before; its window begins with the program.
         begin = self._ends[last - 1] if last else 0.0
-        return _step(self.trace, self._kinds, _Window(slice(last, None), begin, self._ends[last]))
+        return _Window(slice(last, None), begin, self._ends[last])
 
     @cached_property
     def cold(self) -> StepMetrics:
@@ -225,7 +182,9 @@ class _Kinds(NamedTuple):
         # In the order of first use, in which phases are told.
         phases: dict[Phase, int] = {}
         phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
-        return _Kinds(column(ops, is_communication, np.bool_), column(ops, is_transfer, np.bool_), phase, tuple(phases))
+        return _Kinds(
+            kept_column(ops, is_communication, np.bool_), kept_column(ops, is_transfer, np.bool_), phase, tuple(phases)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,9 +209,11 @@ class _Ops:
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
         """The intervals [since, until] of the slots in the mask."""
-        return fold(
-            np.column_stack((since[:, mask].ravel(), until[:, mask].ravel())), self.window.begin, self.window.end
-        )
+        # By number, which takes a third of the time that a mask takes over two dims.
+        slots = np.flatnonzero(mask)
+        found = np.empty((len(since) * len(slots), 2))
+        found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
+        return fold(found, self.window.begin, self.window.end)
 
     def communicating(self, mask: Mask) -> Intervals:
         """When ops of the mask communicate."""
@@ -261,14 +222,16 @@ class _Ops:
 
 def _step(trace: Trace, kinds: _Kinds, window: _Window) -> StepMetrics:
     """Metrics over some steps' ops in a window."""
-    counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
-    representatives = zip(trace.representatives, counts, strict=True)
-    ranks = tuple(
-        _rank(_ops(trace, kinds, rank_times, window), rank_times.rank, count)
-        for rank_times, count in representatives
-        if count
-    )
+    ranks = tuple(_rank(*own) for own in _each_rank(trace, kinds, window))
     return StepMetrics(step=window.end - window.begin, ranks=ranks)
+
+
+def _each_rank(trace: Trace, kinds: _Kinds, window: _Window) -> Iterator[tuple[_Ops, int, int]]:
+    """The ops of each representative rank in a window, the rank, and how many it stands for."""
+    counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
+    for rank_times, count in zip(trace.representatives, counts, strict=True):
+        if count:
+            yield _ops(trace, kinds, rank_times, window), rank_times.rank, count
 
 
 def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) -> _Ops:
@@ -282,8 +245,15 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
     return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
 
 
-def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
-    """Metrics of a representative rank, which stands for ``ranks`` ranks."""
+class _Seconds(NamedTuple):
+    """The seconds of a rank, and the intervals in which it computes."""
+
+    of: RankSeconds
+    computing: Intervals
+
+
+def _seconds(ops: _Ops, rank: int, ranks: int) -> _Seconds:
+    """What a representative rank spends a window on; it stands for ``ranks`` ranks."""
     window = ops.window
     # Unions, not sums: two streams that compute at once count once. They are made once: what is joined is short.
     computing = union(ops.between(ops.start, ops.end, ~ops.communicates))
@@ -293,7 +263,7 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
     compute = length(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
-    return RankMetrics(
+    seconds = RankSeconds(
         rank=rank,
         ranks=ranks,
         compute=compute,
@@ -301,8 +271,23 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
         exposed=occupied - compute,
         idle=step - occupied,
         bubble=step - length(np.concatenate((computing, transferring))),
+    )
+    return _Seconds(seconds, computing)
+
+
+def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
+    """Metrics of a representative rank; arguments as of ``_seconds``."""
+    seconds, computing = _seconds(ops, rank, ranks)
+    return RankMetrics(
+        rank=rank,
+        ranks=ranks,
+        compute=seconds.compute,
+        communication=seconds.communication,
+        exposed=seconds.exposed,
+        idle=seconds.idle,
+        bubble=seconds.bubble,
         phases=_phases(ops),
-        exposed_by=_exposed_by(ops, computing, compute),
+        exposed_by=_exposed_by(ops, computing, seconds.compute),
         streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
 
@@ -335,10 +320,14 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
 
 
 def _in_order(numbers: NDArray[np.int64]) -> list[int]:
-    """The distinct numbers, in the order of their first place."""
-    # ``unique`` sorts by value; the order of first use is what a reader expects.
-    values, first = np.unique(numbers, return_index=True)
-    in_order: list[int] = values[np.argsort(first)].tolist()
+    """The distinct numbers, from 0 on, in the order of their first place."""
+    if not len(numbers):
+        return []
+    first = np.full(int(numbers.max()) + 1, len(numbers))
+    # Of equal places the last one assigned stays: backwards, that is the first.
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    values = np.flatnonzero(first < len(numbers))
+    in_order: list[int] = values[np.argsort(first[values])].tolist()
     return in_order
 
 

@@ -64,6 +64,8 @@ class Graph:
         for node in self.nodes:
             for one in node.operator.parameters(self.shapes[node.name]):
                 # After ``=`` a parameter has a name of its own, which another operator may have, too.
+                if not one.trained:
+                    continue
                 counts[one.role if one.role.startswith(NAMED) else f'{NAMED}{node.name}.{one.role}'] = prod(one.shape)
         return sum(counts.values())
 
@@ -76,7 +78,7 @@ class Graph:
 class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
-    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, the degree.
+    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor`` and ``expert``, degrees.
     """
 
     loss: str
@@ -85,6 +87,7 @@ class Asked:
     slices: int
     tensor: int
     sequence_parallel: bool
+    expert: int = 1
 
 
 class Model(ABC):

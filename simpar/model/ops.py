@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from simpar.layout import TensorLayout
 from simpar.program.op import Attribute
@@ -51,20 +51,51 @@ class Parameter:
     Arguments:
         role: behind the operator's name, or after ``=`` a name of its own.
         shape: unsharded.
-        initial: what it begins as; empty: normal numbers with the model's deviation.
+        initial: ``zeros``, ``ones``, or ``given:NAME`` of a module; empty: normal numbers with the model's deviation.
         trained: else it is a constant.
         layout: over the ranks of a stage; None: all of them hold all of it.
+        dtype: of a constant; empty: that of the step.
+        name: of a constant in programs, which several operators may read.
     """
 
     role: str
     shape: tuple[int, ...] = ()
-    initial: Literal['', 'zeros', 'ones'] = ''
+    initial: str = ''
     trained: bool = True
     layout: TensorLayout | None = None
+    dtype: str = ''
+    name: str = ''
 
     def on(self, layout: TensorLayout) -> Parameter:
         """The same in a layout."""
         return replace(self, layout=layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How full the slots of experts are that tokens are sent to.
+
+    One expert, the fullest, has ``imbalance`` times the mean; all others share the rest equally. A rank that holds
+    several experts holds the fullest and some of the others.
+
+    Arguments:
+        dim: that counts experts; ``experts``, its length.
+        mean: share of the slots of an expert that tokens take, where all experts have equally many.
+        imbalance: tokens of the fullest expert over the mean.
+    """
+
+    dim: int
+    experts: int
+    mean: float
+    imbalance: float = 1.0
+
+    def fill(self, ranks: int) -> float:
+        """Of the fullest rank's slots, the share that tokens take; argument: ranks that share the experts."""
+        local = self.experts // ranks
+        # No division by zero: one expert has all tokens, whatever the imbalance.
+        others = (self.experts - self.imbalance) / max(self.experts - 1, 1)
+        fullest = self.imbalance + (local - 1) * others if self.experts > 1 else 1.0
+        return min(1.0, self.mean * fullest / local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +127,8 @@ class Ops:
         kept: registered behind the result, in this order.
         made_backward: written by ops of I, registered before them.
         saves_result: the backward reads the result.
+        constants: what nothing trains and no operator writes.
+        dtype: of the result; empty: that of the step.
     """
 
     F: Work
@@ -105,6 +138,8 @@ class Ops:
     kept: tuple[Kept, ...] = ()
     made_backward: tuple[Kept, ...] = ()
     saves_result: bool = False
+    constants: tuple[Parameter, ...] = ()
+    dtype: str = ''
 
 
 class Local(Protocol):
@@ -121,6 +156,20 @@ class Local(Protocol):
     @property
     def copies(self) -> int:
         """Copies of a micro-batch."""
+
+    @property
+    def loss_weight(self) -> float:
+        """What the mean of a loss over all samples of a micro-batch counts in the loss of a step."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What multiplies gradients, and not the loss."""
+
+    def fullest(self, role: str) -> float:
+        """What the fullest rank has of a value over the mean of all ranks."""
+
+    def share(self, role: str) -> float:
+        """The part of a value's gradient that this rank gives, where several ranks make the same gradient."""
 
     @property
     def inputs(self) -> tuple[TensorLayout, ...]:

@@ -85,18 +85,18 @@ class ProgramBuilder:
         for index, (*_, ranks) in enumerate(self._roles):
             # Lowering names every rank; one that a hand-made program leaves out falls to the first role.
             role_of_rank[list(ranks)] = index
-        op_classes = tuple(self._op_classes.values())
-        touches = touches_of(op_classes, self._tensors)
-        return Program(
-            roles=tuple(_role(name, streams, slots, touches) for name, streams, slots, _ in self._roles),
+        tables = Program(
+            roles=(),
             role_of_rank=role_of_rank,
             partitions=dict(self._partitions),
-            op_classes=op_classes,
+            op_classes=tuple(self._op_classes.values()),
             tensors=tuple(self._tensors.values()),
             micro_batches=micro_batches,
             copies=copies,
             notes=notes,
         )
+        touches = touches_of(tables.named, tables.tensors)
+        return tables.with_roles([_role(name, streams, slots, touches) for name, streams, slots, _ in self._roles])
 
 
 def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:

@@ -68,3 +68,9 @@ class Csr:
         """Every row as a tuple."""
         flat = self.item.tolist()
         return [tuple(flat[begin:end]) for begin, end in pairwise(self.start.tolist())]
+
+
+def ranges(first: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Whole numbers from each first on, so many of each, behind one another."""
+    end = np.cumsum(lengths)
+    return np.asarray(np.arange(end[-1] if len(end) else 0) + np.repeat(first - (end - lengths), lengths))

@@ -76,3 +76,13 @@ class OpClass:
             self.partition,
             self.peer,
         )
+
+
+def computes(op: OpClass) -> bool:
+    """Whether an op is no communication."""
+    return op.kind == 'compute'
+
+
+def receives(op: OpClass) -> bool:
+    """Whether an op is a receive."""
+    return op.kind == 'recv'

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kept import Facts
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import LazyRows, column, stand
-from simpar.program.tensor import BYTES, Tensor
+from simpar.program.rows import LazyRows, column, kept_column, stand
+from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
+from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
+
+_cost_key: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 2**12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,7 @@ class Program:
     def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
         numbers: dict[tuple[object, ...], int] = {}
-        kinds = column(self.op_classes, lambda op: numbers.setdefault(op.cost_key, len(numbers)), np.int64)
+        kinds = column(self.op_classes, lambda op: numbers.setdefault(_cost_key(op), len(numbers)), np.int64)
         _, first = np.unique(kinds, return_index=True)
         return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
 
@@ -66,10 +71,7 @@ class Program:
         known = self.op_classes.named if isinstance(self.op_classes, LazyRows) else None
         if known is not None and known[0] is self.tensors:
             return known[1]
-        number = {tensor.name: index for index, tensor in enumerate(self.tensors)}
-        lists = [names for op in self.op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
-        item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
-        return Csr.counted(np.array([len(names) for names in lists], dtype=np.int64), item)
+        return named_by(self.op_classes, self.tensors)
 
     @cached_property
     def hash(self) -> str:
@@ -99,7 +101,7 @@ class Program:
     @cached_property
     def is_sliced(self) -> NDArray[np.bool_]:
         """Shape [op classes], as ``sliced`` says."""
-        batched = column(self.tensors, lambda tensor: tensor.batch_dim is not None, np.bool_)
+        batched = kept_column(self.tensors, is_batched, np.bool_)
         index, field = np.divmod(self.named.row, 4)
         # What an op frees, it need not have touched.
         touched = np.bincount(index[field < 3], minlength=len(self.op_classes))
@@ -135,29 +137,33 @@ class Program:
 
     def local_bytes(self, tensor: Tensor) -> int:
         """Bytes of the shard that one rank holds; with the padding behind it, where it ends a buffer that is padded."""
-        return (prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)) * BYTES[tensor.dtype]
+        elements = prod(self.local_shape(tensor)) + self._padding.get(tensor.name, 0)
+        return (elements if tensor.fill == 1 else round(elements * tensor.fill)) * BYTES[tensor.dtype]
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
-        known: dict[tuple[int, int, str, int | None], int] = {}
+        known: dict[tuple[int, int, str, int | None, float], int] = {}
 
         def size(tensor: Tensor) -> int:
             if tensor.name in self._padding:
                 return self.local_bytes(tensor)
             # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
-            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim)
+            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim, tensor.fill)
             if key not in known:
                 known[key] = self.local_bytes(tensor)
             return known[key]
 
         # Padding goes by the name of a tensor, so that all are needed by their names.
-        return column(tuple(self.tensors) if self._padding else self.tensors, size, np.int64)
+        if self._padding or not isinstance(self.tensors, LazyRows):
+            return column(tuple(self.tensors), size, np.int64)
+        told = (self.copies, frozenset((name, partition.size) for name, partition in self.partitions.items()))
+        return self.tensors.keep(told, lambda: column(self.tensors, size, np.int64))
 
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        packed = column(self.tensors, lambda one: bool(one.members) and one.kind in ('parameter', 'view'), np.bool_)
+        packed = kept_column(self.tensors, is_packed, np.bool_)
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
@@ -167,6 +173,14 @@ class Program:
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def with_roles(self, roles: Sequence[Role]) -> Program:
+        """The same tables with other roles."""
+        made = self.replace(roles=tuple(roles))
+        # It follows from the tables alone, and takes long to find.
+        if 'named' in self.__dict__:
+            made.__dict__['named'] = self.named
+        return made
 
     def unfold(self) -> Program:
         """The same program with one role per rank, for machines that tell ranks apart."""

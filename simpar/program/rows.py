@@ -6,7 +6,7 @@ all else, as a price or a size, is worked out once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
@@ -25,7 +25,7 @@ class LazyRows(Sequence[Row]):
 
     Arguments:
         make: a row by its number.
-        stand: the same, or a row that equals it but for the names that it lists, which costs less to make.
+        stand: the same, or a row that equals it but for its name and those that it lists, which costs less to make.
         like: shape [rows], for each row the first that equals it but for names.
         named: of op classes, rows of another table and, for each op class, four lists of those that it reads, writes,
             accumulates to and frees.
@@ -43,6 +43,7 @@ class LazyRows(Sequence[Row]):
         self._stand = stand
         self.like = like
         self.named = named
+        self._kept: dict[Hashable, NDArray[Any]] = {}
 
     @cached_property
     def distinct(self) -> tuple[list[Row], Ints]:
@@ -54,6 +55,16 @@ class LazyRows(Sequence[Row]):
         """A row that equals the one of this number but for names and how many it lists."""
         rows, which = self.distinct
         found: Row = rows[which.item(index)]
+        return found
+
+    def keep(self, name: Hashable, make: Callable[[], NDArray[Value]]) -> NDArray[Value]:
+        """A column that is worked out once: programs of a sweep share tables.
+
+        Arguments: ``name``, of the column, and all that it depends on besides these rows.
+        """
+        if name not in self._kept:
+            self._kept[name] = make()
+        found: NDArray[Value] = self._kept[name]
         return found
 
     def __len__(self) -> int:
@@ -91,6 +102,16 @@ def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> 
         return np.array([of(row) for row in rows], dtype=kind)
     distinct, which = rows.distinct
     return np.array([of(row) for row in distinct], dtype=kind)[which]
+
+
+def kept_column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> NDArray[Value]:
+    """The same, worked out once for rows that are made on demand.
+
+    Arguments: ``of``, a function of a module, for one that is made anew would be another each time.
+    """
+    if not isinstance(rows, LazyRows):
+        return column(rows, of, kind)
+    return rows.keep((of, kind), lambda: column(rows, of, kind))
 
 
 def stand(rows: Sequence[Row], index: int) -> Row:

@@ -42,6 +42,8 @@ class Tensor:
         members: the tensors that a *packed* tensor of one dim holds: a rank's part of each of them, flattened, one
             behind the other, then zeros up to a length that the ranks of its split divide. A packed parameter or state
             whose ``initial`` is ``members`` is filled as its members would be.
+        fill: the share of its elements that a device has in use, of the rank that has most: below 1 where it has room
+            for more tokens than a router sends. Machines that compute hold all of it; prices and memory count this.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Tensor:
     initial: str = ''
     like: str = ''
     members: tuple[str, ...] = ()
+    fill: float = 1.0
 
     def local_shape(self, partitions: Mapping[str, Partition], copies: int = 1) -> tuple[int, ...]:
         """Give the shape of the shard that one rank holds, of one copy where copies split it.
@@ -67,3 +70,18 @@ class Tensor:
             # Copies come last: they split what a rank has left of the batch.
             shape[self.batch_dim] //= copies
         return tuple(shape)
+
+
+def kind_number(tensor: Tensor) -> int:
+    """The number of a tensor's kind in ``KINDS``."""
+    return KINDS.index(tensor.kind)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether copies split a tensor."""
+    return tensor.batch_dim is not None
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor is gathered into one buffer, padding and all."""
+    return bool(tensor.members) and tensor.kind in ('parameter', 'view')

@@ -5,12 +5,13 @@ A slot must come after the last change of what it reads, and after the readers a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.csr import Csr, ranges
 from simpar.program.op import OpClass
 from simpar.program.tensor import PER_RANK, Tensor
 
@@ -42,29 +43,26 @@ class Touches:
 
     def of(self, op_class: Ints) -> tuple[Ints, Ints]:
         """The touches of slots in issue order: the place of the slot, and the number of the touch."""
-        count = self.start[op_class + 1] - self.start[op_class]
-        slot = np.repeat(np.arange(len(op_class)), count)
-        first = np.cumsum(count) - count
-        return slot, np.arange(len(slot)) + np.repeat(self.start[op_class] - first, count)
+        first = self.start[op_class]
+        count = self.start[op_class + 1] - first
+        return np.repeat(np.arange(len(op_class)), count), ranges(first, count)
 
 
-def touches_of(op_classes: Sequence[OpClass], tensors: Mapping[str, Tensor]) -> Touches:
-    """The touches of a table of op classes."""
-    number: dict[str, int] = {}
-    tensor: list[int] = []
-    reads, lengths = [], []
-    for op in op_classes:
-        names = (*op.reads, *op.writes, *op.accumulates, *op.frees)
-        tensor += [number.setdefault(name, len(number)) for name in names]
-        reads.append(len(op.reads))
-        lengths.append(len(names))
-    start = np.append(0, np.cumsum(np.array(lengths, dtype=np.int64)))
-    place = np.arange(len(tensor)) - np.repeat(start[:-1], lengths)
+def named_by(op_classes: Iterable[OpClass], tensors: Iterable[Tensor]) -> Csr:
+    """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
+    number = {tensor.name: index for index, tensor in enumerate(tensors)}
+    lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
+    item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
+    return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
+
+
+def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
+    """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
     return Touches(
-        start=start,
-        tensor=np.array(tensor, dtype=np.int64),
-        changes=(place >= np.repeat(np.array(reads, dtype=np.int64), lengths)).astype(np.int64),
-        per_rank=np.array([tensors[name].kind in PER_RANK for name in number], dtype=bool),
+        start=named.start[::4].astype(np.int64),
+        tensor=named.item.astype(np.int64),
+        changes=(named.row % 4 > 0).astype(np.int64),
+        per_rank=np.array([tensor.kind in PER_RANK for tensor in tensors], dtype=bool),
     )
 
 

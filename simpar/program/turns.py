@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.csr import Csr
-from simpar.program.op import OpClass, OpKind
+from simpar.program.op import OpClass, OpKind, computes
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import column, like_of, stand
+from simpar.program.rows import kept_column, like_of, stand
 
 Ints = NDArray[np.int32]
 NONE: Final = -1
@@ -67,7 +67,7 @@ class Turns:
 
 def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Partition]) -> Turns:
     """The turns of a role's slots."""
-    communicates = column(op_classes, lambda op: op.kind != 'compute', np.bool_)
+    communicates = ~kept_column(op_classes, computes, np.bool_)
     slots = np.flatnonzero(communicates[role.op_class])
     streams = len(role.streams)
     # Kinds are worked out once for each op class and stream, not once for each slot.

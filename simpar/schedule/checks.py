@@ -7,7 +7,7 @@ from math import prod
 
 from simpar.errors import Problem
 from simpar.lower.overlap import overlap_conflicts
-from simpar.model.advice import multiple
+from simpar.model.advice import divisors, multiple
 from simpar.model.model import Asked
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
@@ -17,7 +17,7 @@ from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import full_batch, strategies_fit
 from simpar.schedule.sweep import sweep_fits
-from simpar.workload import Momentum, Muon, Workload
+from simpar.workload import Momentum, Muon, Transformer, Workload
 
 
 def check(contents: Contents) -> Iterator[Problem]:
@@ -28,6 +28,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from _in_8_bits(workload)
     yield from _forward_alone(workload)
     yield from _sequence_parallel(plan)
+    yield from _experts(workload, plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
@@ -60,11 +61,15 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
         slices=plan.micro_batches * plan.copies,
         tensor=plan.tensor,
         sequence_parallel=plan.sequence_parallel,
+        expert=plan.expert,
     )
 
 
 def _optimizer(workload: Workload) -> Iterator[Problem]:
-    rule = workload.optimizer
+    rule, model = workload.optimizer, workload.model
+    if isinstance(rule, Muon) and isinstance(model, Transformer) and model.experts is not None:
+        what = 'not yet beside experts: a weight of theirs is many matrices'
+        yield Problem(('workload', 'optimizer', 'muon'), what, 'write e.g. adamw')
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
@@ -81,6 +86,19 @@ def _forward_alone(workload: Workload) -> Iterator[Problem]:
     if workload.phase == 'forward' and getattr(workload.model, 'dropout', None):
         what = 'nothing is dropped where nothing is trained (phase forward)'
         yield Problem(('workload', workload.model.key, 'dropout'), what, 'write dropout: 0')
+
+
+def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
+    """Ranks that share experts are data ranks; a strategy would have to say how tokens get to them."""
+    if plan.data and plan.data % plan.expert:
+        what = f'{plan.expert} does not divide data {plan.data}'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
+    model = workload.model
+    if isinstance(model, Transformer) and model.experts is not None:
+        asked = {'strategies': plan.strategies, 'layouts': plan.layouts, 'search': plan.search != 'none'}
+        for key in (key for key, value in asked.items() if value):
+            what = 'not yet beside a mixture of experts'
+            yield Problem(('plan', key), what, 'leave it out, and write data, tensor and expert')
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
         problems += batch_fits(schedule.workload, plan, data)
     if problems:
         raise ScheduleError([_problem(schedule, problem) for problem in problems])
-    return replace(schedule, plan=replace(plan, data=data))
+    return schedule if plan.data else replace(schedule, plan=replace(plan, data=data))
 
 
 def _problem(schedule: Schedule, problem: Problem) -> Problem:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 _TIMEOUT: Final = 5.0
 """Seconds in which a scheduler answers."""
+_LONE: Final = 5.0
+"""Seconds without any row after which it is looked whether there still are workers."""
+_OFTEN: Final = 0.01
+"""Seconds between two looks whether a row has come."""
 _BYTES: Final = 4 * 2**20
 """Of schedules sent at once; Dask warns of 10 MiB."""
 _RETRIES: Final = 2
@@ -49,7 +54,7 @@ def on_scheduler(schedules: Sequence[Schedule], address: str, note: Note | None)
         with _quiet(), Client(address, timeout=_TIMEOUT, set_as_default=False) as client:
             threads: dict[str, int] = client.nthreads()
             _tell_of(threads, address, note)
-            for place, outcome in _outcomes(client, schedules, sorted(threads), address):
+            for place, outcome in _outcomes(client, schedules, sorted(threads), address, note):
                 yield place, _as_here(outcome, schedules[place])
     except OSError:
         raise _gone(address) from None
@@ -102,39 +107,81 @@ def _tell_of(threads: dict[str, int], address: str, note: Note | None) -> None:
     if note is None:
         return
     if not threads:
-        note(f'{address} has no workers yet; rows wait for some (dask worker {address} --nworkers -1 --nthreads 1)')
+        note(_no_workers(address, 'yet'))
     if any(count > 1 for count in threads.values()):
         note('a worker predicts one row at a time, whatever its threads; start them with --nworkers -1 --nthreads 1')
 
 
-def _outcomes(client: Client, schedules: Sequence[Schedule], workers: Sequence[str], address: str) -> Coming:
+def _no_workers(address: str, when: str) -> str:
+    start = f'dask worker {address} --nworkers -1 --nthreads 1'
+    return f'{address} has no workers {when}; rows wait for some ({start})'
+
+
+def _comes(client: Client, coming: Any) -> bool:
+    """Wait for a row; whether one comes, and not all workers have gone: Dask would wait in silence."""
+    looked = monotonic()
+    while not coming.has_ready():
+        sleep(_OFTEN)
+        if monotonic() - looked > _LONE:
+            if not client.sync(client.scheduler.ncores):
+                return False
+            looked = monotonic()
+    return True
+
+
+def _outcomes(
+    client: Client, schedules: Sequence[Schedule], workers: Sequence[str], address: str, note: Note | None
+) -> Coming:
+    places, coming = _sent(client, schedules, range(len(schedules)), workers)
+    tries = dict.fromkeys(range(len(schedules)), _RETRIES)
+    told = not workers
+    while not coming.is_empty():
+        if not _comes(client, coming):
+            if note and not told:
+                note(_no_workers(address, 'any more'))
+            told = True
+            # Rows that preferred a worker would wait for that one, whoever comes: they are sent again, to any.
+            if workers:
+                workers = ()
+                client.cancel(list(coming.futures))
+                places, coming = _sent(client, schedules, list(tries), workers)
+            continue
+        told = False
+        # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
+        for name, result in _gathered(client, coming.next_batch(), coming, tries, places):
+            if not isinstance(result, Outcome):
+                raise _failure(result, places[name], address)
+            del tries[places[name]]
+            yield places[name], result
+
+
+def _sent(
+    client: Client, schedules: Sequence[Schedule], some: Sequence[Place], workers: Sequence[str]
+) -> tuple[dict[str, Place], Any]:
+    """Submit some of the schedules; the place of each by the name of its row, and the rows as they come."""
     from distributed import as_completed
 
     # A name of this run's own, since schedulers keep results by name; of equal length, since they order by name.
     run = uuid4().hex
-    places = {f'simpar-{run}-{place:06}': place for place in range(len(schedules))}
-    tries = dict.fromkeys(places, _RETRIES)
-    coming = as_completed(_submitted(client, schedules, list(places), workers), loop=client.loop)
-    while not coming.is_empty():
-        # No future of a finished row is held here: Dask would predict it again when the worker that has it dies.
-        for name, result in _gathered(client, coming.next_batch(), coming, tries):
-            if not isinstance(result, Outcome):
-                raise _failure(result, places[name], address)
-            yield places[name], result
+    places = {f'simpar-{run}-{place:06}': place for place in some}
+    futures = _submitted(client, [schedules[place] for place in some], list(places), workers)
+    return places, as_completed(futures, loop=client.loop)
 
 
-def _gathered(client: Client, batch: list[Future[Any]], coming: Any, tries: dict[str, int]) -> list[tuple[str, Any]]:
+def _gathered(
+    client: Client, batch: list[Future[Any]], coming: Any, tries: dict[Place, int], places: dict[str, Place]
+) -> list[tuple[str, Any]]:
     """Names and results of futures, or why they have none; what a worker's death ended is tried again.
 
-    Arguments: ``tries``, by name how often that still is done.
+    Arguments: ``tries``, how often that still is done, by the place that a name has among ``places``.
     """
     finished = [future for future in batch if future.status == 'finished']
     found = list(zip([future.key for future in finished], _results(client, finished), strict=True))
     for future in batch:
         error = future.exception() if future.status == 'error' else None
         # Dask gives a row up when four workers died that had it, also if it only waited there.
-        if _worker_died(error) and tries[future.key]:
-            tries[future.key] -= 1
+        if _worker_died(error) and tries[places[future.key]]:
+            tries[places[future.key]] -= 1
             future.retry()
             coming.add(future)
         elif future not in finished:

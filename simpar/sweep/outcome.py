@@ -75,7 +75,7 @@ def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
 
 
 def _figures(prediction: Prediction) -> Figures:
-    steady = prediction.metrics.steady
+    steady = prediction.metrics.steady_seconds
     return Figures(
         step=prediction.step,
         compute=steady.compute,

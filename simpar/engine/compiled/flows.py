@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.engine.compiled.heap import push
-from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import NONE, ROUND, World
 from simpar.engine.compiled.touch import touch
+from simpar.jit import part
 
 
 @part

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, part
 from simpar.engine.compiled.records import NONE
+from simpar.jit import Array, part
 
 # Unsigned, so that places are: numbers that may be negative cost a test at every look.
 _ZERO: Final = np.uint64(0)

@@ -6,10 +6,10 @@ from typing import Any
 
 from simpar.engine.compiled.flows import join_links, leave_links
 from simpar.engine.compiled.heap import push
-from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import LATENT, MEETS, NONE, TRANSFERS, World
 from simpar.engine.compiled.touch import occupy, touch, vacate
 from simpar.engine.compiled.walk import finish, go_on
+from simpar.jit import part
 
 
 @part

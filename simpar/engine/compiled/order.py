@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, kernel, walker
+from simpar.jit import Array, kernel
 
-HELPERS: Final = '0cf1ee04044ccd8e'
+HELPERS: Final = '114824e191261653'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 LIST: Final = 1 << 31
 """Two steps have fewer nodes."""
@@ -85,7 +85,7 @@ def arrange_nodes(
             more[begin + more[begin]] = number
 
 
-@walker
+@kernel
 def recurrence(
     order: Array, first: Array, second: Array, more: Array, lasts: Array, per_step: np.uint64, time: Array
 ) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array
 from simpar.engine.graph import Graph
 from simpar.errors import SimparError
+from simpar.jit import Array
 
 NONE: Final = 0xFFFFFFFF
 NEXT_STEP: Final = 1 << 31

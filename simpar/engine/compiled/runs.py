@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simpar.engine.compiled.heap import push
-from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import CHAINED, PLANNED, ROUND, World
+from simpar.jit import part
 
 
 @part

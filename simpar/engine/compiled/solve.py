@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simpar.engine.compiled.flows import has_links_alone, set_speed, speed_alone
-from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import RUNS, TRANSFERS, World
 from simpar.engine.compiled.runs import plan, replan
 from simpar.engine.compiled.speeds import component, fill
+from simpar.jit import part
 
 
 @part

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array, part
 from simpar.engine.compiled.records import NONE
+from simpar.jit import Array, part
 
 
 @part

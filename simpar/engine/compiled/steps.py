@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simpar.engine.compiled.jit import Array
 from simpar.engine.compiled.order import arrange_nodes
 from simpar.engine.compiled.records import per_step_of
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
+from simpar.jit import Array
 
 
 class Steps(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.engine.compiled.jit import part
 from simpar.engine.compiled.records import IDLE, NEXT_STEP, NONE, NUMBER, SEVERAL, World
+from simpar.jit import part
 
 
 @part

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from simpar.model.dropout import KEYS
+from simpar.model.library.experts import mixture_nodes
 from simpar.model.library.latent import OF_HEADS, latent_parts
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
@@ -146,18 +147,25 @@ class _Block:
         yield self.node('attention', AttentionValues(heads=heads), kept, qkv)
 
     def feed_forward(self, x: str) -> Iterator[Node]:
-        """What the feed-forward makes of x, added to the residual stream."""
-        model = self.model
+        """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
+        model, experts = self.model, self.model.experts_of(self.layer)
         hidden, width, biased = model.hidden, model.ffn_width, 'ffn' in model.bias
         norm = 'norm1' if model.parallel else 'norm2'
         if not model.parallel:
             yield self.node(norm, _norm(model), x)
+        stream = '.residual1' if model.parallel else x
+        if experts is not None:
+            yield from mixture_nodes(
+                experts, self.node, self.layer, f'.{norm}', hidden=hidden, ffn=width, sequence=model.sequence,
+                gated=model.gated, activation=ACTIVATIONS[model.activation],
+            )  # fmt: skip
+            yield from self.added('mixture', stream, '2')
+            return
         # A gate stands beside what it lets through: a split by width keeps both together.
         outputs = (width, 2) if model.gated else (width,)
         fc1 = Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
         yield self.node('fc1', fc1, f'.{norm}')
         yield self.node(model.activation, ACTIVATIONS[model.activation](), '.fc1')
-        stream = '.residual1' if model.parallel else x
         yield from self.half('fc2', (width,), f'.{model.activation}', stream, '2', biased=biased)
 
     def half(
@@ -169,9 +177,13 @@ class _Block:
         own = biased and model.post_norms
         product = Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
         yield self.node(name, product, read)
-        branch = f'.{name}'
+        bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
+        yield from self.added(name, x, number, bias_of)
+
+    def added(self, name: str, x: str, number: str, bias_of: str = '') -> Iterator[Node]:
+        """A norm behind one half of a layer if there is one, and their sum with x."""
+        model, branch = self.model, f'.{name}'
         if model.post_norms:
             yield self.node(f'post_norm{number}', _norm(model), branch)
             branch = f'.post_norm{number}'
-        bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
         yield self.node(f'residual{number}', Residual(bias_of=bias_of, dropout=model.dropout), x, branch, *self.keys)

@@ -17,6 +17,7 @@ from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
+from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
@@ -32,6 +33,8 @@ Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
 Rank = Annotated[int, Field(ge=0, le=2**20)]
+MOST_ELEMENTS: Final = 2**58
+"""Of a tensor of experts: bytes are counted in 64 bits."""
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
@@ -133,6 +136,9 @@ class Transformer(Model):
         float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
     ] = 1.0
     pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
+    experts: Annotated[
+        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
+    ] = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -177,6 +183,10 @@ class Transformer(Model):
     def packed(self) -> tuple[int, ...]:
         """Lengths of the documents of a sample; empty: one."""
         return packed(self.documents, self.sequence)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it is dense."""
+        return self.experts if self.experts is not None and self.experts.in_layer(layer) else None
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0: all."""
@@ -233,11 +243,19 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
+        # The width of experts stays 0 where it is that of ``ffn``: written out it would say the same twice.
         return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
-        return chain(_sizes(self), _parts(self), latent_problems(self), _asked(asked), _degrees(self, asked))
+        return chain(
+            _sizes(self),
+            _parts(self),
+            latent_problems(self),
+            _mixture(self, asked),
+            _asked(asked),
+            _degrees(self, asked),
+        )
 
 
 # One lowering asks for the nodes many times; few models are in use at once.
@@ -284,6 +302,32 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.rotation and not model.rotation.features:
         what = f'{model.rotary_share:g} of {model.head_width} features is none'
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
+
+
+def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Experts, and the ranks that share them."""
+    experts, at = model.experts, (*FILE, 'experts')
+    if experts is None:
+        if asked.expert > 1:
+            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
+        return
+    yield from mixture_problems(experts, at, model.layers)
+    if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
+        left = ', '.join(one for one in model.bias if one != 'ffn')
+        yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    slots = experts.slots(model.sequence)
+    used = slots * experts.count if experts.capacity else model.sequence * experts.top_k
+    if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
+        what = f'{used} slots of a sample are more than can be counted'
+        yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
+    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
+        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+        share = model.sequence * experts.top_k / experts.count
+        more = -(-slots // asked.tensor) * asked.tensor
+        yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
+    if experts.count % asked.expert:
+        what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
 def _asked(asked: Asked) -> Iterator[Problem]:

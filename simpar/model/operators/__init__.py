@@ -8,6 +8,7 @@ from simpar.model.operators import (
     attention,
     conv,
     embedding,
+    experts,
     gated,
     latent,
     linear,
@@ -18,8 +19,10 @@ from simpar.model.operators import (
     qk_norm,
     reduce,
     rotary,
+    router,
     shape,
     stream,
+    torch_call,
 )
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
@@ -68,6 +71,16 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     gated.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
+    router.Route,
+    router.Balance,
+    router.AuxLoss,
+    experts.Dispatch,
+    experts.GroupedProduct,
+    experts.Combine,
+    experts.SigmoidGate,
+    torch_call.TorchCall,
+    torch_call.ModuleLinear,
+    torch_call.ModuleEmbedding,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}

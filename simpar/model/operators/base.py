@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
 
 from simpar.layout.operator import Operator as Axes
 from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
-from simpar.model.ops import Local, Ops, Parameter
+from simpar.model.ops import Load, Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
 
 T = TypeVar('T', bound='Operator')
@@ -186,6 +186,18 @@ class Operator(ABC):
         step, left = next(iter(self.steps(('',) * len(reads), result))), iter(reads)
         shapes = tuple(one.shape if isinstance(one, Parameter) else next(left) for one in step.reads)
         return step.primitive.axes(name, step.call, shapes, result)
+
+    def shape_of_copies(self, result: Shape, copies: int) -> Shape:
+        """The shape of its result where a micro-batch has so many copies; the same unless told."""
+        del copies
+        return result
+
+    def load(self, *reads: Load | None) -> Load | None:
+        """How full its result is, where that has room for what a router sends; as what it reads first, unless told.
+
+        Arguments: the same of all that it ``reads``.
+        """
+        return reads[0] if reads else None
 
     @abstractmethod
     def ops(self, local: Local) -> Ops:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simpar.jit import Array, kernel, part
 from simpar.pipeline.recurrence import Recurrence
 
-Array = NDArray[Any]
-# Kernels allocate nothing, so nothing need be counted: to count who refers to rows would take longer than the work.
-_OPTIONS: Final = {'nogil': True, 'error_model': 'numpy', '_nrt': False}
-_PART: Final = {**_OPTIONS, 'forceinline': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
-
+HELPERS: Final = '114824e191261653'
+"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 BLOCK: Final = 64
 """Cases that are evaluated together: enough to fill vectors, few enough that what is under way stays in a cache."""
 
@@ -28,7 +25,7 @@ def scan(found: Recurrence, given: NDArray[np.float64], steps: int) -> NDArray[n
     return seconds
 
 
-@njit(cache=True, **_OPTIONS)  # type: ignore[untyped-decorator]
+@kernel
 def _scan(code: Array, last: Array, given: Array, steps: int, rows: Array, seconds: Array) -> None:
     free, ends = len(given), len(rows) - len(last) - 2
     latest, before = rows[len(rows) - 2], rows[len(rows) - 1]
@@ -54,13 +51,13 @@ def _scan(code: Array, last: Array, given: Array, steps: int, rows: Array, secon
             seconds[first + case] = latest[case] - before[case]
 
 
-@njit(**_PART)  # type: ignore[untyped-decorator]
+@part
 def _copy(given: Array, into: Array) -> None:
     for case in range(BLOCK):
         into[case] = given[case]
 
 
-@njit(**_PART)  # type: ignore[untyped-decorator]
+@part
 def _step(code: Array, rows: Array) -> None:
     for index in range(len(code)):
         task = code[index]

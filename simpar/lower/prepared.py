@@ -1,0 +1,139 @@
+"""Prepared: the ops of all stages with shards, updates and recomputation, before they are put into an order.
+
+Plans of a sweep often differ in what one of these passes does not look at. So each is told the keys that it looks at,
+no others, and what it gave for equal ones is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Final, NamedTuple
+
+from simpar.kept import Kept
+from simpar.lower.forward_only import without_backward
+from simpar.lower.fp8 import in_fp8
+from simpar.lower.fusion import fusion_ids
+from simpar.lower.loss_sum import sum_loss
+from simpar.lower.optimizer_parallel import Shards
+from simpar.lower.overlap import overlap_of
+from simpar.lower.recompute import recompute_of
+from simpar.lower.recorded import READ as RECORDED
+from simpar.lower.recorded import recorded
+from simpar.lower.roles import StageOps, stages_of
+from simpar.lower.shards import fusion_decides, shard
+from simpar.lower.tape import Tape
+from simpar.lower.tied import Exchange, exchange
+from simpar.lower.update import Updates, updates
+from simpar.lower.update_shards import update_shards
+from simpar.model.model import Graph
+from simpar.pipeline.order import Order
+from simpar.plan import Plan
+from simpar.workload import Muon, Workload
+
+_SHARDED: Final = RECORDED | {
+    *('sum_loss', 'shard', 'gather', 'hsdp', 'zero', 'shard_form', 'shard_threshold', 'unsharded', 'accumulate'),
+}
+"""Keys of a plan that sharding parameters looks at, beside those of fusion."""
+_FUSION: Final = frozenset({'fusion', 'fusion_ids'})
+_STAGED: Final = frozenset({'recompute', 'recompute_stages', 'recompute_communication', 'tiles', 'overlap'})
+"""Keys that the ops of a stage depend on besides."""
+_PLAN: Final = Plan()
+_KEYS: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan)}
+
+
+class _Asked(NamedTuple):
+    """What the tape depends on.
+
+    Arguments: ``plan``, without the keys that nobody looks at; ``told``, whether its fusion is among the others.
+    """
+
+    workload: Workload
+    plan: Plan
+    world: int
+    placement: tuple[int, ...]
+    told: bool
+
+
+class Sharded(NamedTuple):
+    """A tape with shards and updates, and the graph that is on it; ``parameters`` in the order of their use."""
+
+    tape: Tape
+    graph: Graph
+    parameters: tuple[str, ...]
+    shards: Shards
+    exchange: Exchange
+    updates: Updates
+
+
+class Prepared(NamedTuple):
+    """What the passes before an order gave.
+
+    Arguments: ``tape``, with the tensors of all ops; ``ids`` of layers, for ``fusion: ids``; ``stages``, their ops;
+    ``forward``, whether there is no backward.
+    """
+
+    tape: Tape
+    ids: dict[str, int]
+    shards: Shards
+    exchange: Exchange
+    updates: Updates
+    stages: list[StageOps]
+    forward: bool
+
+
+_sharded: Final[Kept[_Asked, Sharded | None]] = Kept(4)
+_staged: Final[Kept[tuple[_Asked, tuple[object, ...]], tuple[Tape, list[StageOps]]]] = Kept(4)
+
+
+def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepared:
+    """The ops of the stages of an order; the caller may change the tape.
+
+    Errors as of the passes.
+    """
+    asked = _Asked(workload, _only(plan, _SHARDED), world, order.placement, told=False)
+    found = _sharded.get(asked, lambda: _shard(asked))
+    if found is None:
+        asked = asked._replace(plan=_only(plan, _SHARDED | _FUSION), told=True)
+        found = _sharded.get(asked, lambda: _shard(asked))
+        assert found is not None, 'what is told its fusion shards'
+    ids = fusion_ids(workload, plan, found.parameters)
+    tape, stages = _stages(asked, found, plan, order)
+    return Prepared(tape.copy(), ids, found.shards, found.exchange, found.updates, stages, workload.phase == 'forward')
+
+
+def _only(plan: Plan, keys: frozenset[str]) -> Plan:
+    """The plan with all other keys as they are by default, so that nothing can depend on them."""
+    return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys})
+
+
+def _shard(asked: _Asked) -> Sharded | None:
+    """The tape with shards; None where fusion decides how parameters are sharded and was not told."""
+    workload, plan, world, placement, told = asked
+    tape, graph = recorded(workload, plan, world, placement)
+    in_fp8(tape, workload, plan)
+    if plan.sum_loss:
+        sum_loss(tape)
+    matrices = isinstance(workload.optimizer, Muon)
+    if not told and fusion_decides(tape, plan, matrices=matrices):
+        return None
+    parameters = tuple([one.parameter for one in update_shards(tape)])
+    shards = shard(tape, plan, fusion_ids(workload, plan, parameters), matrices=matrices)
+    if workload.phase == 'forward':
+        # Behind what counts the stages that a parameter is trained in: shards are those of training.
+        without_backward(tape)
+    exchanged = exchange(tape, shards)
+    own = update_shards(tape, shards.owned)
+    return Sharded(tape, graph, parameters, shards, exchanged, updates(tape, workload, own))
+
+
+def _stages(asked: _Asked, found: Sharded, plan: Plan, order: Order) -> tuple[Tape, list[StageOps]]:
+    """The ops of the stages, and the tape with their tensors."""
+    done = frozenset((part.stage, part.kind) for row in order.actions for action in row for part in action.parts)
+    told = _only(plan, _STAGED)
+
+    def make() -> tuple[Tape, list[StageOps]]:
+        tape = found.tape.copy()
+        again = recompute_of(told, found.graph)
+        return tape, stages_of(tape, len(order.placement), done, again, tiles=told.tiles, overlap=overlap_of(told))
+
+    return _staged.get((asked, (told, done)), make)

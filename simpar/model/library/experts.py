@@ -1,0 +1,190 @@
+"""The mixture of experts of a ``transformer:``: its keys, its operators in order, and what of it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated
+
+from pydantic import Field
+
+from simpar.errors import Problem
+from simpar.model.advice import divisors
+from simpar.model.keys import Size
+from simpar.model.node import Node
+from simpar.model.operators.base import Operator
+from simpar.model.operators.experts import Combine, Dispatch, GroupedProduct, SigmoidGate
+from simpar.model.operators.linear import Product
+from simpar.model.operators.pointwise import Add
+from simpar.model.operators.router import MAP, AuxLoss, Balance, Group, Route, Routing, Score
+from simpar.model.ops import Load
+
+Width = Annotated[int, Field(ge=0, le=2**22)]
+MakeNode = Callable[..., Node]
+"""Makes a node of a layer: name, operator, what it reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in the place of feed-forwards.
+
+    Arguments:
+        ffn: width of an expert; 0: that of the model's feed-forward.
+        every, first_dense: which layers have experts; the others have the feed-forward.
+        shared: width of what all tokens go through besides, with a gate of each token where ``shared_gate`` says so.
+        score, normalise, scaling_factor, groups, group_top_k, group_scores, correction_bias: see ``Routing``.
+        capacity: slots of an expert over the mean of its tokens, in each sample; further tokens are dropped. 0: none
+            is dropped.
+        aux_loss: coefficient of the auxiliary loss, taken over the tokens of ``aux_group``.
+        imbalance: tokens of the fullest expert over the mean, where none is dropped: what is priced, not computed.
+    """
+
+    count: Annotated[Size, Field(description='experts of a layer')]
+    top_k: Annotated[Size, Field(description='experts that a token goes to')]
+    ffn: Annotated[Width, Field(description='width of an expert; 0: as ffn of the transformer')] = 0
+    every: Annotated[Size, Field(description='of so many layers the last has experts; 1: all layers')] = 1
+    first_dense: Annotated[int, Field(ge=0, le=4096, description='first layers that have no experts')] = 0
+    shared: Annotated[Width, Field(description='width of shared experts, which all tokens go to; 0: none')] = 0
+    shared_gate: Annotated[bool, Field(description='each token weighs the shared experts by a sigmoid')] = False
+    score: Annotated[Score, Field(description='of the logits of the router')] = 'softmax'
+    normalise: Annotated[
+        bool, Field(description='weights of the experts of a token are divided by their sum (softmax of the top_k)')
+    ] = True
+    scaling_factor: Annotated[float, Field(gt=0, le=1e6, description='what weights are multiplied by')] = 1.0
+    groups: Annotated[Size, Field(description='groups of experts, of which a token goes to some; 1: to any')] = 1
+    group_top_k: Annotated[Size, Field(description='groups that a token chooses its experts from')] = 1
+    group_scores: Annotated[
+        Size, Field(description='a group counts by the sum of so many of its largest scores (DeepSeek-V2: 1, V3: 2)')
+    ] = 2
+    correction_bias: Annotated[
+        bool, Field(description='a bias is added to the scores that choose experts; a constant here (DeepSeek-V3)')
+    ] = False
+    capacity: Annotated[
+        float,
+        Field(ge=0, le=2**20, description='slots of an expert over the mean of its tokens; 0: no token is dropped'),
+    ] = 0.0
+    aux_loss: Annotated[
+        float, Field(ge=0, le=1e6, description='coefficient of the auxiliary loss that balances experts; 0: none')
+    ] = 0.0
+    aux_group: Annotated[
+        Group,
+        Field(
+            description='tokens that the auxiliary loss balances: of a data rank, micro-batch and copy, of a sample, '
+            'or of all data ranks in a micro-batch and copy'
+        ),
+    ] = 'rank'
+    imbalance: Annotated[
+        float,
+        Field(ge=1, le=2**20, description='tokens of the fullest expert over the mean, priced; with capacity it is 1'),
+    ] = 1.0
+
+    def in_layer(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer >= self.first_dense and (layer + 1) % self.every == 0
+
+    @property
+    def routing(self) -> Routing:
+        """How tokens choose."""
+        return Routing(
+            experts=self.count,
+            top_k=self.top_k,
+            score=self.score,
+            normalise=self.normalise,
+            factor=self.scaling_factor,
+            groups=self.groups,
+            group_top_k=self.group_top_k,
+            group_scores=self.group_scores,
+            correction=self.correction_bias,
+        )
+
+    def slots(self, sequence: int) -> int:
+        """Slots of an expert, in each sample."""
+        if not self.capacity:
+            return sequence
+        return min(sequence, ceil(sequence * self.top_k / self.count * self.capacity))
+
+    def load(self, sequence: int) -> Load:
+        """How full slots are: all that are sent on are full, where there are fewer than tokens."""
+        share = 1.0 if self.capacity else self.top_k / self.count
+        return Load(dim=1, experts=self.count, mean=share, imbalance=1.0 if self.capacity else self.imbalance)
+
+
+def mixture_nodes(
+    experts: Experts, node: MakeNode, layer: int, x: str, *, hidden: int, ffn: int, sequence: int, gated: bool,
+    activation: type[Operator],
+) -> Iterator[Node]:  # fmt: skip
+    """The operators of a mixture; the last is named ``mixture``.
+
+    Arguments: ``node`` makes one of a layer; ``x``, what they read; ``ffn``, width of an expert unless it says so.
+    """
+    routing, width, kind = experts.routing, experts.ffn or ffn, activation.key
+    parts = 2 if gated else 1
+    map_of = f'layer{layer}.route.{MAP}'
+    yield node('router', Product(outputs=(experts.count,), inputs=(hidden,), bias=False, split='inputs'), x)
+    yield node('route', Route(routing=routing), '.router')
+    weights = '.route'
+    if experts.aux_loss:
+        yield node(
+            'balance', Balance(routing=routing, map_of=map_of, together=experts.aux_group == 'global'), '.router'
+        )
+        aux = AuxLoss(routing=routing, coefficient=experts.aux_loss, group=experts.aux_group)
+        yield node('aux_loss', aux, weights, '.router', '.balance')
+        weights = '.aux_loss'
+    dispatch = Dispatch(
+        experts=experts.count, slots=experts.slots(sequence), filled=experts.load(sequence), map_of=map_of
+    )
+    yield node('dispatch', dispatch, x, weights)
+    fc1 = GroupedProduct(experts=experts.count, outputs=(width, 2)[:parts], inputs=hidden)
+    yield node('experts.fc1', fc1, '.dispatch')
+    yield node(f'experts.{kind}', activation(), '.experts.fc1')
+    fc2 = GroupedProduct(experts=experts.count, outputs=(hidden,), inputs=width, split='inputs')
+    yield node('experts.fc2', fc2, f'.experts.{kind}')
+    if not experts.shared:
+        yield node('mixture', Combine(map_of=map_of), weights, '.experts.fc2')
+        return
+    yield node('combine', Combine(map_of=map_of), weights, '.experts.fc2')
+    shared = Product(outputs=(experts.shared, 2)[:parts], inputs=(hidden,), bias=False,
+                     what='the shared experts (their width)')  # fmt: skip
+    yield node('shared.fc1', shared, x)
+    yield node(f'shared.{kind}', activation(), '.shared.fc1')
+    last = Product(outputs=(hidden,), inputs=(experts.shared,), bias=False, split='inputs')
+    yield node('shared.fc2', last, f'.shared.{kind}')
+    beside = '.shared.fc2'
+    if experts.shared_gate:
+        yield node('shared.gate', Product(outputs=(1,), inputs=(hidden,), bias=False, split='inputs'), x)
+        yield node('shared.gated', SigmoidGate(), beside, '.shared.gate')
+        beside = '.shared.gated'
+    yield node('mixture', Add(of=('', '')), '.combine', beside)
+
+
+def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iterator[Problem]:
+    """What of a mixture's keys does not fit together.
+
+    Arguments: ``at``, where a file has it.
+    """
+    count, top_k = experts.count, experts.top_k
+    if top_k > count:
+        yield Problem((*at, 'top_k'), f'{top_k} of {count} experts', f'write at most {count}')
+    if not any(map(experts.in_layer, range(layers))):
+        yield Problem((*at, 'first_dense'), f'none of {layers} layers has experts', 'write a smaller one, or every: 1')
+    if count % experts.groups:
+        what = f'{experts.groups} groups do not divide {count} experts'
+        yield Problem((*at, 'groups'), what, f'write one of {divisors(count)}')
+    elif experts.group_top_k > experts.groups:
+        what = f'{experts.group_top_k} of {experts.groups} groups'
+        yield Problem((*at, 'group_top_k'), what, f'write at most {experts.groups}')
+    elif experts.groups > 1 and count // experts.groups * experts.group_top_k < top_k:
+        has = count // experts.groups * experts.group_top_k
+        yield Problem((*at, 'group_top_k'), f'{has} experts in these groups, but top_k {top_k}', 'write a larger one')
+    elif experts.groups > 1 and experts.group_scores > count // experts.groups:
+        what = f'{experts.group_scores} scores, but {count // experts.groups} experts in a group'
+        yield Problem((*at, 'group_scores'), what, f'write at most {count // experts.groups}')
+    if top_k <= count and experts.imbalance > count / top_k:
+        what = f'{experts.imbalance:g} times the mean is more than all tokens'
+        yield Problem((*at, 'imbalance'), what, f'write at most {count / top_k:g}')
+    if experts.capacity and experts.imbalance != 1:
+        what = 'stands beside capacity, which fills every expert alike'
+        yield Problem((*at, 'imbalance'), what, 'leave one of them out')
+    if experts.shared_gate and not experts.shared:
+        yield Problem((*at, 'shared_gate'), 'there are no shared experts', 'write shared, or leave it out')

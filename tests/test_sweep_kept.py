@@ -1,0 +1,147 @@
+"""What neighbours in a sweep share is not worked out again, and no row can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fresh_rows import told
+
+from simpar.kept import Facts, Kept
+from simpar.lower import prepared
+from simpar.sweep import load_sweep
+
+FILE = """\
+simpar: 1
+cluster: {profile: h100-sxm-8, nodes: 2}
+workload:
+  transformer: {layers: LAYERS, hidden: 256, heads: 8, ffn: 1000, vocab: 1024, sequence: 128}
+  batch: 64
+  precision: bf16
+  optimizer: {adamw: {learning_rate: 0.001, master_weights: true}}
+plan: {}
+sweep: SWEEP
+"""
+KEYS = {
+    'plan.zero': [0, 1, 2, 3],
+    'plan.recompute': ['none', 'selective', 'full', ['layer*.gelu']],
+    'plan.recompute_communication': [True, False],
+    'plan.fusion': ['layer', 'none', 'all', 'auto', '1 MB', [3, 9]],
+    'plan.copies': [1, 2],
+    'plan.micro_batches': [1, 2],
+    'plan.tensor': [1, 2],
+    'plan.sequence_parallel': [True, False],
+    'plan.pipeline': [1, 2],
+    'plan.prefetch': [0, 1],
+    'plan.shard_form': ['', 'dim', 'padded', 'flat'],
+    'plan.unsharded': [[], ['*.bias'], ['layer1.*']],
+    'plan.shard_group': [0, 2],
+    'plan.reduce_gradients': ['overlapped', 'end'],
+    'plan.tiles': [1, 2],
+    'plan.streams': ['group', 'single'],
+    'plan.sum_loss': [True, False],
+    'plan.overlap': ['default', ['matmul_grad_comm_overlap'], ['recompute_comm_overlap', 'enable_grad_comm_opt']],
+    'workload.clip_norm': [0, 1],
+    'workload.loss_scale': [1, 128],
+    'workload.batch': [64, 128],
+    'workload.optimizer': [{'sgd': {'learning_rate': 0.1}}, {'muon': {'learning_rate': 0.1}}],
+    'workload.transformer.layers': [3, 12],
+    'cluster.nodes': [1, 2],
+    'cluster.links.nvlink': [0.5, 2],
+    'cluster.slow': [{}, {'3': 0.5}],
+}
+
+
+OFTEN = ['plan.recompute', 'plan.fusion', 'plan.tiles', 'plan.prefetch', 'plan.overlap', 'plan.zero']
+"""Keys of which several are swept at once, for kept passes look at some of them alone."""
+
+
+def drawn(draw, families, rows):
+    """Rows of random keys: families of them that differ in one key or two."""
+    for _ in range(families):
+        common = {key: draw.choice(KEYS[key]) for key in draw.sample(sorted(KEYS), 3)}
+        for _ in range(rows):
+            changed = [draw.choice(OFTEN), draw.choice([*OFTEN, *KEYS])]
+            yield {**common, **{key: draw.choice(KEYS[key]) for key in changed}}
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='processes that have predicted nothing are forks')
+def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path):
+    draw = random.Random(11)
+    path = tmp_path / 'schedule.yaml'
+    rows = json.dumps(list(drawn(draw, 10, 6)))
+    path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
+    here = Path(__file__).parent
+    fresh = subprocess.run(
+        [sys.executable, str(here / 'fresh_rows.py'), str(path)],
+        env={**os.environ, 'PYTHONPATH': f'{here.parent}{os.pathsep}{here}'},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
+    assert len(fresh) == len(schedules) > 40
+    assert sum('"figures": null' not in line for line in fresh) > 30, 'nearly all cannot be'
+    # First as they stand, where neighbours share most.
+    for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh))]:
+        assert told(schedules[place]) == fresh[place]
+
+
+def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypatch):
+    done = {'shard': 0, 'stages_of': 0}
+
+    def counted(name, real):
+        def call(*arguments, **options):
+            done[name] += 1
+            return real(*arguments, **options)
+
+        return call
+
+    for name in done:
+        monkeypatch.setattr(prepared, name, counted(name, getattr(prepared, name)))
+    prepared._sharded.clear()
+    prepared._staged.clear()
+    path = tmp_path / 'schedule.yaml'
+    # Rows of 1,000 features do not divide by 16 ranks: there fusion decides how parameters are sharded.
+    text = FILE.replace('LAYERS', '12').replace('ffn: 1000', 'ffn: 1024').replace('vocab: 1024', 'vocab: 2048')
+    sweep = '{plan.zero: [1, 2], plan.recompute: [none, full], plan.fusion: [layer, all, none], plan.prefetch: [0]}'
+    path.write_text(text.replace('SWEEP', sweep), encoding='utf-8')
+    answer = load_sweep(path).predict()
+    assert len({result.step for result in answer.results}) > 4
+    assert done == {'shard': 2, 'stages_of': 4}
+
+
+def test_the_last_few_results_are_kept_by_equality():
+    made, kept = [], Kept(2)
+
+    def make(key):
+        return kept.get([key], lambda: made.append(key) or len(made))
+
+    assert [make(key) for key in 'abab'] == [1, 2, 1, 2]
+    # What was asked for longest ago goes.
+    assert [make(key) for key in 'acab'] == [1, 3, 1, 4]
+    assert made == ['a', 'b', 'c', 'b']
+    assert len(kept) == 2
+    kept.clear()
+    assert [make(key) for key in 'b'] == [5]
+
+
+def test_what_cannot_be_made_is_not_kept():
+    kept = Kept(2)
+    with pytest.raises(ZeroDivisionError):
+        kept.get(1, lambda: 1 // 0)
+    assert kept.get(1, lambda: 2) == 2
+
+
+def test_facts_are_of_the_very_object():
+    asked = []
+    fact = Facts(lambda one: asked.append(one) or len(asked), most=2)
+    one, other = [1], [1]
+    assert [fact(one), fact(other), fact(one), fact(other)] == [1, 2, 1, 2]
+    # When it is full, all is forgotten.
+    assert [fact([3]), fact(one)] == [3, 4]
