@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from math import ceil
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
@@ -108,10 +109,11 @@ def mapped(
     values = {one.key: one.value for one in kept}
     ranks = values.pop(RANKS, 0)
     values, more = _repeated({**_cluster(profile, name, ranks), **values})
+    values, rounded = _rounded(values, ranks)
     comments = {one.key: _comment(settings, one) for one in kept}
     lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
-    assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more]))
+    assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more, *rounded]))
     return Imported(source.name, values, comments, tuple(lines), assumed)
 
 
@@ -122,6 +124,24 @@ def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not heads or heads % tensor == 0 or tensor % heads:
         return values, []
     return {**values, key: tensor}, [f'{heads} heads of keys and values are repeated, one for each of {tensor} ranks']
+
+
+def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[str]]:
+    """Slots of an expert that tensor ranks can share, where launchers round them up."""
+    key, tensor = 'workload.transformer.experts.capacity', values.get('plan.tensor', 1)
+    share, sequence = values.get(key, 0), values.get('workload.transformer.sequence', 0)
+    if not share or tensor == 1 or not sequence:
+        return values, []
+    inner = tensor * values.get('plan.pipeline', 1) * values.get('plan.context', 1)
+    slices = max(1, ranks // inner) * values.get('plan.micro_batches', 1) * values.get('plan.copies', 1)
+    tokens = sequence * values['workload.batch'] / slices
+    mean = tokens * values['workload.transformer.experts.top_k'] / values['workload.transformer.experts.count']
+    slots = ceil(share * mean)
+    if slots % tensor == 0:
+        return values, []
+    even = -(-slots // tensor) * tensor
+    # Half a slot less, so that no rounding makes one more of it.
+    return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: tensor ranks share them']
 
 
 def _beside(told: list[Told], model: str) -> Iterator[Told]:

@@ -231,8 +231,11 @@ def experts(flags: Settings) -> Iterator[Told]:
     }.items():
         if flags.on(name):
             yield Says(f'{key}.{part}', True, (name,))
-    if 'moe-router-score-function' in flags:
-        yield Says(f'{key}.score', flags.text('moe-router-score-function'), ('moe-router-score-function',))
+    score = flags.text('moe-router-score-function')
+    if score in ('softmax', 'sigmoid'):
+        yield Says(f'{key}.score', score, ('moe-router-score-function',))
+    elif score:
+        yield Left('moe-router-score-function', NOT_MODELLED, f'{score}; softmax is written')
     if flags.on('moe-router-pre-softmax'):
         yield Says(f'{key}.normalise', False, ('moe-router-pre-softmax',))
     yield from _balance(flags, key)
