@@ -12,10 +12,12 @@ import difflib
 import gc
 import importlib
 import json
+import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
@@ -36,6 +38,7 @@ simpar predicts the step of a training schedule on Ascend and GPU clusters, and 
 
   simpar examples                        what comes with it: models, clusters, plans
   simpar examples --copy schedules       write these into a folder, to be changed
+  simpar init --model llama3-8b          a first schedule of your model; simpar import FILE: of a launch script
   simpar run schedules/multi_copy.yaml   predict one: step, gain over a baseline, why, memory
   simpar sweep FILE --sweep plan.copies=1,2,4    a table over keys
   simpar check FILE                      what every rank does; --numerics trains a step and compares
@@ -165,6 +168,29 @@ def parser() -> argparse.ArgumentParser:
     examples.add_argument('name', nargs='?', metavar='NAME')
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
 
+    bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
+    bring.add_argument('file', type=Path, metavar='FILE', help='script, argument list, TOML, JSON or YAML')
+    bring.add_argument(
+        '--set', action='append', default=[], metavar='NAME=v',
+        help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
+    )  # fmt: skip
+    bring.add_argument('--model', metavar='JSON', help="Hugging Face config.json, in place of the file's model")
+    bring.add_argument(
+        '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
+    )
+    bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
+
+    init = _verb(verbs, 'init', 'a first schedule with comments, from model, devices and batch')
+    init.add_argument('--model', required=True, metavar='NAME', help='such as llama3-8b or gpt3-175b, or a config.json')
+    init.add_argument('--cluster', default='h100-sxm-8', metavar='PROFILE', help='default: h100-sxm-8')
+    init.add_argument('--nodes', type=_positive, default=1, metavar='N', help='default: 1')
+    init.add_argument('--devices', type=_positive, default=0, metavar='N', help='of each node (default: all)')
+    init.add_argument('--batch', type=_positive, default=64, metavar='N', help='samples in a step (default: 64)')
+    init.add_argument(
+        '--sequence', type=_positive, default=2048, metavar='N', help='tokens in a sample (default: 2048)'
+    )
+    init.add_argument('--output', type=Path, metavar='YAML', help='write it here (default: standard output)')
+
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')
 
@@ -238,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     output = _Output(sys.stdout)
     try:
-        verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
+        verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
         with contextlib.redirect_stdout(output):
             code = verb(options)
         sys.stdout.flush()
@@ -264,6 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'simpar: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
         return INTERNAL
     return code
+
+
+def _module(verb: str) -> ModuleType:
+    """The module of a verb; one that is a word of Python has a _ behind it."""
+    return importlib.import_module(f'simpar.commands.{verb}{"_" if keyword.iskeyword(verb) else ""}')
 
 
 class _Output:

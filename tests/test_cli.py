@@ -36,6 +36,8 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
+    'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
+    'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--plot', '--set'],

@@ -10,7 +10,7 @@ FLOORS = [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles', 'stacks'),
     ],
-    ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module'],
+    ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate', 'validate'],
