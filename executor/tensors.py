@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from executor import data
+from executor.given import given
 from executor.packing import pack
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import Program, Tensor
@@ -42,12 +43,14 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
     """A full tensor.
 
     Arguments:
-        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers below
-            COUNT).
+        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``given:NAME`` (of a module), ``tokens:COUNT`` or
+            ``classes:COUNT`` (integers below COUNT).
         key: what is drawn, e.g. name, step, micro-batch.
     Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
+    if how == 'given':
+        return given(number, tuple(shape), dtype)
     # A generator for each draw: its result must not depend on what was drawn before.
     generator = torch.Generator().manual_seed(stable_seed(seed, *key))
     if how == 'normal' and number:

@@ -129,6 +129,11 @@ def parser() -> argparse.ArgumentParser:
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
 
+    for verb in (run, check, resolve, sweep, measure):
+        verb.add_argument(
+            '--module', default='', metavar='PKG:FUNCTION',
+            help='train or predict this torch module: a function that returns (module, example inputs)',
+        )  # fmt: skip
     for verb in (run, check, resolve, measure):
         verb.add_argument(
             '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',

@@ -7,9 +7,11 @@ from typing import Any
 from simpar.huggingface import table
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
+from simpar.torch_module.table import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
 SCHEDULE, STRATEGIES, MODELS = DOCS / 'schedule.md', DOCS / 'strategies.md', DOCS / 'models.md'
+MODULES = DOCS / 'modules.md'
 
 KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
          'object': 'mapping', 'null': ''}  # fmt: skip
@@ -69,6 +71,8 @@ TABLES = (
     (MODELS, table.READ, '|', table.read_table),
     (MODELS, table.IGNORED, '|', table.ignored_table),
     (MODELS, table.LATER, '|', table.later_table),
+    (MODULES, '| aten operators', '|', aten_table),
+    (MODULES, '| aten operators', '|', aten_table),
 )
 
 

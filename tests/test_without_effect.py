@@ -126,7 +126,6 @@ SITUATIONS = [
     (GPT, '{tiles: 4}', 'plan.tiles', 'no product'),
     (MOE % 'imbalance: 1.5', '{}', 'workload.transformer.experts.imbalance', 'no rank holds'),
     (MOE % 'imbalance: 1.5', 'expert: 4', '', ''),
-    (MOE % 'ffn: 256', '{}', 'workload.transformer.experts.ffn', 'of the transformer'),
     (MOE % 'group_top_k: 1, group_scores: 1', '{}', 'workload.transformer.experts.group_scores', 'one group'),
     (MOE % 'aux_group: sample', '{}', 'workload.transformer.experts.aux_group', 'no auxiliary loss'),
     (MOE % 'aux_loss: 0.1, aux_group: sample', '{}', '', ''),

@@ -28,6 +28,7 @@ from executor.kernels import (
     router,
     shape,
     tiles,
+    torch_call,
     unfused,
     update,
 )
@@ -62,6 +63,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **tiles.KERNELS,
     **update.KERNELS,
     **muon.KERNELS,
+    **torch_call.KERNELS,
 }
 """(operator, phase) → kernel."""
 

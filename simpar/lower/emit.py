@@ -111,7 +111,9 @@ class _Emission:
             initial = parameter.initial or f'normal:{site.deviation}'
             made = tape.parameter(name, parameter.shape, layout, initial, trained=parameter.trained)
             self.values[parameter.role] = made
-        y = tape.register(site.values['y'])
+        for constant in self.ops.constants:
+            self.values[constant.role] = tape.constant(constant, site.name)
+        y = tape.register(site.values['y'], dtype=self.ops.dtype)
         # The backward reads it, so it must be kept (or made again) behind its last reader in the forward.
         if self.ops.saves_result:
             tape.saved.add(y.name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simpar.errors import Infeasible
 from simpar.layout import TensorLayout
-from simpar.layout.axis import minus
+from simpar.layout.axis import minus, union
 from simpar.layout.operator import Operator
 from simpar.lower.place import Placed, outermost
 from simpar.lower.value import Value
-from simpar.model.operators.experts import GroupedProduct
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 
 if TYPE_CHECKING:
     from simpar.lower.degrees import Degrees
@@ -38,6 +39,16 @@ def grouped(degrees: Degrees, operator: GroupedProduct, rule: Operator, x: Value
     return Placed(inputs, local, _back(degrees, x))
 
 
+def slots_fit(operator: Dispatch, name: str, x: Value) -> None:
+    """Raise ``Infeasible`` where ranks that hold slices of a sequence cannot hold equal slices of slots."""
+    slices = x.layout.shard_counts[1]
+    if operator.slots % slices:
+        raise Infeasible(
+            f'{name}: {operator.slots} slots of an expert cannot be dealt out to {slices} slices of a sequence; choose '
+            'another experts.capacity'
+        )
+
+
 def _back(degrees: Degrees, x: Value) -> TensorLayout:
     """Where results go: to the ranks of their tokens, with sequence parallelism to those of the slots."""
     rows = outermost(degrees.data, x.shape[0] // degrees.placer.copies)
@@ -45,8 +56,9 @@ def _back(degrees: Degrees, x: Value) -> TensorLayout:
     return TensorLayout(degrees.placer.world, (rows, (), degrees.tensor if splits else (), ()))
 
 
-def balanced(logits: TensorLayout) -> Placed:
-    """Sums over tokens: a part of them on each rank that has a slice of the sequence."""
+def balanced(logits: TensorLayout, *, together: bool) -> Placed:
+    """Sums over tokens: a part of them on each rank that has a slice of the sequence, or of the samples."""
     rows, sequence, _ = logits.dims
-    local = TensorLayout(logits.world, (rows, (), ()), sequence)
+    pending = union(rows, sequence) if together else sequence
+    local = TensorLayout(logits.world, (() if together else rows, (), ()), pending)
     return Placed((logits,), local, local.without_partial())

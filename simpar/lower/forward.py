@@ -209,7 +209,8 @@ class Forward:
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
         load = node.operator.load(*(read.load for read in reads))
-        y = Value(name, self.shapes[node.name], placed.local, load=load)
+        shape = node.operator.shape_of_copies(self.shapes[node.name], self.tape.mesh.copies)
+        y = Value(name, shape, placed.local, load=load)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
                     loss_scale=self.workload.loss_scale)  # fmt: skip
@@ -220,10 +221,15 @@ class Forward:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
         y = self.mover.summed(y, placed.output, node.value)
-        biases = [one.shape for one in node.operator.parameters(y.shape) if one.role == 'bias']
+        biases = [
+            one for one in node.operator.parameters(y.shape)[1:] if one.role.rpartition('.')[2] in ('bias', '=bias')
+        ]
         if not biases:
             return y
-        bias = Bias(product=node.name, bias_shape=biases[0])
+        # A bias of a module has a name of its own.
+        (one,) = biases
+        product = one.role.removeprefix('=').rpartition('.')[0] if one.role.startswith('=') else node.name
+        bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))

@@ -85,7 +85,9 @@ class Reductions:
         for partition, parameters in over.items():
             for bucket, members in self._buckets(parameters).items():
                 gradients = [self._tape.tensors[f'd:{name}'] for name in members]
-                op = self._all_reduce(bucket, partition, gradients, members[0])
+                # The sum over tensor ranks before a scatter has the bucket's name already.
+                own = f'{bucket}.full' if partition == TENSOR and self._shards.of else bucket
+                op = self._all_reduce(own, partition, gradients, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:

@@ -17,10 +17,11 @@ from math import prod
 import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
-from simpar.layout import Axis, Layout, TensorLayout
+from simpar.layout import Axis, Layout, TensorLayout, replicated
 from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
 from simpar.lower.mesh import DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.lower.value import Value
+from simpar.model.ops import Parameter
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
@@ -189,6 +190,18 @@ class Tape:
             raise Infeasible(
                 f'{name}: two operators have it (tied), and their strategies split it unlike; split both alike, or none'
             )
+        return value
+
+    def constant(self, wanted: Parameter, reader: str) -> Value:
+        """Register what nothing trains, once for each way that it lies; ``reader``, the operator that reads it."""
+        layout = wanted.layout or replicated(self.world, len(wanted.shape))
+        name = wanted.name
+        if name in self.tensors and self.layouts[name] != layout:
+            name = f'{name}@{reader}'
+        value = Value(name, wanted.shape, layout, needs_gradient=False)
+        if name not in self.tensors:
+            # ``like`` has it read in full and then sharded, the same in every step and for every copy.
+            self.register(value, 'input', wanted.dtype, batch_dim=None, initial=wanted.initial, like=name)
         return value
 
     def held(self, name: str) -> int:

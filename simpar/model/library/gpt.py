@@ -33,6 +33,8 @@ Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
 Rank = Annotated[int, Field(ge=0, le=2**20)]
+MOST_ELEMENTS: Final = 2**58
+"""Of a tensor of experts: bytes are counted in 64 bits."""
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
@@ -241,10 +243,8 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
-        return replace(
-            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
-        )
+        # The width of experts stays 0 where it is that of ``ffn``: written out it would say the same twice.
+        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
@@ -315,6 +315,16 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
         left = ', '.join(one for one in model.bias if one != 'ffn')
         yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    slots = experts.slots(model.sequence)
+    used = slots * experts.count if experts.capacity else model.sequence * experts.top_k
+    if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
+        what = f'{used} slots of a sample are more than can be counted'
+        yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
+    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
+        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+        share = model.sequence * experts.top_k / experts.count
+        more = -(-slots // asked.tensor) * asked.tensor
+        yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')

@@ -22,6 +22,7 @@ from simpar.model.operators import (
     router,
     shape,
     stream,
+    torch_call,
 )
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
@@ -77,6 +78,9 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     experts.GroupedProduct,
     experts.Combine,
     experts.SigmoidGate,
+    torch_call.TorchCall,
+    torch_call.ModuleLinear,
+    torch_call.ModuleEmbedding,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}

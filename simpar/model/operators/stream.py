@@ -179,10 +179,11 @@ class Bias(SameShape, Trained):
 
     product: str
     bias_shape: Shape
+    given: str = 'zeros'
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The bias."""
-        return (Parameter(f'={self.product}.bias', self.bias_shape, 'zeros'),)
+        return (Parameter(f'={self.product}.bias', self.bias_shape, self.given),)
 
     def ops(self, local: Local) -> Ops:
         """One addition an element."""
