@@ -53,7 +53,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = _words(self)
-        wrong = [word.strip('\'",') for word in message.partition('(')[0].split()]
+        words = message.partition('(')[0].split()
+        # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
+        wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
         near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
         hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
         self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
