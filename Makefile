@@ -9,14 +9,16 @@
 # make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
+# make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
+# make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -54,6 +56,9 @@ prove-training: .venv-test/installed
 		tests/test_graph_numerics.py tests/test_numerics_attention.py tests/test_numerics_fuzz.py \
 		tests/test_optimizer_parallel_numerics.py tests/test_strategy_combined.py tests/test_strategy_numerics.py
 
+accuracy: .venv-test/installed
+	.venv-test/bin/python -m tests.accuracy_page
+
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 4
@@ -88,6 +93,9 @@ prove-paced: .venv-test/installed
 
 prove-sizes: .venv-test/installed
 	.venv-test/bin/python tests/prove_sizes.py
+
+prove-context: .venv-test/installed
+	.venv-test/bin/python tests/prove_context.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

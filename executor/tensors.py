@@ -16,6 +16,7 @@ import torch
 from executor import data
 from executor.given import given
 from executor.packing import pack
+from executor.sequence import in_sequence
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import Program, Tensor
 
@@ -79,7 +80,10 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
     """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
     if initial == data.INITIAL:
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
-    return draw(initial, shape, dtype, seed, name, step)
+    # Balanced context ranks hold a sequence in another order: drawn in its own, then brought into theirs.
+    initial, _, ranks = initial.partition('@')
+    full = draw(initial, shape, dtype, seed, name, step)
+    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:

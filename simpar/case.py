@@ -27,6 +27,7 @@ from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load
 from simpar.schedule.changed import changed
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
+from simpar.stacks import load_stack
 from simpar.throughput import Throughput, throughput
 from simpar.workload import Sgd, Workload
 
@@ -116,6 +117,7 @@ class Case:
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.notes,
+            *self.schedule.workload.model.notes,
         )
 
     def _in_8_bits(self) -> Iterator[str]:
@@ -256,6 +258,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             devices=wanted.devices or None,
             slow=wanted.slow,
             links=wanted.links,
+            stack=load_stack(wanted.stack) if wanted.stack else None,
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None

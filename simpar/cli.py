@@ -53,7 +53,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = _words(self)
-        wrong = [word.strip('\'",') for word in message.partition('(')[0].split()]
+        words = message.partition('(')[0].split()
+        # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
+        wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
         near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
         hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
         self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
@@ -154,6 +156,12 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument('--ranks', type=_positive, default=2, metavar='N', help='processes (default: 2)')
     calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
+
+    validate = _verb(verbs, 'validate', 'predict published steps, and tell how far predictions are from them')
+    validate.add_argument('--data', type=Path, metavar='DIR', help='CSV files of steps (default: those with simpar)')
+    validate.add_argument('--set', dest='only', metavar='NAME', help='one of its files, without .csv')
+    validate.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
+    validate.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted against measured')
 
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')

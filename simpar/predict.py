@@ -8,7 +8,7 @@ multiples of 2⁻⁴⁰ s, so the contributions sum to (baseline step − step) 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
@@ -33,12 +33,23 @@ if TYPE_CHECKING:
     from simpar.schedule.without_effect import WithoutEffect
 
 Pricing = Callable[[Program, Cluster, Effects], Costs]
+_NONE: Final = Effects(**dict.fromkeys((field.name for field in fields(Effects)), False))
+_ORDER: Final = (
+    ('small operators', 'small_operator'),
+    ('kernels of the framework', 'framework'),
+    ('launch', 'launch'),
+    ('waits of the host', 'host_waits'),
+    ('slow-down under overlap', 'slow_down'),
+    ('shared links', 'link_sharing'),
+)
+OF_STACKS: Final = frozenset({'kernels of the framework', 'waits of the host'})
+"""Effects that only a stack has."""
 EFFECTS: Final = (
-    ('ideal overlap', Effects(small_operator=False, launch=False, slow_down=False, link_sharing=False)),
-    ('small operators', Effects(small_operator=True, launch=False, slow_down=False, link_sharing=False)),
-    ('launch', Effects(small_operator=True, launch=True, slow_down=False, link_sharing=False)),
-    ('slow-down under overlap', Effects(small_operator=True, launch=True, slow_down=True, link_sharing=False)),
-    ('shared links', Effects(small_operator=True, launch=True, slow_down=True, link_sharing=True)),
+    ('ideal overlap', _NONE),
+    *(
+        (name, replace(_NONE, **{key: True for _, key in _ORDER[: number + 1]}))
+        for number, (name, _) in enumerate(_ORDER)
+    ),
 )
 """What is switched on, one after the other; the last state is the prediction."""
 
@@ -171,6 +182,11 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
     return trace.first(steps) if further else trace
 
 
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
+    """Seconds of the last of so many steps, all that is asked where predictions are many."""
+    return _step(program, Pricer(program, cluster).costs(EFFECTS[-1][1]), steps)
+
+
 def _step(program: Program, costs: Costs, steps: int) -> float:
     """Seconds of the last step of ``followed``."""
     ends = step_ends(program, costs, steps=steps + _goes_on(program))[:steps]
@@ -219,7 +235,7 @@ def predict(
         costs=mine.costs,
         profile=cluster.profile,
         baseline=Prediction(name=names[1], trace=others.trace, costs=others.costs, profile=other_cluster.profile),
-        explanation=_explain(others, mine),
+        explanation=_explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack)),
     )
 
 
@@ -243,11 +259,14 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) ->
     return _States(tuple(reversed(found)), costs[-1], trace)
 
 
-def _explain(baselines: _States, states: _States) -> tuple[Contribution, ...]:
+def _explain(baselines: _States, states: _States, *, stacked: bool) -> tuple[Contribution, ...]:
     """Differences of differences, from the ideal state to the last."""
     rows = []
     before = 0.0
     for (effect, _), baseline, step in zip(EFFECTS, baselines.steps, states.steps, strict=True):
+        # Without a stack they change nothing.
+        if effect in OF_STACKS and not stacked:
+            continue
         # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
         # exact.
         rows.append(Contribution(effect=effect, seconds=baseline - step - before, baseline=baseline, step=step))
@@ -261,6 +280,7 @@ def _same(one: Costs, other: Costs) -> bool:
     return (
         one.communication == other.communication
         and one.waiting_slows == other.waiting_slows
+        and (one.waits, one.host_step) == (other.waits, other.host_step)
         and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from simpar import document
 from simpar.errors import Problem, ProfileError
 from simpar.files import read_regular
-from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, TableFile, TimeFigure
+from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
 
 FILE: Final = 'profile.yaml'
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -143,6 +143,7 @@ def cluster(
     devices: int | None = None,
     slow: Mapping[int, float] | None = None,
     links: Mapping[str, float] | None = None,
+    stack: Stack | None = None,
 ) -> Cluster:
     """So many nodes of a profile.
 
@@ -150,6 +151,7 @@ def cluster(
         devices: how many are in a node, the profile's unless given.
         slow: rank → speed of its device, where not 1.
         links: name of a link → what its bandwidth is multiplied with.
+        stack: the framework that issues the ops.
 
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
     in the cluster, or a link not in the profile.
@@ -160,6 +162,7 @@ def cluster(
         devices=devices or profile.devices,
         slow=dict(slow or {}),
         links=dict(links or {}),
+        stack=stack,
     )
     problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
     if problems:

@@ -49,6 +49,12 @@ def example_folder() -> Path:
     return next((found for found in (here / 'examples', here.parent / 'examples') if found.is_dir()), here)
 
 
+def measured_folder() -> Path:
+    """Where the published steps are that `simpar validate` reads."""
+    here = Path(__file__).parent
+    return next((found for found in (here / 'measured_steps', here.parent / 'measured_steps') if found.is_dir()), here)
+
+
 def examples() -> list[Example]:
     """All of them, by name."""
     return [Example(path) for path in sorted(example_folder().glob('*.yaml'))]

@@ -24,6 +24,6 @@ for seed in range(asked.seed, asked.seed + asked.plans):
     validate(program)
     worst = max(worst, check(program, workload, plan, steps=2, seed=seed).worst.error)
     shared += plan.expert > 1
-told = f'{asked.plans} plans from seed {asked.seed}, {shared} of them with expert ranks'
+told = f'{asked.plans} plans from seed {asked.seed}, {shared} with expert ranks'
 print(f'{told}: none is off by more than {worst:.1e}')
 print(f'{time.process_time():.0f} s CPU')

@@ -28,11 +28,10 @@ Written by `make prove-modules` at commit {commit}, seed {seed}, torch {torch}, 
 {seconds:.0f} s of CPU.
 
 Each module is trained in process for a step in fp64 with its own weights. A number is the largest deviation of the
-loss, and of any gradient, from the module's own autograd. It is the norm of the difference over that of the
-gradient, or over a thousandth of the largest gradient's. At most 1e-10 is right. On both sides one patch widens the
-module's casts to fp32 (`Unnarrowed` in `tests/huggingface_cases.py`). Tensor 2 splits: the share of the work
-of products that two tensor ranks divide, 100 % where each does half. ResNet and CvT use the statistics that
-their batch norms have (`.eval()`).
+loss, and of any gradient, from the module's own autograd. It is the norm of the difference over that of the gradient,
+or over a thousandth of the largest gradient's. At most 1e-10 is right. On both sides one patch widens the module's
+casts to fp32 (`Unnarrowed` in `tests/huggingface_cases.py`). Tensor 2 splits: the share of the work of products that
+two tensor ranks divide, 100 % where each does half. ResNet and CvT use the statistics that their batch norms have.
 """
 
 

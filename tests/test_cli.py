@@ -40,6 +40,7 @@ FLAGS = {
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
+    'validate': ['--data', '--jobs', '--json', '--plot', '--set'],
     'warmup': ['--json'],
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from simpar.profiles import (
     shaped,
 )
 
-NAMES = ['a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'cpu-gloo', 'h100-sxm-8', 'h200-sxm-8']
+NAMES = ['a100-sxm-40-8', 'a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'cpu-gloo', 'h100-sxm-8', 'h200-sxm-8']
 
 
 def figures(value):
@@ -137,7 +137,7 @@ def test_an_unknown_name_lists_the_names_and_guesses():
         load_profile('ascend910a')
     [problem] = error.value.problems
     assert error.value.exit_code == 2
-    assert problem.instead.startswith('did you mean ascend910a-8? profiles: a100-sxm-8, ')
+    assert problem.instead.startswith('did you mean ascend910a-8? profiles: a100-sxm-40-8, a100-sxm-8, ')
     with pytest.raises(ProfileError, match='no such file'):
         load_profile('nowhere/profile.yaml')
 

@@ -104,6 +104,8 @@ SITUATIONS = [
     (GPT, 'all_to_all: true', 'plan.all_to_all', 'no redistribution uses an all-to-all'),
     (CUT, 'reduce: late', 'plan.reduce', 'values with strategies are summed late'),
     (GPT, 'reduce: late', 'plan.reduce', 'tensor is 1'),
+    (GPT, '{context_kind: ring, context_split: contiguous}', 'plan.context_kind plan.context_split', 'context is 1'),
+    (GPT, '{context: 2, context_kind: ring, context_split: contiguous, all_to_all: true}', 'plan.all_to_all', 'no re'),
     (GPT, '{tensor: 4, pipeline: 2, micro_batches: 2, zero: 3}', 'plan.zero', 'data is 1'),
     (GPT, '{tensor: 8, hsdp: level1, shard_threshold: 1 B}', 'plan.hsdp plan.shard_threshold', 'data is 1'),
     (GPT, '{tensor: 8, shard: [state], gather: after-update}', 'plan.shard plan.gather', 'data is 1'),
@@ -172,6 +174,7 @@ def test_every_key_of_a_plan_has_a_situation_or_always_an_effect():
     always = {
         'data',
         'tensor',
+        'context',
         'expert',
         'pipeline',
         'micro_batches',

@@ -9,6 +9,7 @@ from __future__ import annotations
 from executor.kernels import (
     attention,
     clip,
+    context_attention,
     convolution,
     cross_entropy,
     dropout,
@@ -43,6 +44,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
     **convolution.KERNELS,
     **attention.KERNELS,
+    **context_attention.KERNELS,
     **unfused.KERNELS,
     **dropout.KERNELS,
     **norm.KERNELS,

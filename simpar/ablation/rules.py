@@ -31,14 +31,14 @@ def _shards(facts: Facts) -> str:
 
 
 def _no_shards(facts: Facts) -> str:
-    if facts.plan.data == 1:
+    if facts.plan.data * facts.plan.context == 1:
         return 'data is 1: there are no data ranks to shard over'
     return 'no parameter is sharded: each is on one rank alone, unsharded, below shard_threshold, or does not divide'
 
 
 def _shards_asked(facts: Facts) -> str:
     """Of keys that say what stays unsharded, and so may be why nothing is sharded."""
-    if facts.asks_shards and facts.plan.data > 1:
+    if facts.asks_shards and facts.plan.data * facts.plan.context > 1:
         return ''
     return _shards(facts)
 
@@ -75,7 +75,10 @@ def _fused_ids(facts: Facts) -> str:
     return 'plan.fusion_ids says it' if facts.plan.fusion_ids else _fusion(facts)
 
 
+_NO_CONTEXT: Final = _if(lambda facts: facts.plan.context == 1, 'context is 1: no ranks share a sequence')
 INERT: Final[Mapping[str, Rule]] = {
+    'plan.context_kind': _NO_CONTEXT,
+    'plan.context_split': _NO_CONTEXT,
     'plan.order': _order,
     'plan.chunks': _chunks,
     'plan.stages': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
@@ -142,7 +145,7 @@ def _experts(facts: Facts) -> Experts:
 
 
 _STAND_IN_THE_PROGRAM: Final = (
-    *('data', 'tensor', 'expert', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
+    *('data', 'tensor', 'expert', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),
@@ -167,6 +170,8 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     'experts.ffn': lambda facts: _experts(facts).ffn not in (0, getattr(facts.workload.model, 'ffn_width', 0)),
     'experts.first_dense': lambda facts: _experts(facts).first_dense >= _experts(facts).every,
     'workload.init_std': lambda facts: facts.draws_weights,
+    'plan.context_kind': lambda facts: facts.plan.context > 1,
+    'plan.context_split': lambda facts: facts.plan.context > 1,
     'workload.documents': lambda facts: bool(getattr(facts.workload.model, 'packed', ())),
     'workload.rope_interleaved': lambda facts: getattr(facts.workload.model, 'position', '') == 'rotary',
     'workload.fp8': lambda facts: any(op.dtype == FP8 for op in facts.program.cost_kinds[1]),

@@ -181,6 +181,7 @@ def features(case: Case) -> list[dict[str, str]]:
         'strategies of operators': with_strategies,
         f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
+        f'context {plan.context} by {plan.context_kind}': plan.context > 1,
         f'expert {plan.expert}': plan.expert > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,

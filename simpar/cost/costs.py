@@ -69,6 +69,8 @@ class Costs:
             each group or one for each of its pairs, (group, position of the sender); see ``entry_of``.
         links: names of the links that ``Communication.links`` indexes.
         rank_speed: shape [world], 1 for a nominal device; compute lasts ``compute / rank_speed``.
+        host_step: seconds that the host takes in each step before it issues anything.
+        waits: where the host waits for the device, see ``simpar.engine.hosts``; empty: nowhere.
         waiting_slows: whether a collective that waits for its peers already slows compute (NCCL: yes).
         why: op class index → how its seconds came about, in words.
         grades: grade → seconds of one step's isolated work (a rank's) that rest on numbers of this grade.
@@ -81,6 +83,8 @@ class Costs:
     communication: Mapping[int, Sequence[Communication]]
     links: Sequence[str]
     rank_speed: Array
+    host_step: float = 0.0
+    waits: tuple[str, ...] = ()
     waiting_slows: bool = False
     why: Mapping[int, str] = field(default_factory=dict)
     grades: dict[str, float] = field(default_factory=dict)

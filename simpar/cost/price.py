@@ -17,6 +17,7 @@ from simpar.cost.entries import Alike, Block, Entries, LinkNames
 from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
+from simpar.cost.stack import StackCompute
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
 from simpar.program import OpClass, Program
@@ -37,12 +38,16 @@ class Effects:
         launch: seconds of the host.
         slow_down: compute and communication that run at once slow each other.
         link_sharing: collectives that run at once share links.
+        framework: kernels and passes that a stack adds, its attention, clocks under load.
+        host_waits: the host waits for the device where a stack says so.
     """
 
     small_operator: bool = True
     launch: bool = True
     slow_down: bool = True
     link_sharing: bool = True
+    framework: bool = True
+    host_waits: bool = True
 
 
 def price(
@@ -78,14 +83,18 @@ class Pricer:
     ) -> None:
         if program.world > cluster.world:
             raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        self.compute = compute or device_compute(cluster.profile)
+        self.bare = compute or device_compute(cluster.profile)
+        stack = cluster.stack
+        self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
+        self.compute: ComputeModel = self.stacked or self.bare
         self.collective = collective or cluster_collectives(cluster)
         self._program = program
         self._cluster = cluster
         self._ranks: dict[str, list[list[int]]] = {}
-        self._kind, self._ops = program.cost_kinds
+        self._kind, self._ops = _by_launches(program, self.stacked) if self.stacked else program.cost_kinds
         # By the number of the cost key.
         self._computed: dict[int, ComputeCost] = {}
+        self._unstacked: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
@@ -93,6 +102,8 @@ class Pricer:
         for kind, op in enumerate(self._ops):
             if op.kind == 'compute':
                 self._computed[kind] = self.compute.seconds(op)
+                if self.stacked:
+                    self._unstacked[kind] = self.bare.seconds(op)
             elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
                 alike = self._by_shape[kind] = self.collective.by_shape(op, *self._lying(self.collective, op))
                 # Groups in order: the first one is among those that stand first.
@@ -107,20 +118,20 @@ class Pricer:
         matrix, memory, collective = slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value
         computes = np.array([op.kind == 'compute' for op in ops])
         beside = [matrix if op.operator in MATRIX else memory for op in ops]
-        host = quantise(self._cluster.profile.host.seconds.value) if effects.launch else 0.0
         compute = self._compute_seconds(effects)
         communication, links = self._communication(effects)
         return Costs(
             compute=compute[self._kind],
-            # A view launches no kernel.
-            host=np.array([0.0 if op.operator in NO_WORK else host for op in ops])[self._kind],
+            host=self._host(effects)[self._kind],
+            host_step=self._host_step(effects),
+            waits=self._waits(effects),
             beside_communication=np.where(computes & slows, beside, 1.0)[self._kind],
             beside_compute=np.where(computes | (not slows), 1.0, collective)[self._kind],
             # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
             communication={index: communication[kind] for index, kind in self._communicating},
             links=links,
             rank_speed=self._speeds(),
-            waiting_slows=slows and slow_down.waiting,
+            waiting_slows=slows and self._waiting,
             why=Why(self._kind, self._why),
             grades=self._grades(compute, communication),
         )
@@ -168,10 +179,49 @@ class Pricer:
                 peer = ranks[(position + op.peer) % len(ranks)]
                 yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
+    @property
+    def _waiting(self) -> bool:
+        stack = self._cluster.stack
+        told = stack.waiting if stack else None
+        return self._cluster.profile.slow_down.waiting if told is None else told
+
+    def _host(self, effects: Effects) -> Array:
+        """Seconds that the host takes to issue an op, by cost key."""
+        if not effects.launch:
+            return np.zeros(len(self._ops))
+        stack, plain = self._cluster.stack, self._cluster.profile.host.seconds.value
+        forward = stack.host.forward.value if stack and stack.host else plain
+        backward = stack.host.backward.value if stack and stack.host else plain
+        return np.array(
+            [
+                # A view launches no kernel.
+                0.0
+                if op.operator in NO_WORK
+                else quantise((forward if op.phase == 'F' else backward) * self._launched(op))
+                for op in self._ops
+            ]
+        )
+
+    def _launched(self, op: OpClass) -> int:
+        """Kernels that an op launches, and calls that take the host as long."""
+        if self.stacked is None or op.kind != 'compute':
+            return 1
+        launches = self.stacked.launches(op)
+        return launches.kernels + launches.calls
+
+    def _host_step(self, effects: Effects) -> float:
+        stack = self._cluster.stack
+        return quantise(stack.host.step.value) if effects.launch and stack and stack.host else 0.0
+
+    def _waits(self, effects: Effects) -> tuple[str, ...]:
+        stack = self._cluster.stack
+        return stack.waits.at if effects.launch and effects.host_waits and stack and stack.waits else ()
+
     def _compute_seconds(self, effects: Effects) -> Array:
         """By cost key."""
         compute = np.zeros(len(self._ops))
-        for kind, cost in self._computed.items():
+        computed = self._unstacked if self.stacked and not effects.framework else self._computed
+        for kind, cost in computed.items():
             # On the engine's grid; see ``simpar.units``.
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
@@ -222,6 +272,20 @@ class Pricer:
                 first = communication[kind][0]
                 seconds[self._communicated[kind][0].grade] += (first.alpha + first.transfer) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
+
+
+def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
+    """As ``cost_kinds``, apart where a stack tells op classes apart by their names."""
+    kind, _ = program.cost_kinds
+    numbers: dict[tuple[int, int], int] = {}
+    ops: list[OpClass] = []
+    found = []
+    for number, op in zip(kind.tolist(), program.op_classes, strict=True):
+        key = (number, id(stacked.launches(op)))
+        if numbers.setdefault(key, len(ops)) == len(ops):
+            ops.append(op)
+        found.append(numbers[key])
+    return np.array(found, dtype=np.int64), tuple(ops)
 
 
 class _Messages:

@@ -143,7 +143,7 @@ class _Walk:
         simulated = self.trace.origin == 'simulated'
         # A simulated op arrives when its needs and its host allow it. Later than its needs means the host, which issues
         # without pause.
-        if simulated and self._arrive(place) > since:
+        if simulated and not (self.costs and self.costs.waits) and self._arrive(place) > since:
             since = self.begin
         begin = max(self.begin, since)
         if begin < time:

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from simpar.engine.hosts import with_hosts
 from simpar.engine.ops import NONE, Flags, Ints, Ops, ops_of
 from simpar.program import Csr, Program
 from simpar.trace import Times
@@ -138,15 +139,24 @@ class Graph:
         return ready
 
 
+def hosted(program: Program, of_rank: tuple[int, ...], waits: tuple[str, ...]) -> Ops:
+    """The ops of a program's representatives, and of their hosts where these wait for anything."""
+    ops = ops_of(program, of_rank)
+    return with_hosts(ops, program, waits) if waits else ops
+
+
 @lru_cache(maxsize=4)
-def graph_of(program: Program, of_rank: tuple[int, ...], *, compiled: bool = False) -> Graph | None:
+def graph_of(
+    program: Program, of_rank: tuple[int, ...], *, waits: tuple[str, ...] = (), compiled: bool = False
+) -> Graph | None:
     """The graph of a program's representatives.
 
     Returns None where not all meet in a step that should, or where needs go in a circle.
 
-    Arguments: ``of_rank``, the representative of each rank; ``compiled``, whether numba puts the nodes in order.
+    Arguments: ``of_rank``, the representative of each rank; ``waits`` of hosts, as of ``Costs``; ``compiled``, whether
+    numba puts the nodes in order.
     """
-    ops = ops_of(program, of_rank)
+    ops = hosted(program, of_rank, waits)
     node = _nodes(ops)
     if node is None:
         return None

@@ -15,7 +15,7 @@ from simpar.engine.representatives import LoadedRepresentatives
 from simpar.program import Program
 from simpar.program.rows import like_of, stand
 from simpar.trace import Times
-from simpar.units import GRID
+from simpar.units import GRID, quantise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +57,19 @@ def node_costs(
     ops: Ops, program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int
 ) -> NodeCosts:
     """The costs of the ops of a program's representatives."""
-    speed = np.array([costs.rank_speed[ranks[0]] for ranks in representatives.ranks])
+    devices = len(representatives.ranks)
+    # Behind the devices stand hosts that wait for them, if any do.
+    speed = np.ones(len(ops.roles))
+    speed[:devices] = [costs.rank_speed[ranks[0]] for ranks in representatives.ranks]
     alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
     beside = np.ones(len(ops))
     kind = np.full(len(ops), NONE, dtype=np.int32)
     # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
     beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
+    if len(ops.roles) > devices:
+        own = int(ops.first[devices])
+        seconds[own:], beside[own:] = costs.host[ops.op_class[own:]], 1.0
+        seconds[ops.first[devices:-1]] += costs.host_step
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)
@@ -113,9 +120,12 @@ def _issued(ops: Ops, costs: Costs, steps: int) -> Times:
     """Each representative's host issues its ops one after the other, over all steps."""
     host = _quantise(costs.host)[ops.op_class]
     issued = np.zeros((steps, len(ops)))
+    # Hosts that wait are ops themselves.
+    if costs.waits:
+        return issued
     for begin, end in pairwise(ops.first.tolist()):
         # The host launches in issue order, whatever the stream, and never waits for the device.
-        one = np.cumsum(host[begin:end])
+        one = np.cumsum(host[begin:end]) + quantise(costs.host_step)
         issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
     return issued
 

@@ -17,9 +17,10 @@ from simpy.events import NORMAL, Event, EventPriority
 from simpar.cost.costs import Costs
 from simpar.engine.deadlock import Drawing
 from simpar.engine.device import UNSOLVED, Compute, Device, Observer, Rendezvous, Running, Stream
+from simpar.engine.graph import hosted
 from simpar.engine.links import Links, fair_speeds
 from simpar.engine.node_costs import NodeCosts, node_costs
-from simpar.engine.ops import Ops, ops_of
+from simpar.engine.ops import Ops
 from simpar.engine.representatives import LoadedRepresentatives
 from simpar.errors import Deadlock
 from simpar.program import Program
@@ -75,9 +76,9 @@ class _Simulation:
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
         self._costs = costs
-        self._ops = ops_of(program, tuple(representatives.of_rank))
+        self._ops = hosted(program, tuple(representatives.of_rank), costs.waits)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
-        devices = [Device(representative) for representative in range(len(representatives.ranks))]
+        devices = [Device(representative) for representative in range(len(self._ops.roles))]
         every = len(self._ops)
         representative = self._ops.representative.tolist()
         self._streams = [
@@ -117,7 +118,7 @@ class _Simulation:
                 self._program,
                 self._representatives,
                 self._ops,
-                self._streams,
+                [stream for stream in self._streams if stream.device.representative < len(self._representatives.ranks)],
                 met=met,
                 end=self._end,
                 steps=self._steps,
@@ -326,9 +327,9 @@ class _Simulation:
     def _trace(self) -> Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
         each = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
-        representatives = tuple(
-            RankTimes(ranks[0], *times) for ranks, times in zip(self._representatives.ranks, each, strict=True)
-        )
+        # Behind the devices stand hosts that wait for them.
+        ranks = self._representatives.ranks
+        representatives = tuple(RankTimes(of[0], *times) for of, times in zip(ranks, each, strict=False))
         return Trace(
             self._program, 'simulated', representatives, np.array(self._representatives.of_rank, dtype=np.int32)
         )

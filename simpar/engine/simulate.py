@@ -80,7 +80,11 @@ def _walked(
     # What is asked for is checked first: numba is not everywhere.
     slots = sum(len(program.roles[program.role_of_rank[ranks[0]]]) for ranks in representatives.ranks)
     compiled = asked in {'auto', 'compiled'} and fast.repays(steps * slots, asked=asked == 'compiled')
-    graph = None if asked == 'simpy' else graph_of(program, tuple(representatives.of_rank), compiled=compiled)
+    graph = (
+        None
+        if asked == 'simpy'
+        else graph_of(program, tuple(representatives.of_rank), waits=costs.waits, compiled=compiled)
+    )
     if graph is None:
         # SimPy is imported only where it runs: it costs more than most simulations.
         from simpar.engine.reference import run
@@ -105,6 +109,6 @@ def _trace(program: Program, representatives: Representatives, graph: Graph, cos
     return Trace(
         program,
         'simulated',
-        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(representatives.ranks, of_one, strict=True)),
+        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(representatives.ranks, of_one, strict=False)),
         np.array(representatives.of_rank, dtype=np.int32),
     )

@@ -26,18 +26,22 @@ from simpar.hardware.profile import (
     TableFile,
     Tables,
 )
+from simpar.hardware.stack import AttentionKernel, HostTimes, Launches, Stack, Waits
 from simpar.hardware.topology import Cluster, Shape, Topology
 
 __all__ = [
     'GRADES',
     'Attention',
+    'AttentionKernel',
     'Cluster',
     'Device',
     'Figure',
     'FlopsFigure',
     'Grade',
     'Host',
+    'HostTimes',
     'Kernel',
+    'Launches',
     'Library',
     'Link',
     'Matmul',
@@ -49,9 +53,11 @@ __all__ = [
     'ShareFigure',
     'SizeFigure',
     'SlowDown',
+    'Stack',
     'TableFile',
     'Tables',
     'TimeFigure',
     'Topology',
+    'Waits',
     'worst',
 ]

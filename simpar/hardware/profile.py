@@ -70,7 +70,11 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get."""
+    """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get.
+
+    Arguments: ``sustained``, the clock that matrix units keep under load over that of short measurements; it holds
+    where a stack is named.
+    """
 
     name: Text
     # By data type, as peaks do not follow from the width alone (tf32).
@@ -80,6 +84,7 @@ class Device:
     kernel: Kernel
     matmul: Matmul
     attention: Attention
+    sustained: ShareFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from itertools import combinations
 
 from simpar.hardware.figure import RateFigure
 from simpar.hardware.profile import Link, Profile
+from simpar.hardware.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Cluster:
         devices: how many are in each node.
         slow: rank → its speed, where it is not 1.
         links: name of a link → what its bandwidth is multiplied with, where it is not as in the profile.
+        stack: the framework that issues the ops; None, one kernel an op.
     """
 
     profile: Profile
@@ -98,6 +100,7 @@ class Cluster:
     devices: int
     slow: Mapping[int, float] = field(default_factory=dict)
     links: Mapping[str, float] = field(default_factory=dict)
+    stack: Stack | None = None
 
     @property
     def world(self) -> int:

@@ -77,6 +77,11 @@ class FromModule(Model):
         return self.exported.nodes
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of the module."""
+        return self.exported.notes
+
+    @property
     def layers(self) -> tuple[Node, ...]:
         """Its operators, which is what its size is estimated from."""
         return self.exported.nodes

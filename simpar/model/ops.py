@@ -179,6 +179,10 @@ class Local(Protocol):
     def output(self) -> TensorLayout:
         """The layout of the result once nothing is left to be summed."""
 
+    @property
+    def balanced(self) -> int:
+        """Context ranks that hold chunks from both ends of a sequence; 0: tokens lie in order."""
+
     def elements(self, role: str) -> int:
         """Elements of a rank's slice of one copy."""
 
@@ -196,6 +200,17 @@ class Local(Protocol):
 
     def partition(self, layout: TensorLayout, dim: int) -> str:
         """The partition whose ranks hold the slices of a dim; empty: the dim is unsharded."""
+
+
+def placed(local: Local, layout: TensorLayout, dim: int) -> Attributes:
+    """What a kernel must know to tell the places of a rank's tokens: nothing where it has all of them.
+
+    Arguments: ``dim`` of the sequence.
+    """
+    partition = local.partition(layout, dim)
+    if not partition:
+        return {}
+    return {'partition': partition, **({'balanced': local.balanced} if local.balanced else {})}
 
 
 def unary(

@@ -2,7 +2,7 @@
 
 from simpar.schedule.contents import ClusterReference
 from simpar.schedule.fit import check_against_cluster
-from simpar.schedule.schedule import Row, Schedule, load_rows, load_schedule, schedule_schema, written
+from simpar.schedule.schedule import Row, Schedule, load_rows, load_schedule, schedule_of, schedule_schema, written
 from simpar.schedule.without_effect import WithoutEffect
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     'check_against_cluster',
     'load_rows',
     'load_schedule',
+    'schedule_of',
     'schedule_schema',
     'written',
 ]

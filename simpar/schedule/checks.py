@@ -61,6 +61,9 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
         slices=plan.micro_batches * plan.copies,
         tensor=plan.tensor,
         sequence_parallel=plan.sequence_parallel,
+        context=plan.context,
+        chunks=plan.context * (2 if plan.context > 1 and plan.context_split == 'balanced' else 1),
+        by_heads=plan.context > 1 and plan.context_kind == 'all_to_all',
         expert=plan.expert,
     )
 

@@ -45,6 +45,14 @@ class ClusterReference:
         dict[Annotated[str, Field(min_length=1, max_length=1000)], Annotated[float, Field(gt=0, le=1_000_000)]],
         Field(description='links of the profile, by name, and what their bandwidth is multiplied with'),
     ] = field(default_factory=dict)
+    stack: Annotated[
+        str,
+        Field(
+            max_length=4096,
+            examples=['torch-fsdp'],
+            description='the framework that issues kernels, by name (docs/stacks.md) or path; empty: one an op',
+        ),
+    ] = ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

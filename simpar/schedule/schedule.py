@@ -114,6 +114,16 @@ def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str 
     return schedule
 
 
+def schedule_of(tree: Tree) -> Schedule:
+    """The schedule of a tree that no file holds; raises `ScheduleError` with everything that is wrong in it."""
+    found = expanded(replace(tree, shorts=_SHORTS), Path())
+    problems: list[Problem] = []
+    contents = _attempt(found, problems)
+    if contents is None:
+        raise ScheduleError(one_screen(problems))
+    return _schedule(found, contents, Path())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row of a sweep: its schedule, what it sets, by dotted key, and why it does not fit together, if so."""

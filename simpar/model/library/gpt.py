@@ -337,9 +337,37 @@ def _asked(asked: Asked) -> Iterator[Problem]:
         yield Problem(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
 
 
+def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Context ranks must hold equal chunks of a sequence, each split by tensor ranks, and where they exchange heads, of
+    these."""
+    if asked.context == 1:
+        return
+    inner = asked.tensor if asked.sequence_parallel else 1
+    if model.sequence % (asked.chunks * inner):
+        within = f', and each of these by tensor {inner}' if inner > 1 else ''
+        what = (
+            f'sequence {model.sequence} does not divide into {asked.chunks} chunks for context {asked.context}{within}'
+        )
+        instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
+        yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
+    if model.experts is not None and model.experts.capacity:
+        what = 'not yet: experts that drop tokens, of sequences that context ranks share'
+        yield Problem(('plan', 'context'), what, 'write 1, or experts with capacity: 0, which drop none')
+    if model.attention == 'unfused' and not asked.by_heads:
+        what = 'unfused attention has no parts of the keys that could be gathered or go round'
+        yield Problem(('plan', 'context_kind'), what, 'write all_to_all, or attention: flash')
+    if asked.by_heads and model.key_value_heads % (asked.context * asked.tensor):
+        what = (
+            f'kv_heads {model.key_value_heads} cannot be exchanged among context {asked.context} × tensor '
+            f'{asked.tensor} ranks: each needs a whole head of keys and values'
+        )
+        yield Problem(('plan', 'context_kind'), what, 'write all_gather or ring, or lower degrees')
+
+
 def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
     tensor = asked.tensor
+    yield from _context(model, asked)
     if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
         instead = multiple(model.sequence, tensor).removeprefix('write ')

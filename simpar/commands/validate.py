@@ -1,0 +1,39 @@
+"""``simpar validate``: predictions against published steps, a set at a time, beside a null model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from simpar.commands.progress import Progress
+from simpar.shipped import measured_folder
+from simpar.validate.rows import read_rows
+from simpar.validate.run import SetAnswer, answers, outcomes
+from simpar.validate.text import render, to_dict
+
+FORMATS = ('.png', '.pdf', '.svg')
+
+
+def command(options: argparse.Namespace) -> int:
+    """Predict every row, print the scores, draw where asked."""
+    rows = read_rows(options.data or measured_folder(), options.only or '')
+    with Progress() as progress:
+        found = answers(outcomes(rows, options.jobs, progress))
+    if options.plot:
+        _draw(options.plot, found)
+    if options.json:
+        print(json.dumps(to_dict(found), ensure_ascii=False, allow_nan=False))
+    else:
+        sys.stdout.write(render(found))
+        if options.plot:
+            print(f'wrote {options.plot}')
+    return 0
+
+
+def _draw(path: Path, found: list[SetAnswer]) -> None:
+    from simpar.plot import write_figure
+    from simpar.validate.picture import scatter
+
+    write_figure(path, scatter(found))

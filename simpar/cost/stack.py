@@ -1,0 +1,103 @@
+"""What a stack makes of a device's prices: more kernels, more passes through memory, its own attention, real clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Final
+
+from simpar.cost import roofline
+from simpar.cost.compute import MATRIX, NO_WORK, PRODUCTS, forward_flops
+from simpar.cost.model import ComputeCost, ComputeModel
+from simpar.hardware import Figure, Launches, Profile, Stack, worst
+from simpar.program import OpClass
+
+ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
+
+
+class StackCompute:
+    """Compute as a stack issues it on a device.
+
+    An op lasts as long as the profile says of its one kernel, longer where clocks are lower under load; each further
+    kernel adds its fixed time, and the bytes that it moves at the rate of streaming kernels.
+    """
+
+    def __init__(self, inner: ComputeModel, profile: Profile, stack: Stack) -> None:
+        self.inner = inner
+        self.profile = profile
+        self.stack = stack
+        self._launches: dict[tuple[str, str], Launches] = {}
+
+    def launches(self, op: OpClass) -> Launches:
+        """What an op launches: as of its name, of its operator and phase, or one kernel."""
+        key = (op.name, f'{op.operator}.{op.phase}')
+        if key not in self._launches:
+            self._launches[key] = self._found(*key)
+        return self._launches[key]
+
+    def _found(self, name: str, kind: str) -> Launches:
+        table = self.stack.launches
+        named = [launches for pattern, launches in table.items() if '*' in pattern and fnmatchcase(name, pattern)]
+        return named[-1] if named else table.get(kind, ONE)
+
+    def seconds(self, op: OpClass) -> ComputeCost:
+        """Isolated seconds of a compute op class; errors as of the model inside."""
+        cost = self.inner.seconds(op)
+        if op.operator in NO_WORK:
+            return cost
+        launches = self.launches(op)
+        if not launches.kernels:
+            return ComputeCost(0.0, 0.0, f'not launched by {self.stack.name}: {launches.source}', 'literature')
+        cost = self._at_clocks(op, self._attention(op, cost))
+        kernel = self.profile.device.kernel.memory
+        more = max(0, launches.kernels - 1) * kernel.value + self._moved(op, launches) / self._rate
+        if not more:
+            return cost
+        rests: Sequence[Figure] = [kernel] if more > roofline.MINOR * cost.seconds else []
+        why = f'{cost.why}; {launches.kernels} kernels in {self.stack.name}, {more * 1e6:.3g} us more'
+        seconds = max(kernel.value, cost.seconds + more)
+        return ComputeCost(seconds, min(seconds, cost.best), why, worst([cost.grade, *rests]))
+
+    @cached_property
+    def _rate(self) -> float:
+        return roofline.memory_rate(self.profile.device)
+
+    def _moved(self, op: OpClass, launches: Launches) -> float:
+        """Bytes that kernels beside the first one move."""
+        if op.operator not in PRODUCTS or not op.dims:
+            # Fewer than one pass: a kernel that skips what is masked.
+            return (launches.passes - 1) * op.bytes
+        m, n, k = (op.dims[key] for key in ('m', 'n', 'k'))
+        return launches.result * m * n + launches.left * m * k + launches.right * k * n
+
+    def _at_clocks(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+        """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
+        sustained = self.profile.device.sustained
+        # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
+        if sustained is None or op.operator not in MATRIX or (self.stack.attention and op.operator == 'attention'):
+            return cost
+        bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
+        seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
+        return dataclasses.replace(cost, seconds=seconds, grade=worst([cost.grade, sustained]))
+
+    def _attention(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+        """The stack's kernel of fused attention in place of the table's."""
+        kernel = self.stack.attention
+        if kernel is None or op.operator not in MATRIX or op.operator in PRODUCTS or not op.dims:
+            return cost
+        if op.operator != 'attention':
+            return cost
+        peaks = {str(dtype): figure for dtype, figure in self.profile.device.matrix.items()}
+        if op.dtype not in peaks:
+            return cost
+        # By the kernel's share of the peak: the table is of another kernel, which treats narrow heads otherwise.
+        device = dataclasses.replace(
+            self.profile.device, attention=dataclasses.replace(self.profile.device.attention, share=kernel.share)
+        )
+        flops = op.flops if op.phase == 'F' else forward_flops(op) * kernel.backward.value
+        estimate = roofline.attention(device, peaks[op.dtype], flops, op.bytes)
+        why = f'attention of {self.stack.name}: {estimate.bound}'
+        grade = worst([*estimate.figures, kernel.share, *([] if op.phase == 'F' else [kernel.backward])])
+        return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)

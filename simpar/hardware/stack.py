@@ -1,0 +1,89 @@
+"""Stack: what a training framework makes of a device; what each part is used for is said in ``simpar.cost.stack``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from simpar.hardware.figure import Figure, Grade, ShareFigure, Text, TimeFigure
+
+Wait = Literal['receive', 'norm', 'step']
+Count = Annotated[int, Field(ge=0, le=1000)]
+Bytes = Annotated[float, Field(ge=0, le=1000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """What an operator launches in a phase beside the one kernel that a profile prices.
+
+    Arguments:
+        kernels: in all; 0: it is not launched at all, or is part of another operator's kernel.
+        calls: what else the host does meanwhile, each as long as a launch.
+        passes: how often it moves the bytes of the operator, of a streaming one.
+        result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its
+            result, its left and its right operand.
+    """
+
+    kernels: Count
+    source: Text
+    calls: Count = 0
+    passes: Bytes = 1.0
+    result: Bytes = 0.0
+    left: Bytes = 0.0
+    right: Bytes = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """Seconds of the host: for a kernel ``forward`` and ``backward``, and of each ``step`` beside all launches."""
+
+    forward: TimeFigure
+    backward: TimeFigure
+    step: TimeFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Where the host waits for the device: behind a ``receive``, at the ``norm`` of gradients, of each ``step``."""
+
+    at: tuple[Wait, ...]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """The kernel of fused attention: ``share`` of the peak forward; ``backward``, its time over the forward's."""
+
+    share: ShareFigure
+    backward: Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A training framework of some year written down.
+
+    Arguments:
+        extends: the stack that it differs from.
+        schedule: dotted keys that a schedule on this stack has where it does not say otherwise, each with its value.
+        source: where these were read.
+        waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
+        launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
+    """
+
+    format: Literal[1]
+    name: Text
+    description: Text
+    source: Text
+    extends: str = ''
+    schedule: dict[str, Any] = field(default_factory=dict)
+    host: HostTimes | None = None
+    waits: Waits | None = None
+    attention: AttentionKernel | None = None
+    launches: Mapping[str, Launches] = field(default_factory=dict)
+    waiting: bool | None = None
+
+
+__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'Waits']

@@ -1,0 +1,104 @@
+"""Stacks: found by name or path, read with every number's source, each over the one that it extends."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from simpar import document
+from simpar.document import Tree
+from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.hardware import Stack
+from simpar.profiles import profile_folder
+
+DEFAULT: Final = 'eager'
+"""The stack of a framework that no row of the table names."""
+TABLE: Final = 'frameworks.csv'
+MOST_EXTENDED: Final = 8
+
+
+def stack_folder() -> Path:
+    """Where the stacks that come with simpar are."""
+    return profile_folder() / 'stacks'
+
+
+def stack_names() -> list[str]:
+    """Names of the stacks that come with simpar."""
+    return sorted(path.stem for path in stack_folder().glob('*.yaml'))
+
+
+def stack_path(name: str | os.PathLike[str]) -> Path:
+    """The file of a stack, by its name or path; raises ``ProfileError`` that lists the names for what is neither."""
+    names = stack_names()
+    if str(name) in names:
+        return stack_folder() / f'{name}.yaml'
+    if Path(name).suffix in {'.yaml', '.yml'}:
+        return Path(name)
+    close = difflib.get_close_matches(str(name), names, 1, cutoff=0.4)
+    guess = f'did you mean {close[0]}? ' if close else ''
+    instead = f'{guess}stacks: {", ".join(names)}; or the path of a YAML file'
+    raise ProfileError(Problem('cluster', f'stack: unknown stack {str(name)[:80]!r}', instead))
+
+
+@functools.lru_cache(maxsize=32)
+def load_stack(name: str) -> Stack:
+    """Read a stack by name or path, over those that it extends; raises ``ProfileError`` with every problem."""
+    tree = _merged(stack_path(name), ())
+    try:
+        return document.build(tree, Stack, check=_problems)
+    except ScheduleError as wrong:
+        raise ProfileError(wrong.problems) from None
+
+
+def _merged(path: Path, below: tuple[Path, ...]) -> Tree:
+    """The tree of a file over that of the one that it extends: mappings are joined, all else is replaced."""
+    tree = document.read(path, error=ProfileError)
+    wanted = tree.get(('extends',))
+    if not isinstance(wanted, str) or not wanted:
+        return tree
+    if path in below or len(below) >= MOST_EXTENDED:
+        raise ProfileError(Problem(tree.where(('extends',)), 'extends itself', 'let it extend another stack, or none'))
+    base = _merged(stack_path(wanted), (*below, path))
+    root = _joined(base.root, tree.root)
+    return Tree(root=root, origins={**base.origins, **tree.origins}, problems=tree.problems)
+
+
+def _joined(base: Any, over: Any) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict) and 'source' not in over:
+        return {key: _joined(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
+    if isinstance(base, dict) and isinstance(over, dict) and 'format' in over:
+        return {key: _joined(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
+    return over
+
+
+def _problems(stack: Stack) -> Iterator[Problem]:
+    for key in stack.launches:
+        operator, _, phase = key.rpartition('.')
+        if '*' not in key and (not operator or phase not in ('F', 'I', 'W', 'U')):
+            instead = 'write e.g. norm.F, with F, I, W or U; or a pattern of names of ops, e.g. "*.qkv.F"'
+            yield Problem(('launches', key), 'no operator and phase', instead)
+
+
+def stack_of(framework: str, hardware: str, year: int = 9999) -> str:
+    """The name of the stack for a framework of a year on a device: the first row of the table that fits.
+
+    The default where no row does.
+    """
+    for row in _table():
+        patterns = ((framework, row['framework']), (hardware, row['hardware']))
+        # Words as users write them: in any case.
+        if all(fnmatchcase(word.lower(), pattern.lower()) for word, pattern in patterns) and year <= int(row['until']):
+            return row['stack']
+    return DEFAULT
+
+
+@functools.lru_cache(maxsize=1)
+def _table() -> tuple[dict[str, str], ...]:
+    with (stack_folder() / TABLE).open(encoding='utf-8', newline='') as file:
+        return tuple(csv.DictReader(file))

@@ -1,0 +1,157 @@
+"""Rows: published training steps as CSV files hold them, read and checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
+
+COLUMNS: Final = (
+    *('id', 'framework', 'hardware', 'model', 'n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch'),
+    *('global_batch', 'tp', 'pp', 'dp', 'step_time_s'),
+)
+"""What a file must have; docs/validate.md says what else is read."""
+OF_MEASUREMENT: Final = frozenset(
+    {'id', 'source', 'source_ref', 'notes', 'provenance', 'confidence', 'params_b', 'stack', 'step_time_s'}
+    | {'tflops_per_gpu', 'mfu_pct', 'tokens_per_s_per_gpu', 'samples_per_s_per_gpu', 'mem_gib'}
+)
+"""Columns that say how a step was measured, and not what was trained."""
+MOST_BYTES: Final = 16 * 2**20
+FITTED: Final = 3
+"""One row in so many is for fitting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A published step.
+
+    Arguments: ``of``, the name of its set; ``cells``, by column, empty ones left out; ``seconds`` measured; ``same``,
+    how many rows with equal settings it stands for, its seconds being their median.
+    """
+
+    of: str
+    cells: Mapping[str, str]
+    seconds: float
+    same: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.cells['id']
+
+    def text(self, column: str) -> str:
+        """A cell's text; empty where there is none."""
+        return self.cells.get(column, '')
+
+    def whole(self, column: str, otherwise: int = 0) -> int:
+        """A cell as a whole number."""
+        word = self.cells.get(column, '')
+        return int(float(word)) if word else otherwise
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """What its model is: the name, and its shape, as a set may call all its models the same."""
+        return tuple(self.text(column) for column in ('model', 'n_layers', 'hidden'))
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """All that tells what was trained."""
+        return tuple(sorted((column, word) for column, word in self.cells.items() if column not in OF_MEASUREMENT))
+
+
+def is_for_fitting(row: Row) -> bool:
+    """Whether numbers may be fitted on a row: about a third of all, told by hardware, model, devices and sequence.
+
+    Rows that differ in the plan or the batch alone fall on one side, so that no plan of a model is scored of which
+    another one was fitted.
+    """
+    told = '|'.join((row.text('hardware'), *row.shape, row.text('n_gpus'), row.text('seq')))
+    return int(sha256(told.encode()).hexdigest(), 16) % FITTED == 0
+
+
+def read_rows(folder: Path, wanted: str = '') -> list[Row]:
+    """The rows of all CSV files of a folder, or of one set; equal settings make one row.
+
+    Raises ``ScheduleError`` with every problem.
+    """
+    files = sorted(folder.glob('*.csv')) if folder.is_dir() else []
+    if not files:
+        raise ScheduleError(Problem(str(folder), 'no CSV files here', 'name the folder of the sets with --data'))
+    if wanted and wanted not in {path.stem for path in files}:
+        names = ', '.join(path.stem for path in files)
+        raise ScheduleError(Problem('--set', f'no such set (got {wanted})', f'one of {names}'))
+    problems: list[Problem] = []
+    rows = [row for path in files if wanted in ('', path.stem) for row in _read(path, problems)]
+    if problems:
+        raise ScheduleError(problems[:20])
+    return _once(_completed(rows))
+
+
+def _completed(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows of one model share the vocabulary that one of them states."""
+    told = {row.shape: row.text('vocab') for row in rows if row.text('vocab')}
+    for row in rows:
+        known = told.get(row.shape, '')
+        yield replace(row, cells={**row.cells, 'vocab': known}) if known and not row.text('vocab') else row
+
+
+def _read(path: Path, problems: list[Problem]) -> list[Row]:
+    try:
+        text = read_regular(path, MOST_BYTES).decode('utf-8')
+    except (OSError, UnicodeDecodeError) as failure:
+        problems.append(Problem(str(path), f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8'))
+        return []
+    reader = csv.DictReader(io.StringIO(text, newline=''))
+    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        problems.append(Problem(f'{path}:1', f'no column {", ".join(missing)}', f'columns: {", ".join(COLUMNS)}'))
+        return []
+    rows = []
+    for cells in reader:
+        # What stands behind the last column has no name.
+        found = {key: word.strip() for key, word in cells.items() if key and word and word.strip()}
+        row = _row(path, reader.line_num, found, problems)
+        if row:
+            rows.append(row)
+    return rows
+
+
+def _row(path: Path, line: int, cells: Mapping[str, str], problems: list[Problem]) -> Row | None:
+    if 'id' not in cells:
+        problems.append(Problem(f'{path}:{line}', 'id: empty', 'give each row its own, e.g. myset:0001'))
+        return None
+    seconds = cells.get('step_time_s', '')
+    if not seconds:
+        return Row(of=path.stem, cells=cells, seconds=0.0)
+    for column in ('n_gpus', 'step_time_s', 'seq', 'micro_batch', 'global_batch', 'tp', 'pp', 'dp', 'n_layers'):
+        word = cells.get(column, '')
+        if word and not _is_number(word):
+            problems.append(Problem(f'{path}:{line}', f'{column}: not a number (got {word[:40]!r})', 'write a number'))
+            return None
+    return Row(of=path.stem, cells=cells, seconds=float(seconds))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return 0 <= float(word) < float('inf')
+    except ValueError:
+        return False
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Rows of equal settings as one, its seconds the median of theirs."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.of, row.settings), []).append(row)
+    return [
+        Row(of=found[0].of, cells=found[0].cells, seconds=median(row.seconds for row in found), same=len(found))
+        for found in groups.values()
+    ]

@@ -1,0 +1,131 @@
+"""Run: predict the rows of sets, and score them beside the null model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from time import process_time
+
+from simpar.case import case_of
+from simpar.document import Tree
+from simpar.errors import ProfileError, SimparError
+from simpar.predict import step_of
+from simpar.schedule import schedule_of
+from simpar.validate import null_model
+from simpar.validate.rows import Row, is_for_fitting
+from simpar.validate.scores import Choice, Pair, Score, choice, score
+from simpar.validate.settings import Skipped, schedule_tree
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a row: predicted ``seconds``, or why it was ``skipped``; ``cpu`` seconds that it took."""
+
+    row: Row
+    seconds: float = 0.0
+    skipped: str = ''
+    cpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAnswer:
+    """What is told of a set.
+
+    Arguments: ``fitted``, rows that numbers may be fitted on; ``pairs``, all others, which are scored; ``skipped``,
+    reasons and how many rows each has; ``cpu``, seconds of a row in the median.
+    """
+
+    name: str
+    fitted: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]
+    skipped: dict[str, int]
+    cpu: float
+
+    @property
+    def score(self) -> Score | None:
+        """Of the prediction."""
+        return score(self.pairs)
+
+    @property
+    def null(self) -> Score | None:
+        """Of the null model, on the same rows."""
+        return score(self.pairs, null=True)
+
+    @property
+    def of_fitted(self) -> Score | None:
+        """Of the prediction on the rows for fitting."""
+        return score(self.fitted)
+
+    @property
+    def choice(self) -> Choice:
+        """How well plans are chosen and ordered, over all rows that are scored."""
+        return choice(self.pairs)
+
+
+def outcome(row: Row) -> Outcome:
+    """Predict one row."""
+    began = process_time()
+    try:
+        seconds = predicted(row)
+    except Skipped as why:
+        return Outcome(row=row, skipped=str(why))
+    # A profile or a stack that is wrong is wrong for every row.
+    except ProfileError:
+        raise
+    except SimparError as error:
+        return Outcome(row=row, skipped=str(error).splitlines()[0][:200])
+    return Outcome(row=row, seconds=seconds, cpu=process_time() - began)
+
+
+def predicted(row: Row) -> float:
+    """Seconds of the step of a row."""
+    schedule = schedule_of(Tree(root=schedule_tree(row), origins={(): row.name}))
+    made = case_of(schedule)
+    return step_of(made.program, made.cluster)
+
+
+def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None) -> list[Outcome]:
+    """Predict rows, in so many processes."""
+    found = []
+    for done in _each(rows, jobs):
+        found.append(done)
+        if tell:
+            tell(len(found), len(rows))
+    return found
+
+
+def _each(rows: Sequence[Row], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from map(outcome, rows)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(outcome, rows, chunksize=4)
+
+
+def answers(found: Sequence[Outcome]) -> list[SetAnswer]:
+    """Sets in the order of their names."""
+    names = sorted({one.row.of for one in found})
+    return [_answer(name, [one for one in found if one.row.of == name]) for name in names]
+
+
+def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
+    used = [one for one in found if not one.skipped]
+    skipped: dict[str, int] = {}
+    for one in found:
+        if one.skipped:
+            skipped[one.skipped] = skipped.get(one.skipped, 0) + one.row.same
+    for_fitting = [one.row for one in used if is_for_fitting(one.row)]
+    # A set of which no row is for fitting has no null model but that of its own rows: the stronger opponent.
+    rates = null_model.fitted(for_fitting or [one.row for one in used])
+    pairs = [Pair(one.row, one.seconds, null_model.predicted(one.row, rates)) for one in used]
+    times = sorted(one.cpu for one in used)
+    return SetAnswer(
+        name=name,
+        fitted=tuple(pair for pair in pairs if is_for_fitting(pair.row)),
+        pairs=tuple(pair for pair in pairs if not is_for_fitting(pair.row)),
+        skipped=dict(sorted(skipped.items(), key=lambda item: -item[1])),
+        cpu=times[len(times) // 2] if times else 0.0,
+    )

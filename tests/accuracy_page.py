@@ -1,0 +1,129 @@
+"""Write the tables of docs/accuracy.md that `simpar validate` gives: `python -m tests.accuracy_page [ANSWER.json]`.
+
+Arguments: the JSON of `simpar validate --json`; without it every row is predicted, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from simpar.cost.price import Effects, Pricer
+from simpar.hardware import Cluster
+from simpar.predict import followed
+from simpar.shipped import measured_folder
+from simpar.validate.fit import Bench, bench_of
+from simpar.validate.rows import Row, read_rows
+from simpar.validate.run import answers, outcomes
+from simpar.validate.text import to_dict
+
+PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
+BEGIN, END = '<!-- validate -->', '<!-- end of validate -->'
+FIFTH = 5
+MOST_DEVICES = 64
+"""Larger rows take too long to be predicted seven times."""
+
+
+def table(answer: dict[str, Any]) -> list[str]:
+    """Scores a set, on rows that nothing was fitted on."""
+    lines = [
+        '| set | rows | mean error, 95 % interval | median | 90th percentile | bias | null model | regret | in order |',
+        '|---|---|---|---|---|---|---|---|---|',
+    ]
+    for one in answer['sets']:
+        score, null, choice = one['score'], one['null'], one['choice']
+        if not score:
+            continue
+        lines.append(
+            f'| {one["name"]} | {score["rows"]} | {score["mape"]:.1%} ({score["low"]:.1%} to {score["high"]:.1%}) '
+            f'| {score["median"]:.1%} | {score["p90"]:.1%} | {score["bias"]:+.1%} | {null["mape"]:.1%} '
+            f'| {choice["regret"]:.1%} of {choice["groups"]} groups | {choice["ordered"]} of {choice["apart"]} |'
+        )
+    return lines
+
+
+def parts(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
+    """The same for rows on one node and on several."""
+    lines = ['', '| part | rows | mean error | null model |', '|---|---|---|---|']
+    for one in answer['sets']:
+        scored = [found for found in one['rows'] if not found['fitting']]
+        for name, many in (('one node', False), ('several nodes', True)):
+            part = [found for found in scored if (rows[found['id']].whole('n_gpus') > 8) == many]
+            if part and len(part) < len(scored):
+                mean = sum(abs(found['predicted'] / found['measured'] - 1) for found in part) / len(part)
+                null = sum(abs(found['null'] / found['measured'] - 1) for found in part) / len(part)
+                lines.append(f'| {one["name"]}, {name} | {len(part)} | {mean:.1%} | {null:.1%} |')
+    return lines
+
+
+def without_clocks(cluster: Cluster) -> Cluster:
+    device = replace(cluster.profile.device, sustained=None)
+    return replace(cluster, profile=replace(cluster.profile, device=device))
+
+
+def waiting(cluster: Cluster) -> Cluster:
+    assert cluster.stack
+    return replace(cluster, stack=replace(cluster.stack, waiting=None))
+
+
+EVERY = Effects()
+VARIANTS = {
+    'all': (lambda cluster: cluster, EVERY),
+    'without kernels, passes, attention and clocks of the stack': (
+        lambda cluster: cluster,
+        replace(EVERY, framework=False),
+    ),
+    'without clocks under load': (without_clocks, EVERY),
+    'without waits of the host': (lambda cluster: cluster, replace(EVERY, host_waits=False)),
+    'without the host': (lambda cluster: cluster, replace(EVERY, launch=False)),
+    'waiting as of the profile': (waiting, EVERY),
+    'without the stack': (lambda cluster: replace(cluster, stack=None), EVERY),
+}
+
+
+def in_fifth(row: Row) -> bool:
+    return int(sha256(row.name.encode()).hexdigest(), 16) % FIFTH == 0
+
+
+def effects() -> list[str]:
+    """Each effect left out alone: the mean error on a fifth of the rows, chosen by the sha256 of their id."""
+    rows = [row for row in read_rows(measured_folder()) if in_fifth(row) and row.whole('n_gpus') <= MOST_DEVICES]
+    sets = sorted({row.of for row in rows})
+    benches = {name: bench_of([row for row in rows if row.of == name]) for name in sets}
+    heads = [f'{name} ({len(benches[name].rows)})' for name in sets]
+    lines = ['', f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
+    for name, (change, on) in VARIANTS.items():
+        errors = [_mean(benches[of], change, on) for of in sets]
+        lines.append(f'| {name} | {" | ".join(f"{error:.1%}" for error in errors)} |')
+    return lines
+
+
+def _mean(bench: Bench, change: Any, on: Effects) -> float:
+    found = []
+    for row, case in zip(bench.rows, bench.cases, strict=True):
+        cluster = change(case.cluster)
+        step = followed(case.program, Pricer(case.program, cluster).costs(on), 2).step
+        found.append(abs(step / row.seconds - 1))
+    return sum(found) / len(found) if found else exp(0.0) - 1
+
+
+def main() -> None:
+    rows = read_rows(measured_folder())
+    if len(sys.argv) > 1:
+        answer = json.loads(Path(sys.argv[1]).read_text(encoding='utf-8'))
+    else:
+        answer = to_dict(answers(outcomes(rows, 2)))
+    made = [*table(answer), *parts(answer, {row.name: row for row in rows}), *effects()]
+    text = PAGE.read_text(encoding='utf-8')
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    body = '\n'.join(made)
+    PAGE.write_text(f'{before}{BEGIN}\n\n{body}\n\n{END}{after}', encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

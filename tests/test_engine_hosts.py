@@ -1,0 +1,99 @@
+"""Hosts that wait for their devices: closed forms, and every machine to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.engine.hosts import WAITS
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile
+from simpar.workload import Adam, Transformer, Workload
+
+MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)
+UNIT = 2.0**-20
+"""Seconds; sums of them are exact."""
+
+
+def made(plan: Plan, ranks: int, clip: float = 0.0):
+    work = Workload(model=MODEL, batch=8, precision='bf16', optimizer=Adam(), clip_norm=clip)
+    return lower(work, plan, ranks)
+
+
+def costs_of(program, ranks, waits, *, device=1.0, host=4.0, step=0.0, slows=False):
+    """Every op as long as every other one, on the device and on the host; messages take no time."""
+    found = price(program, cluster(load_profile('h100-sxm-8'), devices=ranks))
+    if slows:
+        return replace(found, waits=waits, host=found.host * host)
+    computes = np.array([op.kind == 'compute' for op in program.op_classes])
+    free = {
+        index: tuple(replace(one, alpha=0.0, transfer=0.0, links=()) for one in each)
+        for index, each in found.communication.items()
+    }
+    return replace(
+        found,
+        compute=np.where(computes, device * UNIT, 0.0),
+        host=np.full(len(computes), host * UNIT),
+        host_step=step * UNIT,
+        communication=free,
+        waits=waits,
+    )
+
+
+def test_one_rank_bound_by_its_host_takes_as_long_as_issuing_and_the_last_op():
+    program = made(Plan(), 1)
+    ops = len(program.role(0))
+    found = simulate(program, costs_of(program, 1, ('step',), step=7.0), steps=3)
+    assert found.step_times == pytest.approx([UNIT * (7 + 4 * ops + 1)] * 3, rel=1e-12)
+
+
+def test_a_host_that_never_waits_runs_ahead():
+    program = made(Plan(), 1)
+    ops = len(program.role(0))
+    found = simulate(program, costs_of(program, 1, (), step=7.0), steps=3)
+    assert found.step == pytest.approx(UNIT * (7 + 4 * ops), rel=1e-12)
+
+
+def test_a_device_that_is_slower_hides_all_but_the_first_launch():
+    program = made(Plan(), 1)
+    ops = len(program.role(0))
+    found = simulate(program, costs_of(program, 1, ('step',), device=4.0, host=1.0), steps=2)
+    assert found.step == pytest.approx(UNIT * (1 + 4 * ops), rel=1e-12)
+
+
+def test_waiting_for_messages_multiplies_the_bubble_by_the_hosts_time():
+    """Two stages, four micro-batches, all bound by the host: (m + p − 1) / m as long as issuing."""
+    plan = Plan(pipeline=2, micro_batches=8, receive='late', exchange='fused')
+    program = made(plan, 2)
+    free, waiting = (simulate(program, costs_of(program, 2, waits, device=0.0)).step for waits in ((), WAITS))
+    assert free < waiting < free * (8 + 2 - 1) / 8 * 1.15
+    assert waiting > free * 1.05
+
+
+def test_the_norm_of_gradients_is_waited_for():
+    program = made(Plan(data=2), 2, clip=1.0)
+    without, norm = (
+        simulate(program, costs_of(program, 2, waits, device=9.0)).step for waits in (('step',), ('step', 'norm'))
+    )
+    assert norm > without
+
+
+@pytest.mark.parametrize('slows', [False, True])
+@pytest.mark.parametrize('waits', [WAITS, ('receive',), ('norm', 'step')])
+def test_every_machine_gives_the_same_spans_to_the_bit(slows, waits):
+    plan = Plan(pipeline=2, data=2, micro_batches=4, receive='late', exchange='fused')
+    program = made(plan, 4, clip=1.0)
+    costs = costs_of(program, 4, waits, slows=slows)
+    one, *others = (simulate(program, costs, steps=2, engine=engine) for engine in ('simpy', 'python', 'compiled'))
+    others.append(simulate(program, costs, steps=2, unfold=True))
+    for rank in range(4):
+        first = one.times_of(rank)
+        for other in others:
+            again = other.times_of(rank)
+            for name in ('arrive_KS', 'start_KS', 'end_KS'):
+                assert np.array_equal(getattr(first, name), getattr(again, name))

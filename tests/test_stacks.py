@@ -1,0 +1,182 @@
+"""Stacks: read, found, and what each of their parts does to a prediction; every part can be switched off."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from simpar.cli import main
+from simpar.cost.price import Effects, Pricer
+from simpar.engine import simulate
+from simpar.errors import ProfileError
+from simpar.hardware import Launches
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.predict import OF_STACKS, predict, step_of
+from simpar.profiles import cluster, load_profile
+from simpar.stacks import DEFAULT, load_stack, stack_names, stack_of
+from simpar.validate.fit import BOUNDS
+from simpar.workload import Adam, Transformer, Workload
+
+MODEL = Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128)
+WORK = Workload(model=MODEL, batch=8, precision='bf16', optimizer=Adam(), clip_norm=1.0)
+
+
+SCHEDULE = """\
+simpar: 1
+cluster: {CLUSTER}
+workload:
+  batch: 8
+  transformer: {layers: 2, hidden: 256, heads: 4, vocab: 512, sequence: 64}
+"""
+
+
+def on(stack, profile='a100-sxm-8', devices=1):
+    return cluster(load_profile(profile), devices=devices, stack=stack)
+
+
+EVERY = Effects()
+
+
+def costs(program, hardware, effects=EVERY):
+    return Pricer(program, hardware).costs(effects)
+
+
+def place(program, name):
+    return next(number for number, op in enumerate(program.op_classes) if op.name == name)
+
+
+def test_every_stack_is_read_and_names_its_sources():
+    for name in stack_names():
+        stack = load_stack(name)
+        assert stack.name == name
+        assert all(launches.source for launches in stack.launches.values())
+
+
+def test_a_stack_has_what_it_extends_unless_it_says_otherwise():
+    base, over = load_stack('megatron-2021'), load_stack('zero-bubble')
+    assert over.schedule['workload.transformer.attention'] == 'unfused'
+    assert (base.schedule['plan.exchange'], over.schedule['plan.exchange']) == ('fused', 'separate')
+    assert over.launches['softmax.F'] == base.launches['softmax.F']
+    assert over.launches['matmul.W'] != base.launches['matmul.W']
+
+
+def test_fitted_numbers_lie_within_their_stated_ranges():
+    for name in stack_names():
+        host = load_stack(name).host
+        if host:
+            for key in ('forward', 'backward', 'step'):
+                low, high = BOUNDS[key]
+                assert low <= getattr(host, key).value <= high
+    for name in ('a100-sxm-8', 'h100-sxm-8', 'ascend910b-8'):
+        low, high = BOUNDS['sustained']
+        assert low < load_profile(name).device.sustained.value < high
+
+
+@pytest.mark.parametrize(
+    ('framework', 'hardware', 'year', 'stack'),
+    [
+        ('Megatron-LM', 'A100', 2021, 'megatron-2021'), ('Megatron-LM', 'A100', 2024, 'megatron-core'),
+        ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile'),
+        ('Composer+PyTorch FSDP1', 'H100-SXM', 9999, 'torch-fsdp-hopper'),
+        ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('nobody knows', 'A100', 2023, DEFAULT),
+    ],
+)  # fmt: skip
+def test_one_table_tells_the_stack(framework, hardware, year, stack):
+    assert stack_of(framework, hardware, year) == stack
+
+
+def test_an_unknown_stack_is_told_with_the_nearest(tmp_path, capsys):
+    with pytest.raises(ProfileError, match='did you mean torch-fsdp'):
+        load_stack('torch_fsdp')
+    file = tmp_path / 'plan.yaml'
+    file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: megatron}'))
+    assert main(['run', str(file)]) == 2
+    assert 'unknown stack' in capsys.readouterr().err
+
+
+def test_a_wrong_stack_is_told_with_its_line(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    text = 'format: 1\nname: mine\ndescription: d\nsource: s\nlaunches:\n  norm: {kernels: 1, source: s}\n'
+    file.write_text(text)
+    with pytest.raises(ProfileError, match=r'mine.yaml:6: launches.norm: no operator and phase'):
+        load_stack(str(file))
+
+
+def test_without_a_stack_nothing_changes():
+    program = lower(WORK, Plan(), 1)
+    plain = costs(program, on(None))
+    assert plain.waits == ()
+    assert plain.host_step == 0.0
+    # The clock under load holds only where a stack is named.
+    sustained = load_profile('a100-sxm-8').device.sustained.value
+    fc1 = place(program, 'layer0.fc1.F')
+    stacked = costs(program, on(load_stack('eager')))
+    assert stacked.compute[fc1] <= plain.compute[fc1] / sustained * (1 + 1e-9)
+    assert stacked.compute[fc1] >= plain.compute[fc1]
+
+
+def test_further_kernels_add_their_time_their_bytes_and_launches():
+    """By hand: 3 kernels that move the bytes 2.5 times, of a streaming operator."""
+    program = lower(WORK, Plan(), 1)
+    bare = load_stack('eager')
+    more = replace(bare, launches={'norm.F': Launches(kernels=3, passes=2.5, calls=2, source='test')})
+    norm = place(program, 'layer0.norm1.F')
+    one, other = (costs(program, on(stack)) for stack in (bare, more))
+    device = load_profile('a100-sxm-8').device
+    moved = 1.5 * program.op_classes[norm].bytes / (device.memory.bandwidth.value * device.memory.share.value)
+    assert other.compute[norm] - one.compute[norm] == pytest.approx(2 * device.kernel.memory.value + moved, rel=1e-4)
+    assert other.host[norm] == pytest.approx(5 * one.host[norm], rel=1e-4)
+    assert '3 kernels in eager' in other.why[norm]
+
+
+def test_what_is_not_launched_takes_no_time():
+    program = lower(WORK, Plan(recompute='full'), 1)
+    found = costs(program, on(load_stack('torch-fsdp')))
+    assert found.compute[place(program, 'layer0.fc2.F.recompute')] == 0.0
+    assert found.compute[place(program, 'layer0.fc1.F.recompute')] > 0.0
+
+
+def test_attention_goes_by_the_kernel_of_the_stack():
+    program = lower(replace(WORK, model=replace(MODEL, sequence=4096)), Plan(), 1)
+    slow = load_stack('torch-fsdp')
+    fast = replace(slow, attention=replace(slow.attention, share=replace(slow.attention.share, value=0.9)))
+    place_of = place(program, 'layer0.attention.F')
+    assert costs(program, on(slow)).compute[place_of] > costs(program, on(fast)).compute[place_of]
+
+
+@pytest.mark.parametrize('effect', ['framework', 'launch', 'host_waits'])
+def test_each_effect_can_be_switched_and_makes_a_step_slower(effect):
+    work = replace(WORK, model=replace(MODEL, attention='unfused'))
+    program = lower(work, Plan(pipeline=2, micro_batches=8, receive='late', exchange='fused'), 2)
+    hardware = on(load_stack('megatron-2021'), devices=2)
+    every, without = (costs(program, hardware, Effects(**{effect: on_})) for on_ in (True, False))
+    assert simulate(program, every).step > simulate(program, without).step
+
+
+def test_why_tells_what_the_stack_costs():
+    hardware = on(load_stack('megatron-2021'), devices=2)
+    programs = [lower(WORK, Plan(data=2, copies=copies), 2) for copies in (2, 1)]
+    told = predict(programs[0], programs[1], hardware)
+    assert {row.effect for row in told.explanation} >= OF_STACKS
+    assert sum(row.seconds for row in told.explanation) == told.baseline.step - told.step
+    plain = predict(*programs, on(None, devices=2))
+    assert not OF_STACKS & {row.effect for row in plain.explanation}
+
+
+def test_a_schedule_names_its_stack(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, devices: 1}'))
+    steps = []
+    for words in ([], ['--set', 'cluster.stack=megatron-2021']):
+        assert main(['run', str(file), '--json', *words]) == 0
+        steps.append(json.loads(capsys.readouterr().out)['step'])
+    assert steps[1] > 2 * steps[0]
+
+
+def test_a_step_of_one_device_is_that_of_its_prediction():
+    program = lower(WORK, Plan(), 1)
+    hardware = on(load_stack('megatron-2021'))
+    assert step_of(program, hardware, steps=3) == predict(program, None, hardware).step

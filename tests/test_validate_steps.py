@@ -1,0 +1,148 @@
+"""`simpar validate`: rows are read, split, scored and told as docs/validate.md says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from simpar.cli import main
+from simpar.shipped import measured_folder
+from simpar.validate import null_model
+from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows
+from simpar.validate.scores import Pair, choice, score
+from simpar.validate.settings import schedule_tree, stack_name
+
+CELLS = {
+    'id': 'mine:1', 'framework': 'Composer+PyTorch FSDP1', 'hardware': 'A100-SXM', 'model': 'small', 'n_gpus': '8',
+    'n_layers': '4', 'hidden': '1024', 'heads': '16', 'seq': '512', 'micro_batch': '2', 'global_batch': '32', 'tp': '1',
+    'pp': '1', 'dp': '8', 'step_time_s': '0.1',
+}  # fmt: skip
+
+
+def row(**cells: object) -> Row:
+    told = {**CELLS, **{key: str(word) for key, word in cells.items()}}
+    return Row(of='mine', cells=told, seconds=float(told['step_time_s']))
+
+
+def write(folder: Path, *rows: dict[str, object], name: str = 'mine.csv') -> Path:
+    with (folder / name).open('w', encoding='utf-8', newline='') as file:
+        table = csv.DictWriter(file, [*CELLS, 'mfu_pct', 'recompute', 'n_experts'])
+        table.writeheader()
+        table.writerows({**CELLS, **cells} for cells in rows)
+    return folder
+
+
+def test_plans_and_batches_of_a_model_fall_on_one_side():
+    rows = [row(tp=tp, dp=8 // tp, global_batch=batch) for tp in (1, 2, 4) for batch in (32, 64, 128)]
+    assert len({is_for_fitting(one) for one in rows}) == 1
+
+
+def test_about_a_third_is_for_fitting():
+    sides = [is_for_fitting(row(model=f'model{number}')) for number in range(900)]
+    assert 250 <= sum(sides) <= 350
+
+
+def test_the_side_of_a_row_is_as_published():
+    """By hand: sha256 of 'A100-SXM|small|4|1024|8|512' as a number, modulo 3; it must never change."""
+    from hashlib import sha256
+
+    digest = sha256(b'A100-SXM|small|4|1024|8|512').hexdigest()
+    # The remainder of a hexadecimal number by 3 is that of the sum of its digits, as 16 leaves 1.
+    assert is_for_fitting(row()) == (sum(int(digit, 16) for digit in digest) % 3 == 0)
+
+
+def test_identical_rows_count_once_with_their_median(tmp_path):
+    rows = [{'id': f'mine:{number}', 'step_time_s': seconds} for number, seconds in enumerate((0.1, 0.3, 0.2))]
+    found = read_rows(write(tmp_path, *rows, {'id': 'mine:9', 'global_batch': 64}))
+    assert [(one.seconds, one.same) for one in found] == [(0.2, 3), (0.1, 1)]
+
+
+def test_the_null_model_is_exact_where_utilisation_is_constant():
+    rows = [row(global_batch=batch, pp=pp, dp=8 // pp) for batch in (32, 64) for pp in (1, 2, 4)]
+    made = [Row(of='mine', cells=one.cells, seconds=3e-15 * null_model.work(one)) for one in rows]
+    rates = null_model.fitted(made[:2])
+    assert [null_model.predicted(one, rates) for one in made] == pytest.approx([one.seconds for one in made])
+
+
+def test_the_bubble_of_the_null_model_is_that_of_textbooks():
+    one, other = row(global_batch=16, micro_batch=2, dp=1), row(global_batch=16, micro_batch=2, dp=1, pp=4)
+    assert null_model.work(other) / null_model.work(one) == pytest.approx(1 + 3 / 8)
+
+
+def test_scores_by_hand():
+    pairs = [Pair(row(model=name, step_time_s=1.0), seconds, 1.5) for name, seconds in (('a', 1.1), ('b', 0.7))]
+    found = score(pairs)
+    assert (found.rows, found.mape, found.bias) == (2, pytest.approx(0.2), pytest.approx(-0.1))
+    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert score(pairs, null=True).mape == pytest.approx(0.5)
+
+
+def test_the_choice_among_plans_by_hand():
+    """Predicted fastest is 1.2 s where 1.0 was to be had; of three pairs apart by more than 5 %, one is in order."""
+    plans = [(1, 1.0, 3.0), (2, 1.2, 1.0), (4, 1.5, 2.0)]
+    pairs = [Pair(row(tp=tp, dp=8 // tp, step_time_s=measured), guess, 0.0) for tp, measured, guess in plans]
+    found = choice([*pairs, Pair(row(model='alone'), 1.0, 0.0)])
+    assert (found.groups, found.regret, found.ordered, found.apart) == (1, pytest.approx(0.2), 1, 3)
+
+
+@pytest.mark.parametrize(
+    ('framework', 'stack'),
+    [
+        ('Megatron-DeepSpeed', 'megatron-2021'), ('Composer+PyTorch FSDP1', 'torch-fsdp'),
+        ('MindSpeed-LLM Legacy', 'mindspeed'), ('MindSpore/MindFormers', 'mindformers'), ('a new one', 'eager'),
+    ],
+)  # fmt: skip
+def test_a_framework_has_its_stack_and_an_unknown_one_the_default(framework, stack):
+    assert stack_name(row(framework=framework)) == stack
+
+
+def test_a_column_names_the_stack():
+    assert stack_name(row(stack='deepspeed')) == 'deepspeed'
+
+
+def test_what_a_row_says_goes_before_its_stack():
+    tree = schedule_tree(row(framework='Megatron-DeepSpeed'))
+    assert tree['workload']['transformer']['attention'] == 'unfused'
+    assert tree['plan']['micro_batches'] == 2
+
+
+def test_rows_of_every_shipped_set_are_read():
+    names = {one.of for one in read_rows(measured_folder())}
+    assert names == {
+        'vtrain_a100_measured', 'zero_bubble_a100', 'llm_foundry_mpt', 'mindspeed_ascend', 'mindformers_ascend',
+    }  # fmt: skip
+
+
+def test_the_command_tells_scores_and_what_was_left_out(tmp_path, capsys):
+    rows = [{'id': f'mine:{n}', 'global_batch': 16 * n} for n in (1, 2)]
+    write(tmp_path, *rows, {'id': 'mine:7', 'n_experts': 8}, {'id': 'mine:8', 'hardware': 'TPU'})
+    assert main(['validate', '--data', str(tmp_path), '--json']) == 0
+    answer = json.loads(capsys.readouterr().out)['sets'][0]
+    assert answer['skipped'] == {'mixture of experts': 1, 'no profile for TPU': 1}
+    assert {one['id'] for one in answer['rows']} == {'mine:1', 'mine:2'}
+    assert all(one['predicted'] > 0 for one in answer['rows'])
+
+
+@pytest.mark.parametrize(
+    ('text', 'told'),
+    [
+        ('id,model\n', ':1: no column framework, hardware'),
+        (f'{",".join(COLUMNS)}\n{",".join(["mine:1", "f", "A100", "m", *["1"] * 10, "soon"])}\n',
+         ":2: step_time_s: not a number (got 'soon')"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_told_with_its_line(tmp_path, capsys, text, told):
+    (tmp_path / 'bad.csv').write_text(text, encoding='utf-8')
+    assert main(['validate', '--data', str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_empty_folder_and_an_unknown_set_are_told(tmp_path, capsys):
+    assert main(['validate', '--data', str(tmp_path)]) == 2
+    assert main(['validate', '--set', 'vtrain']) == 2
+    told = capsys.readouterr().err
+    assert 'no CSV files here' in told
+    assert 'vtrain_a100_measured' in told
