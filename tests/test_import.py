@@ -91,6 +91,9 @@ PUBLISHED = {
     'torchtitan_llama3_405b.toml': 405_853_388_800,
     'mindspeed_llama2_7b.sh': 6_738_415_616,
     'mindspeed_qwen3_8b.sh': 8_190_735_360,
+    'mindformers_qwen3_32b.yaml': 32_762_123_264,
+    'megatron_mixtral_8x7b.sh': 46_702_792_704,
+    'mindformers_mixtral_8x7b.yaml': 46_702_792_704,
 }
 
 
@@ -164,6 +167,7 @@ WRONG = {
     'deep': ('train.sh', '(' * 500, 'levels'),
     'no command': ('train.sh', 'echo hello\n', 'no command'),
     'no model': ('train.sh', 'torchrun --nproc_per_node 8 x.py --lr 1\n', 'trains no model'),
+    'no ranks': ('train.sh', f'torchrun x.py {SMALL} {BATCH} --pipeline-model-parallel-size 0\n', 'pipeline'),
     'no number': ('train.sh', f'torchrun x.py {SMALL} {BATCH} --num-layers four\n', 'not a whole number'),
     'toml': ('x.toml', '[model\n', 'not TOML'),
     'flavour': ('x.toml', '[model]\nname = "llama9"\nflavor = "1T"\n', 'are not known'),

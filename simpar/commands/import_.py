@@ -29,7 +29,7 @@ def command(options: argparse.Namespace) -> int:
         over['workload.model'] = os.path.relpath(options.model, options.output.parent)
     made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
     text = schedule_text(made, options.file.name)
-    load_schedule(text, [f'workload.model={options.model}'] if options.model else [])
+    _read_back(text, options)
     if options.json:
         print(json.dumps(_json(made, text), ensure_ascii=False))
     else:
@@ -39,6 +39,26 @@ def command(options: argparse.Namespace) -> int:
     elif not options.json:
         sys.stdout.write(text)
     return 0
+
+
+def _read_back(text: str, options: argparse.Namespace) -> None:
+    """Read what was written; what does not fit is told of the file that it comes from."""
+    try:
+        load_schedule(text, [f'workload.model={options.model}'] if options.model else [])
+    except ScheduleError as error:
+        what = 'in the schedule that it comes to, '
+        told = [
+            Problem(f'{options.file}', f'{what}{_of_line(text, one.place)}{one.what}', one.instead)
+            for one in error.problems
+        ]
+        raise ScheduleError(told) from None
+
+
+def _of_line(text: str, place: str) -> str:
+    """What a line of the schedule comes from, by its comment."""
+    number = place.rpartition(':')[2]
+    line = text.splitlines()[int(number) - 1] if number.isdecimal() and int(number) <= text.count('\n') else ''
+    return f'of {line.partition("# ")[2].strip()}: ' if '# ' in line else ''
 
 
 def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:

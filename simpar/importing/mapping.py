@@ -121,7 +121,7 @@ def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Heads of keys and values that every tensor rank has one of, where launchers repeat them."""
     key = 'workload.transformer.kv_heads'
     heads, tensor = values.get(key, 0), values.get('plan.tensor', 1)
-    if not heads or heads % tensor == 0 or tensor % heads:
+    if heads < 1 or tensor < 1 or heads % tensor == 0 or tensor % heads:
         return values, []
     return {**values, key: tensor}, [f'{heads} heads of keys and values are repeated, one for each of {tensor} ranks']
 
@@ -130,12 +130,14 @@ def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[s
     """Slots of an expert that tensor ranks can share, where launchers round them up."""
     key, tensor = 'workload.transformer.experts.capacity', values.get('plan.tensor', 1)
     share, sequence = values.get(key, 0), values.get('workload.transformer.sequence', 0)
-    if not share or tensor == 1 or not sequence:
-        return values, []
     inner = tensor * values.get('plan.pipeline', 1) * values.get('plan.context', 1)
-    slices = max(1, ranks // inner) * values.get('plan.micro_batches', 1) * values.get('plan.copies', 1)
+    count = values.get('workload.transformer.experts.count', 0)
+    # What is no count at all is told where the schedule is read.
+    if not share or tensor < 2 or sequence < 1 or inner < 1 or count < 1:
+        return values, []
+    slices = max(1, ranks // inner) * max(1, values.get('plan.micro_batches', 1) * values.get('plan.copies', 1))
     tokens = sequence * values['workload.batch'] / slices
-    mean = tokens * values['workload.transformer.experts.top_k'] / values['workload.transformer.experts.count']
+    mean = max(1.0, tokens * values['workload.transformer.experts.top_k'] / count)
     slots = ceil(share * mean)
     if slots % tensor == 0:
         return values, []

@@ -14,9 +14,9 @@ _OPTIMIZER: Final = 'workload.optimizer'
 
 def ranks_of(flags: Settings) -> tuple[int, list[Told]]:
     """Ranks of the run, and what had to be assumed: at least those that degrees need."""
-    inner = flags.number('pipeline-model-parallel-size', 1) * least_expert_ranks(flags)
-    node = flags.number('nproc-per-node', 0)
-    told = flags.number('worker-num', flags.number('nnodes', 1) * node)
+    inner = max(1, flags.number('pipeline-model-parallel-size', 1)) * least_expert_ranks(flags)
+    node = max(0, flags.number('nproc-per-node', 0))
+    told = max(0, flags.number('worker-num', flags.number('nnodes', 1) * node))
     notes: list[Told] = []
     if not node or _open(flags, 'nproc-per-node', 'nnodes'):
         node = node or 8
