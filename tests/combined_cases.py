@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from drawn_orders import DRAWN
 from shard_cases import choices
 from strategy_cases import random_layers
 
@@ -20,7 +21,7 @@ def combined_case(seed):
     draw = random.Random(seed)
     while True:
         stage_ranks, pipeline = draw.choice([2, 4, 4, 6, 8]), draw.choice([1, 2, 2, 3, 4])
-        name = draw.choice(list(ORDERS))
+        name = draw.choice(list(DRAWN))
         chunks = draw.choice(
             [count for count in (1, 2, 3) if ORDERS[name].chunks[0] <= count <= ORDERS[name].chunks[1]]
         )

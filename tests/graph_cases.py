@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
+from drawn_orders import DRAWN
 from shard_cases import choices
 from strategy_cases import divisors, random_out_strategy
 
@@ -35,7 +36,7 @@ from simpar.model import (
     reads_of,
     shapes_of,
 )
-from simpar.pipeline import ORDERS, named_order
+from simpar.pipeline import named_order
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload
 
@@ -325,7 +326,7 @@ def random_workload(draw, draft, plan, world):
 def random_plan(draw, ranks):
     """A plan for stages of so many ranks, and how many stages; None where an order does not take it."""
     pipeline, chunks = draw.choice([(1, 1), (1, 1), (1, 1), (2, 1), (2, 1), (1, 2)])
-    name = draw.choice([name for name, order in ORDERS.items() if order.chunks[0] <= chunks <= order.chunks[1]])
+    name = draw.choice([name for name, order in DRAWN.items() if order.chunks[0] <= chunks <= order.chunks[1]])
     sharded = choices(draw) if draw.random() < 0.4 else {}
     sharded |= {'shard_group': draw.choice([0, 0, 2]) if ranks & (ranks - 1) == 0 else 0} if sharded else {}
     plan = Plan(

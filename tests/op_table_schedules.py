@@ -14,13 +14,13 @@ from math import prod
 import combined_cases
 import graph_cases
 import strategy_cases
+from drawn_orders import DRAWN as ORDERS
 from op_tables import tables_of_tree
 from tile_cases import tiled_case
 from training_cases import training_case
 
 from simpar.errors import SimparError
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.pipeline import ORDERS
 from simpar.pipeline.rows import rows_of
 from simpar.plan import Plan
 from simpar.schedule.contents import ClusterReference, Contents

@@ -3,10 +3,10 @@
 import random
 from dataclasses import replace
 
+from drawn_orders import DRAWN
 from pipeline_cases import any_case, named_case
 from test_numerics_fuzz import random_case
 
-from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
 from simpar.workload import Workload
@@ -32,7 +32,7 @@ def _case(draw: random.Random) -> tuple[Workload, Plan, int, Order | None]:
     if kind < 0.35:
         return (*random_case(seed), None)
     if kind < 0.8:
-        return (*named_case(seed, draw.choice(list(ORDERS)), RANKS), None)
+        return (*named_case(seed, draw.choice(list(DRAWN)), RANKS), None)
     return any_case(seed, RANKS)
 
 

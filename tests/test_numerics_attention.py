@@ -4,13 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from drawn_orders import DRAWN
 from every import EVERY
 from pipeline_cases import any_case, named_case
 from sabotage import change_ops
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
-from simpar.pipeline import ORDERS
 from simpar.plan import Plan
 from simpar.workload import Adam, Transformer, Workload
 
@@ -41,7 +41,7 @@ def case(seed):
     tries = iter(range(10_000 * seed, 10_000 * (seed + 1)))
     while True:
         number = next(tries)
-        name = draw.choice(list(ORDERS))
+        name = draw.choice(list(DRAWN))
         workload, plan, world, order = (
             any_case(number, 8) if draw.random() < 0.3 else (*named_case(number, name, 8), None)
         )

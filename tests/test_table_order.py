@@ -15,7 +15,7 @@ from redistribution_machine import cut, execute
 from simpar import case
 from simpar.layout import Layout, compat, redistribute
 from simpar.layout.table_order import table_order
-from simpar.lower import recorded
+from simpar.lower import prepared, recorded
 from simpar.strategy_search import double_recursive
 from simpar.strategy_search.networks import transformer_blocks
 
@@ -79,6 +79,8 @@ def upwards(monkeypatch):
         redistribute.cache_clear()
         case._programs.clear()
         recorded._recordings.clear()
+        prepared._sharded.clear()
+        prepared._staged.clear()
 
     yield lambda: (monkeypatch.setattr(compat, 'table_order', range), forget())
     forget()

@@ -7,13 +7,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from drawn_orders import DRAWN
 from pipeline_cases import any_case, named_case
 from sabotage import change_ops, drop_sum
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.pipeline import ORDERS
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
@@ -59,7 +59,7 @@ def random_case(seed):
     """A pipeline, or data and tensor ranks alone, with any rule and a clipping that mostly bites."""
     draw = random.Random(seed)
     if seed % 3:
-        workload, plan, world = named_case(seed, list(ORDERS)[seed % len(ORDERS)], 8)
+        workload, plan, world = named_case(seed, list(DRAWN)[seed % len(DRAWN)], 8)
         order = None
     else:
         workload, plan, world, order = any_case(seed, 8)

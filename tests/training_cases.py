@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import NamedTuple
 
+from drawn_orders import DRAWN
 from pipeline_cases import any_case, named_case
 from test_numerics_fuzz import random_case
 
@@ -14,7 +15,6 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.optimizer_parallel import choice_of
 from simpar.model import Flatten, Layer, Network, Relu
-from simpar.pipeline import ORDERS
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
 from simpar.program import Program
@@ -86,7 +86,7 @@ def _skeleton(draw: random.Random, ranks: int, most: int) -> Case:
         if kind < 0.25:
             case = _accumulating(draw, Case(*random_case(seed), None))
         elif kind < 0.8:
-            name = draw.choice([draw.choice(['gpipe', '1f1b', 'mindspore-2.10/1f1b']), *draw.sample(list(ORDERS), 2)])
+            name = draw.choice([draw.choice(['gpipe', '1f1b', 'mindspore-2.10/1f1b']), *draw.sample(list(DRAWN), 2)])
             case = Case(*named_case(seed, name, ranks, most), None)
         else:
             case = Case(*any_case(seed, ranks, most))
