@@ -69,15 +69,20 @@ def memory(
     Arguments: ``always`` and ``flattened`` as of ``lifetimes``; ``framework``, what a stack holds besides, and whether
     its gradients live always.
     Raises ``ProgramError`` where an op reads or frees what nothing has written.
-    Not modelled: without a framework, workspaces of kernels and libraries; fragmentation, an allocator that frees in issue order.
+    Not modelled: without a framework, workspaces of kernels and libraries; fragmentation, an allocator that frees in
+    issue order.
     """
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     end = float(trace.step_ends[-1])
     # The last step, as in ``metrics``: it is the one in the steady state.
     begin = end - trace.step
+    kinds = frozenset(always) | ({'gradient'} if framework and framework.contiguous else frozenset())
     ranks = []
     for times, count in zip(trace.representatives, counts, strict=True):
-        lives = _lives(trace.program, trace.role(times), frozenset(always), flattened=flattened)
+        role = trace.role(times)
+        lives = _lives(trace.program, role, kinds, flattened=flattened)
+        if framework:
+            lives = with_framework(lives, trace.program, role, framework)
         ranks.append(
             RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
         )

@@ -96,6 +96,7 @@ def _workload(row: Row) -> dict[str, Any]:
         model['norm'] = 'rms_norm'
     if attention.startswith('MLA'):
         model |= {LATENT[word]: int(number) for word, number in VARIABLE.findall(attention)}
+        model['position'] = 'rotary'
     elif row.whole('head_dim') * row.whole('heads') != row.whole('hidden'):
         model['head_dim'] = row.whole('head_dim')
     if row.whole('n_experts') > 1:
