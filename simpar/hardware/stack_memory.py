@@ -35,21 +35,25 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Bytes beside an operator's own tensors, for each element of the first tensor that it reads.
+    """Bytes beside an operator's own tensors, for each element of the first tensor that it reads, or that it writes.
 
     Arguments:
         operators: their kernels, e.g. ``cross_entropy``.
         kept: from the begin of the forward to the end of the backward; ``forward``, ``backward``: while that runs.
             Less than 0 where a framework frees, or writes in place, what a program holds.
         on: patterns of names of devices that have it; empty: all.
+        standing: one buffer for all of them, as large as the largest needs, that is never given back, ``kept`` bytes an
+            element.
     """
 
     operators: tuple[Name, ...]
     source: Text
+    of: Literal['read', 'write'] = 'read'
     kept: PerElement = 0.0
     forward: PerElement = 0.0
     backward: PerElement = 0.0
     on: tuple[Name, ...] = ()
+    standing: bool = False
     when: str = ''
     unless: str = ''
 
@@ -60,8 +64,9 @@ class StackMemory:
 
     Arguments:
         gradients: ``contiguous``: one buffer, never given back, in which gradients are reduce-scattered in place.
-        gradient_copies: bytes for each gradient of 16 bits, of copies that the update reads and that stay until the
+        gradient_copies: bytes for each gradient of 16 bits, of copies that the update makes and that stay until the
             next step.
+        mask: bytes for each pair of tokens of a sample, of the mask that comes with every micro-batch of ``samples``.
         boundary: tensors of the size of what a stage receives that stay between steps, for each chunk.
     """
 
@@ -71,3 +76,4 @@ class StackMemory:
     gradients: Literal['freed', 'contiguous'] = 'freed'
     gradient_copies: Annotated[int, Field(ge=0, le=8)] = 0
     boundary: Annotated[int, Field(ge=0, le=64)] = 0
+    mask: Annotated[int, Field(ge=0, le=8)] = 0

@@ -64,6 +64,7 @@ class _Life(NamedTuple):
     bytes: int
     begin: int = NONE
     end: int = NONE
+    before: bool = False
 
 
 def with_framework(lives: Lifetimes, program: Program, role: Role, framework: Framework) -> Lifetimes:
@@ -91,9 +92,28 @@ def _added(lives: Lifetimes, program: Program, role: Role, framework: Framework)
     if 'boundary' not in framework.without:
         yield _Life(facts.boundary * _received(program, role))
     if facts.gradient_copies and 'gradient_copies' not in framework.without:
-        yield _Life(facts.gradient_copies * _half_gradients(lives, program))
+        yield from _copies(facts.gradient_copies * _half_gradients(lives, program), program, role)
+    if facts.mask and framework.told('mask', '', 'no-mask'):
+        yield _Life(facts.mask * _pairs(program))
     for one in framework.beside():
         yield from _of_operators(program, role, one)
+
+
+def _copies(size: int, program: Program, role: Role) -> Iterator[_Life]:
+    """What the update makes and the next step's begin gives back."""
+    updates = column(program.op_classes, lambda op: op.kind == 'compute' and op.phase == 'U', np.bool_)[role.op_class]
+    if size and updates.any():
+        yield _Life(size, int(np.argmax(updates)), 0, before=True)
+
+
+def _pairs(program: Program) -> int:
+    """Pairs of tokens of a micro-batch: samples × sequence², of its integers of shape [samples, sequence]."""
+    found = [
+        tensor.local_shape(program.partitions, program.copies)
+        for tensor in program.tensors
+        if tensor.kind == 'input' and tensor.dtype.startswith('int') and len(tensor.shape) == 2
+    ]
+    return max((samples * sequence**2 for samples, sequence in found), default=0)
 
 
 def _received(program: Program, role: Role) -> int:
@@ -105,37 +125,36 @@ def _received(program: Program, role: Role) -> int:
 
 def _half_gradients(lives: Lifetimes, program: Program) -> int:
     """How many gradients of 16 bits the role updates: those of its shards, where it has them."""
-    names = {tensor.name for tensor in program.tensors}
     count = 0
     for index in np.unique(lives.tensor[lives.tensor != NONE]).tolist():
         tensor = program.tensors[index]
-        updated = tensor.kind == 'gradient' and not tensor.name.endswith('.whole')
-        if updated and tensor.dtype in HALF:
-            whole = f'{tensor.name}.whole' in names
-            size = int(program.sizes[index])
-            count += size // BYTES[tensor.dtype] if whole or updated else 0
+        if tensor.kind == 'gradient' and tensor.dtype in HALF and not tensor.name.endswith('.whole'):
+            count += int(program.sizes[index]) // BYTES[tensor.dtype]
     return count
 
 
 def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Life]:
     """Lives of what a framework holds beside operators: pairs of a forward and a backward, and each of them alone."""
+    numbers = {tensor.name: index for index, tensor in enumerate(program.tensors)}
     open_: dict[tuple[str, int, int], tuple[int, int]] = {}
+    largest = 0
     for slot, (index, micro_batch, copy) in enumerate(_slots(role)):
         op = program.op_classes[index]
         if op.operator not in beside.operators or op.kind != 'compute':
             continue
         key = (_layer(op), micro_batch, copy)
         if op.phase == 'F':
-            size = _elements(program, op)
-            if beside.forward:
-                yield _Life(int(beside.forward * size), slot, slot)
+            tensor = numbers[(op.reads if beside.of == 'read' else op.writes)[0]]
+            size = int(program.sizes[tensor]) // BYTES[program.tensors[tensor].dtype]
+            largest = max(largest, size)
+            yield _Life(int(beside.forward * size), slot, slot)
             open_.setdefault(key, (slot, size))
         elif op.phase == 'I' and key in open_:
             begin, size = open_.pop(key)
-            if beside.kept:
-                yield _Life(int(beside.kept * size), begin, slot)
-            if beside.backward:
-                yield _Life(int(beside.backward * size), slot, slot)
+            yield _Life(int(beside.kept * size) * (not beside.standing), begin, slot)
+            yield _Life(int(beside.backward * size), slot, slot)
+    if beside.standing:
+        yield _Life(int(beside.kept * largest))
 
 
 def _slots(role: Role) -> Iterator[tuple[int, int, int]]:
@@ -145,16 +164,6 @@ def _slots(role: Role) -> Iterator[tuple[int, int, int]]:
 def _layer(op: OpClass) -> str:
     """What forward and backward of an operator have in common: the layer's name, or ``loss``."""
     return op.name.partition('.')[0]
-
-
-def _elements(program: Program, op: OpClass) -> int:
-    """Elements of the first tensor that it reads, on one rank."""
-    index = _numbers(program)[op.reads[0]]
-    return int(program.sizes[index]) // BYTES[program.tensors[index].dtype]
-
-
-def _numbers(program: Program) -> dict[str, int]:
-    return {tensor.name: index for index, tensor in enumerate(program.tensors)}
 
 
 def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
@@ -173,7 +182,7 @@ def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
         writer=np.concatenate((lives.writer, of(lambda one: one.begin))),
         begin=np.concatenate((lives.begin, of(lambda one: one.begin))),
         end=np.concatenate((lives.end, of(lambda one: one.end))),
-        before=np.concatenate((lives.before, np.zeros(len(added), dtype=bool))),
+        before=np.concatenate((lives.before, np.array([one.before for one in added], dtype=bool))),
     )
 
 

@@ -144,6 +144,9 @@ def _plan(row: Row) -> dict[str, Any]:
         plan['sequence_parallel'] = True
     if row.whole('zero_stage') and data > 1:
         plan['zero'] = row.whole('zero_stage')
+        instances = int(_valued(row, 'num-distributed-optimizer-instances') or 1)
+        if instances > 1:
+            plan['shard_group'] = data // instances
     if row.whole('ep', 1) > 1:
         plan['expert'] = row.whole('ep')
     if pipeline > 1:
@@ -195,6 +198,9 @@ def options(row: Row) -> frozenset[str]:
         'deterministic': _has(row, 'deterministic-mode'),
         'local': local,
         'attention-auto': 'backend=auto' in row.text('attention_kind') and not local,
+        'no-mask': _has(row, 'no-create-attention-mask-in-dataloader'),
+        'softmax-unfused': _has(row, 'no-masked-softmax-fusion'),
+        'grouped': _has(row, 'moe-grouped-gemm'),
         'fused-loss': _has(row, 'cross-entropy-loss-fusion'),
     }
     return frozenset(name for name, holds in told.items() if holds)

@@ -117,7 +117,7 @@ def _pair(group: Sequence[Row], held: RankMemory) -> MemoryPair:
         measured_peak=median(row.whole(PEAK) for row in group),
         measured_end=median(row.whole(END) for row in group),
         peak=held.peak_bytes,
-        end=held.always,
+        end=int(held.lives.bytes[held.lives.always | held.lives.before].sum()),
         at=held.peak.action,
     )
 
