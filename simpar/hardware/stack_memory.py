@@ -38,7 +38,8 @@ class Beside:
     """Bytes beside an operator's own tensors, for each element of the first tensor that it reads, or that it writes.
 
     Arguments:
-        operators: their kernels, e.g. ``cross_entropy``.
+        operators: their kernels, e.g. ``cross_entropy``; ``named``, a pattern of the names of their ops.
+        of: which tensor's elements count.
         kept: from the begin of the forward to the end of the backward; ``forward``, ``backward``: while that runs.
             Less than 0 where a framework frees, or writes in place, what a program holds.
         on: patterns of names of devices that have it; empty: all.
@@ -49,6 +50,7 @@ class Beside:
     operators: tuple[Name, ...]
     source: Text
     of: Literal['read', 'write'] = 'read'
+    named: Name = '*'
     kept: PerElement = 0.0
     forward: PerElement = 0.0
     backward: PerElement = 0.0

@@ -140,7 +140,7 @@ def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Lif
     largest = 0
     for slot, (index, micro_batch, copy) in enumerate(_slots(role)):
         op = program.op_classes[index]
-        if op.operator not in beside.operators or op.kind != 'compute':
+        if op.operator not in beside.operators or op.kind != 'compute' or not fnmatchcase(op.name, beside.named):
             continue
         key = (_layer(op), micro_batch, copy)
         if op.phase == 'F':

@@ -147,6 +147,9 @@ def _plan(row: Row) -> dict[str, Any]:
         instances = int(_valued(row, 'num-distributed-optimizer-instances') or 1)
         if instances > 1:
             plan['shard_group'] = data // instances
+            if instances * row.whole('ep', 1) == data:
+                # The ranks that share an expert are one in each instance.
+                plan['unsharded'] = ['*.experts.*']
     if row.whole('ep', 1) > 1:
         plan['expert'] = row.whole('ep')
     if pipeline > 1:
