@@ -9,6 +9,8 @@ from pathlib import Path
 
 from simpar.commands.progress import Progress
 from simpar.shipped import measured_folder
+from simpar.validate.memory import known_facts, memory_pairs
+from simpar.validate.memory_text import memory_to_dict, render_memory
 from simpar.validate.rows import read_rows
 from simpar.validate.run import SetAnswer, answers, outcomes
 from simpar.validate.text import render, to_dict
@@ -18,6 +20,8 @@ FORMATS = ('.png', '.pdf', '.svg')
 
 def command(options: argparse.Namespace) -> int:
     """Predict every row, print the scores, draw where asked."""
+    if options.memory:
+        return _memory(options)
     rows = read_rows(options.data or measured_folder(), options.only or '')
     with Progress() as progress:
         found = answers(outcomes(rows, options.jobs, progress))
@@ -29,6 +33,19 @@ def command(options: argparse.Namespace) -> int:
         sys.stdout.write(render(found))
         if options.plot:
             print(f'wrote {options.plot}')
+    return 0
+
+
+def _memory(options: argparse.Namespace) -> int:
+    """The same of bytes."""
+    without = known_facts(name.strip() for name in options.without.split(',') if name.strip())
+    rows = read_rows(options.data or measured_folder() / 'memory', options.only or '')
+    with Progress() as progress:
+        pairs, skipped = memory_pairs(rows, without, progress)
+    if options.json:
+        print(json.dumps(memory_to_dict(pairs, skipped), ensure_ascii=False, allow_nan=False))
+    else:
+        sys.stdout.write(render_memory(pairs, skipped))
     return 0
 
 

@@ -65,6 +65,7 @@ class StackMemory:
     """What a framework allocates, keeps and reserves.
 
     Arguments:
+        options: those that a run has that does not tell, e.g. ``attention-auto``; docs/memory.md lists them.
         gradients: ``contiguous``: one buffer, never given back, in which gradients are reduce-scattered in place.
         gradient_copies: bytes for each gradient of 16 bits, of copies that the update makes and that stay until the
             next step.
@@ -73,6 +74,7 @@ class StackMemory:
     """
 
     source: Text
+    options: tuple[Name, ...] = ()
     workspaces: Mapping[Name, Workspace] = field(default_factory=dict)
     beside: Mapping[Name, Beside] = field(default_factory=dict)
     gradients: Literal['freed', 'contiguous'] = 'freed'

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.hardware import Beside, StackMemory
+from simpar.hardware import Beside, Cluster, StackMemory
 from simpar.memory.lifetimes import NONE, Flags, Lifetimes
 from simpar.program import OpClass, Program, Role
 from simpar.program.rows import column
@@ -58,6 +58,14 @@ class Framework:
             on = not one.on or any(fnmatchcase(device, pattern) for pattern in one.on)
             if on and self.told(name, one.when, one.unless):
                 yield one
+
+
+def framework_of(cluster: Cluster) -> Framework | None:
+    """What the stack of a cluster holds on its devices, with the options that the stack takes for granted."""
+    facts = cluster.stack.memory if cluster.stack else None
+    if facts is None:
+        return None
+    return Framework(facts=facts, device=cluster.profile.device.name, options=frozenset(facts.options))
 
 
 class _Life(NamedTuple):
@@ -186,4 +194,4 @@ def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
     )
 
 
-__all__ = ['Framework', 'with_framework']
+__all__ = ['Framework', 'framework_of', 'with_framework']

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from simpar.plan import Plan
 from simpar.stacks import load_stack
 from simpar.validate.rows import Row
 from simpar.validate.settings import ORDERS, Skipped, put_under, stack_name
@@ -44,7 +45,7 @@ def _unstated(row: Row) -> str:
 
 def _unmodelled(row: Row) -> str:
     """What simpar has no keys for."""
-    if row.whole('cp', 1) > 1:
+    if row.whole('cp', 1) > 1 and 'context' not in Plan.__dataclass_fields__:
         return 'context parallelism'
     if row.text('fp8'):
         return 'fp8 with weights gathered in 8 bits'
@@ -58,7 +59,7 @@ def _unmodelled(row: Row) -> str:
 
 
 def _uneven(row: Row) -> str:
-    world = row.whole('tp', 1) * row.whole('pp', 1) * row.whole('dp', 1)
+    world = row.whole('tp', 1) * row.whole('pp', 1) * row.whole('dp', 1) * row.whole('cp', 1)
     return '' if world == row.whole('n_gpus') else f'{world} ranks of its degrees on {row.whole("n_gpus")} devices'
 
 
@@ -150,6 +151,9 @@ def _plan(row: Row) -> dict[str, Any]:
             if instances * row.whole('ep', 1) == data:
                 # The ranks that share an expert are one in each instance.
                 plan['unsharded'] = ['*.experts.*']
+    if row.whole('cp', 1) > 1:
+        # Megatron's own way: keys and values go round (cp_comm_type p2p).
+        plan |= {'context': row.whole('cp'), 'context_kind': 'ring'}
     if row.whole('ep', 1) > 1:
         plan['expert'] = row.whole('ep')
     if pipeline > 1:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from simpar.document import Tree
-from simpar.errors import SimparError
+from simpar.errors import Problem, ScheduleError, SimparError
 from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
 from simpar.schedule import schedule_of
-from simpar.stacks import load_stack
+from simpar.stacks import load_stack, stack_names
 from simpar.validate.megatron import megatron_tree, options
 from simpar.validate.rows import Row
 from simpar.validate.settings import Skipped, stack_name
 
 PEAK: Final = 'peak_allocated_bytes'
 END: Final = 'end_of_step_allocated_bytes'
+OF_ALL: Final = ('gradients', 'gradient_copies', 'boundary', 'mask')
+"""Facts that are no lists."""
 NEAR: Final = 0.04
 LOW: Final = 0.03
 MODEL: Final = (
@@ -79,6 +81,20 @@ def memory_of(row: Row, without: Collection[str] = ()) -> RankMemory:
             facts=facts, device=row.text('hardware'), options=options(row), without=frozenset(without)
         )
     return memory(sequential(program), framework=framework).rank(program.world - 1)
+
+
+def known_facts(names: Iterable[str]) -> frozenset[str]:
+    """Names of facts that some stack has; raises ``ScheduleError`` for others."""
+    wanted = frozenset(names)
+    known = set(OF_ALL)
+    for stack in stack_names():
+        facts = load_stack(stack).memory
+        known |= {*facts.workspaces, *facts.beside} if facts else set()
+    wrong = sorted(wanted - known)
+    if wrong:
+        what = f'no stack has such facts (got {", ".join(wrong)[:100]})'
+        raise ScheduleError(Problem('--without', what, f'some of {", ".join(sorted(known))}'))
+    return wanted
 
 
 def measured(rows: Sequence[Row]) -> list[list[Row]]:
