@@ -154,7 +154,10 @@ def parser() -> argparse.ArgumentParser:
     validate.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted against measured')
     validate.add_argument('--memory', action='store_true', help='predict measured bytes in place of seconds')
     validate.add_argument(
-        '--without', default='', metavar='FACTS', help="with --memory, facts of the stack to leave out, e.g. 'loss,mask'"
+        '--without',
+        default='',
+        metavar='FACTS',
+        help="with --memory, facts of the stack to leave out, e.g. 'loss,mask'",
     )
 
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')

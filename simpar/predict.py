@@ -227,7 +227,9 @@ def predict(
         # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
         trace = followed(program, costs, steps)
-        return Prediction(name=names[0], trace=trace, costs=costs, profile=cluster.profile, framework=framework_of(cluster))
+        return Prediction(
+            name=names[0], trace=trace, costs=costs, profile=cluster.profile, framework=framework_of(cluster)
+        )
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, other_cluster).costs

@@ -24,9 +24,10 @@ OF_ALL: Final = ('gradients', 'gradient_copies', 'boundary', 'mask')
 NEAR: Final = 0.04
 LOW: Final = 0.03
 MODEL: Final = (
-    *('hardware', 'n_gpus', 'flags', 'model', 'n_layers', 'hidden', 'seq', 'micro_batch', 'global_batch', 'vocab'),
+    *('hardware', 'n_gpus', 'flags', 'n_layers', 'hidden', 'heads', 'ffn', 'n_experts', 'seq', 'vocab'),
+    *('micro_batch', 'global_batch'),
 )
-"""Columns that tell a plan on devices; other images of one framework are further measurements of it."""
+"""Columns that tell a plan on devices; other images, and tests of other names, are further measurements of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,9 @@ def measured(rows: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row.whole(PEAK) and row.whole(END):
-            groups.setdefault((row.text('completeness') == 'partial', *(row.text(column) for column in MODEL)), []).append(row)
+            groups.setdefault(
+                (row.text('completeness') == 'partial', *(row.text(column) for column in MODEL)), []
+            ).append(row)
     return list(groups.values())
 
 
