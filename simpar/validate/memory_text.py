@@ -24,8 +24,8 @@ def _lines(pairs: Sequence[MemoryPair], skipped: Mapping[str, int]) -> Iterator[
     score = memory_score(pairs)
     if score:
         yield (
-            f'  peak         median |error| {score.peak:.2%}, bias {score.bias:+.2%}; {score.near:.0%} within {NEAR:.0%}; '
-            f'{score.low:.0%} too low by more than {LOW:.0%}'
+            f'  peak         median |error| {score.peak:.2%}, bias {score.bias:+.2%}; '
+            f'{score.near:.0%} within {NEAR:.0%}; {score.low:.0%} too low by more than {LOW:.0%}'
         )
         yield f'  end of step  median |error| {score.end:.2%}'
     for pair in sorted(pairs, key=lambda pair: -abs(pair.peak_error))[:WORST]:
@@ -36,8 +36,8 @@ def _row(pair: MemoryPair) -> str:
     row = pair.row
     return (
         f'{row.name}  {row.text("hardware")}, {row.text("n_gpus")} devices, {row.text("model")}: '
-        f'{format_size(pair.measured_peak)} measured, {format_size(pair.peak)} predicted, {pair.peak_error:+.1%} at {pair.at}; '
-        f'end of step {pair.end_error:+.1%}'
+        f'{format_size(pair.measured_peak)} measured, {format_size(pair.peak)} predicted, {pair.peak_error:+.1%} '
+        f'at {pair.at}; end of step {pair.end_error:+.1%}'
     )
 
 
