@@ -5,17 +5,20 @@
 # make prove-training   train all random plans of seven properties, of which the suite trains every second
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
+# make prove-mixtures   train 500 random plans with experts, and compare with torch's autograd
 # make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
+# make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
+# make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: accuracy demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow notebooks netns lab clean test-others test-waits test-alone
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -73,8 +76,14 @@ bench: .venv-test/installed
 prove-zero: .venv-test/installed
 	.venv-test/bin/python tests/prove_zero.py
 
+prove-modules: .venv-test/installed
+	.venv-test/bin/python tests/prove_modules.py
+
 prove-grow: .venv-test/installed
 	.venv-test/bin/python tests/prove_grow.py
+
+prove-mixtures: .venv-test/installed
+	.venv-test/bin/python tests/prove_mixtures.py
 
 prove-engines: .venv-test/installed
 	.venv-test/bin/python tests/prove_engines.py
@@ -84,6 +93,9 @@ prove-paced: .venv-test/installed
 
 prove-sizes: .venv-test/installed
 	.venv-test/bin/python tests/prove_sizes.py
+
+prove-context: .venv-test/installed
+	.venv-test/bin/python tests/prove_context.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

@@ -220,6 +220,14 @@ def all_to_all(
     return received
 
 
+def send_recv(
+    channel: Channel, out: torch.Tensor, into: torch.Tensor, pace: Pace | None = None, due: float | None = None
+) -> None:
+    """To the rank behind, and from the one before: a step of a ring."""
+    ahead, behind = (channel.position + 1) % channel.size, (channel.position - 1) % channel.size
+    channel.exchange([(out, ahead)], [(into, behind)], pace, due)
+
+
 def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:
     """Send everything to everybody; each rank reduces by position, so that all get the same bits."""
     everything = [torch.empty_like(flat) for _ in range(channel.size)]

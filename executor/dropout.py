@@ -5,7 +5,7 @@ Nothing is drawn in sequence, so every plan, machine and step order gets the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
@@ -17,18 +17,26 @@ _BITS: Final = 53
 
 
 def kept(
-    keys_B: torch.Tensor, site: str, full: Sequence[int], probability: float, shard: tuple[int, int, int] = (0, 0, 0)
+    keys_B: torch.Tensor,
+    site: str,
+    full: Sequence[int],
+    probability: float,
+    shard: tuple[int, int, int] = (0, 0, 0),
+    places: Mapping[int, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Which elements stay, as booleans [B, rest of ``full`` ...], or of one shard of it.
 
     Arguments:
         full: shape without the batch.
         shard: (dim, first, length), a part along one dim of ``full``; length 0: all.
+        places: dim → which places along it, in any order.
     """
     dim, first, length = shard
     rows = [torch.arange(size, device=keys_B.device) for size in full]
     if length:
         rows[dim] = rows[dim][first : first + length]
+    for axis, index in (places or {}).items():
+        rows[axis] = index.to(keys_B.device)
     # The element's number in the full tensor: a shard computes the same numbers for its part.
     index = torch.zeros((), dtype=torch.int64, device=keys_B.device)
     for axis, row in enumerate(rows):

@@ -127,6 +127,8 @@ def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> N
         collectives.reduce_scatter(channel, list(_bytes(size).tensor_split(width)), '', pace, due)
     elif op.operator == 'all_to_all':
         collectives.all_to_all(channel, _bytes(size).tensor_split(width), pace, due)
+    elif op.operator == 'send_recv':
+        collectives.send_recv(channel, _bytes(size), _bytes(size), pace, due)
     else:
         peer = (channel.position + op.peer) % width
         message = [(_bytes(size), peer)]

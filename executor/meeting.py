@@ -51,6 +51,9 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
         return all_reduce(messages, op.reduce)
     if op.operator == 'all_to_all':
         return _by_seat([all_to_all(tensors, *exchange_of(op)) for tensors in zip(*messages, strict=True)])
+    if op.operator == 'send_recv':
+        # From the one before; a copy, as of a send.
+        return [[tensor.clone() for tensor in messages[seat - 1]] for seat in range(len(messages))]
     several = list(zip(zip(*messages, strict=True), dims_of(op), strict=True))
     if op.operator == 'all_gather':
         return _by_seat([all_gather(shards, dim) for shards, dim in several])

@@ -78,7 +78,7 @@ def check(
     # Both sides get the same larger epsilon, or rounding noise in zero gradients would look like an error.
     program, workload = _conditioned(program, workload)
     if not plan.data:
-        plan = replace(plan, data=max(1, program.world // (plan.tensor * plan.pipeline)))
+        plan = replace(plan, data=max(1, program.world // (plan.context * plan.tensor * plan.pipeline)))
     machine, reference = InProcess(program, seed, dtype), Reference(workload, plan, seed)
     deviations = [
         # Step by step, so that the first wrong step is named, not only the last.

@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument(
             '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME', help='as of `simpar run`'
         )
+        verb.add_argument(
+            '--module', default='', metavar='PKG:FUNCTION', help='the torch module that is trained, as of `simpar run`'
+        )
         verb.add_argument('--lifeline', action='store_true', help=argparse.SUPPRESS)
         _ARGUMENTS[name](verb)
     return top

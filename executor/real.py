@@ -166,6 +166,10 @@ class RealMachine:
             return _apart(own, [shards[0] for shards in split])
         if op.operator == 'all_to_all':
             return self._exchange(op, channel, reads)
+        if op.operator == 'send_recv':
+            received = torch.empty_like(reads[0], memory_format=torch.contiguous_format)
+            collectives.send_recv(channel, _flat(reads[0]), received.view(-1), self._pace)
+            return [received]
         return self._pass(work, channel, reads)
 
     def _exchange(self, op: OpClass, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:

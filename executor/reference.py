@@ -11,6 +11,7 @@ import torch
 
 from executor.reference_gpt import REFERENCE_OF_GPT
 from executor.reference_model import OfModel, Parameters
+from executor.reference_module import REFERENCE_OF_MODULE
 from executor.reference_muon import MuonSteps, Steps
 from executor.reference_network import REFERENCE_OF_NETWORK
 from executor.result import Result
@@ -18,6 +19,7 @@ from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
 from simpar.model import Network
 from simpar.model.library.gpt import Transformer
+from simpar.model.module import FromModule
 from simpar.plan import Plan
 from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 
@@ -56,7 +58,7 @@ class Reference:
         )
 
     def _train(self) -> float:
-        x, target = (self._input(*named) for named in self._model.inputs(self._workload))
+        inputs = [self._input(*named) for named in self._model.inputs(self._workload)]
         copies, plan = self._plan.copies, self._plan
         # An auxiliary loss is one of each group of tokens: the loss of the batch is the mean of those of its groups.
         slices = copies * plan.micro_batches * max(plan.data, 1) if _in_groups(self._workload) else copies
@@ -64,7 +66,7 @@ class Reference:
         keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
         losses = [
             self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
-            for own in zip(x.chunk(slices), target.chunk(slices), keys.chunk(slices), strict=True)
+            for own in zip(*(self._sliced(one, slices) for one in (*inputs, keys)), strict=True)
         ]
         # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
         loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)
@@ -82,6 +84,16 @@ class Reference:
         self._update()
         self._step += 1
         return float(loss.detach())
+
+    def _sliced(self, samples: torch.Tensor, slices: int) -> list[torch.Tensor]:
+        """Samples in slices; those of all data ranks together where these are balanced together."""
+        model, plan = self._workload.model, self._plan
+        experts = model.experts if _in_groups(self._workload) and isinstance(model, Transformer) else None
+        if experts is None or experts.aux_group != 'global':
+            return list(samples.chunk(slices))
+        # Micro-batches, the data ranks of each, the copies of each of these.
+        parts = samples.unflatten(0, (plan.micro_batches, max(plan.data, 1), plan.copies, -1)).transpose(1, 2)
+        return list(parts.flatten(0, 3).chunk(plan.micro_batches * plan.copies))
 
     def _update(self) -> None:
         """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""
@@ -134,5 +146,9 @@ def _of_torch(workload: Workload, parameters: Parameters) -> torch.optim.Optimiz
     return torch.optim.SGD(weights, lr=rate)
 
 
-OF_MODELS: Final[dict[type, OfModel]] = {Network: REFERENCE_OF_NETWORK, Transformer: REFERENCE_OF_GPT}
+OF_MODELS: Final[dict[type, OfModel]] = {
+    Network: REFERENCE_OF_NETWORK,
+    Transformer: REFERENCE_OF_GPT,
+    FromModule: REFERENCE_OF_MODULE,
+}
 """By kind of model, what computes it in plain torch."""

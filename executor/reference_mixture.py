@@ -85,6 +85,7 @@ def _chosen(experts: Experts, scores: torch.Tensor) -> torch.Tensor:
 def _aux_loss(experts: Experts, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     scores = scores / scores.sum(-1, keepdim=True)
     share = functional.one_hot(chosen, experts.count).to(scores.dtype).mean(-2)
+    # The slice that it is given has all tokens that are balanced together.
     if experts.aux_group == 'sample':
         each = (share.mean(1) * scores.mean(1)).sum(-1).mean()
     else:

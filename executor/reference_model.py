@@ -21,11 +21,11 @@ class OfModel:
     """A kind of model.
 
     Arguments:
-        inputs: the model's input and its target.
-        loss: gives the loss of a copy from its input, its target, the keys that dropout draws from, and how many slices
-            of a sequence ranks hold.
+        inputs: the model's inputs and its target.
+        loss: gives the loss of a copy from its inputs, its target, the keys that dropout draws from, and how many
+            slices of a sequence ranks hold.
     """
 
-    inputs: Callable[[Workload], tuple[Input, Input]]
+    inputs: Callable[[Workload], tuple[Input, ...]]
     parameters: Callable[[Workload], Iterator[Declared]]
-    loss: Callable[[Workload, Parameters, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+    loss: Callable[..., torch.Tensor]

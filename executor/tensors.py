@@ -14,7 +14,9 @@ from typing import Final
 import torch
 
 from executor import data
+from executor.given import given
 from executor.packing import pack
+from executor.sequence import in_sequence
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import Program, Tensor
 
@@ -42,12 +44,14 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
     """A full tensor.
 
     Arguments:
-        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``tokens:COUNT`` or ``classes:COUNT`` (integers below
-            COUNT).
+        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``given:NAME`` (of a module), ``tokens:COUNT`` or
+            ``classes:COUNT`` (integers below COUNT).
         key: what is drawn, e.g. name, step, micro-batch.
     Raises ``ProgramError`` for another ``initial``.
     """
     how, _, number = initial.partition(':')
+    if how == 'given':
+        return given(number, tuple(shape), dtype)
     # A generator for each draw: its result must not depend on what was drawn before.
     generator = torch.Generator().manual_seed(stable_seed(seed, *key))
     if how == 'normal' and number:
@@ -76,7 +80,10 @@ def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype
     """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
     if initial == data.INITIAL:
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
-    return draw(initial, shape, dtype, seed, name, step)
+    # Balanced context ranks hold a sequence in another order: drawn in its own, then brought into theirs.
+    initial, _, ranks = initial.partition('@')
+    full = draw(initial, shape, dtype, seed, name, step)
+    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:

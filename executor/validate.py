@@ -103,7 +103,7 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
         taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
         full, shard = (made, taken) if op.operator == 'all_gather' else (taken, made)
         # A dim that is too large is reported as a wrong shape below.
-        if op.operator != 'all_reduce' and dim < len(shard):
+        if op.operator in ('all_gather', 'reduce_scatter') and dim < len(shard):
             shard = [*shard[:dim], shard[dim] * size, *shard[dim + 1 :]]
         if full != shard:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'

@@ -58,6 +58,7 @@ _HOMES: Final = {
     'Workload': 'simpar.workload',
     'case_of': 'simpar.case',
     'cluster': 'simpar.profiles',
+    'from_module': 'simpar.torch_module',
     'load_case': 'simpar.case',
     'load_profile': 'simpar.profiles',
     'load_schedule': 'simpar.schedule',

@@ -117,6 +117,7 @@ class Case:
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.notes,
+            *self.schedule.workload.model.notes,
         )
 
     def _in_8_bits(self) -> Iterator[str]:
@@ -183,16 +184,17 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
 
 
-def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT) -> Case:
+def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT, module: str = '') -> Case:
     """Read a schedule and lower it, and its baseline.
 
     Arguments:
         source: a path, the text of a file (of several lines), or a dict.
         overrides: ``a.b=value`` as of `--set`.
         limit: of the prediction's size, which is estimated first.
+        module: the graph of a torch module (`from_module`), which is the schedule's model.
     Raises ``ScheduleError`` with file:line of all that is wrong, ``Infeasible`` where it is larger than the limit.
     """
-    return case_of(load_schedule(source, overrides), limit=limit)
+    return case_of(load_schedule(source, overrides, module=module), limit=limit)
 
 
 def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:

@@ -12,10 +12,12 @@ import difflib
 import gc
 import importlib
 import json
+import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
@@ -36,6 +38,7 @@ simpar predicts the step of a training schedule on Ascend and GPU clusters, and 
 
   simpar examples                        what comes with it: models, clusters, plans
   simpar examples --copy schedules       write these into a folder, to be changed
+  simpar init --model llama3-8b          a first schedule of your model; simpar import FILE: of a launch script
   simpar run schedules/multi_copy.yaml   predict one: step, gain over a baseline, why, memory
   simpar sweep FILE --sweep plan.copies=1,2,4    a table over keys
   simpar check FILE                      what every rank does; --numerics trains a step and compares
@@ -50,7 +53,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = _words(self)
-        wrong = [word.strip('\'",') for word in message.partition('(')[0].split()]
+        words = message.partition('(')[0].split()
+        # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
+        wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
         near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
         hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
         self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
@@ -127,6 +132,11 @@ def parser() -> argparse.ArgumentParser:
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
 
+    for verb in (run, check, resolve, sweep, measure):
+        verb.add_argument(
+            '--module', default='', metavar='PKG:FUNCTION',
+            help='train or predict this torch module: a function that returns (module, example inputs)',
+        )  # fmt: skip
     for verb in (run, check, resolve, measure):
         verb.add_argument(
             '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
@@ -166,6 +176,29 @@ def parser() -> argparse.ArgumentParser:
     examples = _verb(verbs, 'examples', 'the schedules that come with simpar, to read, copy and change')
     examples.add_argument('name', nargs='?', metavar='NAME')
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
+
+    bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
+    bring.add_argument('file', type=Path, metavar='FILE', help='script, argument list, TOML, JSON or YAML')
+    bring.add_argument(
+        '--set', action='append', default=[], metavar='NAME=v',
+        help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
+    )  # fmt: skip
+    bring.add_argument('--model', metavar='JSON', help="Hugging Face config.json, in place of the file's model")
+    bring.add_argument(
+        '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
+    )
+    bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
+
+    init = _verb(verbs, 'init', 'a first schedule with comments, from model, devices and batch')
+    init.add_argument('--model', required=True, metavar='NAME', help='such as llama3-8b or gpt3-175b, or a config.json')
+    init.add_argument('--cluster', default='h100-sxm-8', metavar='PROFILE', help='default: h100-sxm-8')
+    init.add_argument('--nodes', type=_positive, default=1, metavar='N', help='default: 1')
+    init.add_argument('--devices', type=_positive, default=0, metavar='N', help='of each node (default: all)')
+    init.add_argument('--batch', type=_positive, default=64, metavar='N', help='samples in a step (default: 64)')
+    init.add_argument(
+        '--sequence', type=_positive, default=2048, metavar='N', help='tokens in a sample (default: 2048)'
+    )
+    init.add_argument('--output', type=Path, metavar='YAML', help='write it here (default: standard output)')
 
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')
@@ -240,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     output = _Output(sys.stdout)
     try:
-        verb: Callable[[argparse.Namespace], int] = importlib.import_module(f'simpar.commands.{options.verb}').command
+        verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
         with contextlib.redirect_stdout(output):
             code = verb(options)
         sys.stdout.flush()
@@ -266,6 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'simpar: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
         return INTERNAL
     return code
+
+
+def _module(verb: str) -> ModuleType:
+    """The module of a verb; one that is a word of Python has a _ behind it."""
+    return importlib.import_module(f'simpar.commands.{verb}{"_" if keyword.iskeyword(verb) else ""}')
 
 
 class _Output:

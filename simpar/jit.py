@@ -16,6 +16,10 @@ _OPTIONS: Final = {'nogil': True, 'error_model': 'numpy', '_nrt': False}
 _PART: Final = {**_OPTIONS, 'forceinline': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 
 
+# Both are numba's own affair: a version without them loads as numba does, which only takes longer.
+_QUICK: Final = all(hasattr(FunctionCache, name) for name in ('_load_overload', '_guard_against_spurious_io_errors'))
+
+
 class _Kept(FunctionCache):  # type: ignore[misc]
     """Numba's cache on the disk, read without what only compiling needs.
 
@@ -32,7 +36,8 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 def kernel(function: F) -> F:
     """Compile a function that allocates nothing, and keep it on the disk."""
     compiled: Any = njit(cache=True, **_OPTIONS)(function)
-    compiled._cache = _Kept(function)
+    if _QUICK:
+        compiled._cache = _Kept(function)
     found: F = compiled
     return found
 

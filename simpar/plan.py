@@ -25,6 +25,13 @@ class Plan:
             micro-batch and Megatron-LM for every micro-batch; nothing waits for it.
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
             operator (Megatron), or ``late``, at the backward of the earlier all-reduce (MindSpore).
+        context: ranks that share every sequence through the whole network (context parallelism). A rank holds a part
+            of its tokens, and gradients of weights are summed over data × context.
+        context_kind: how attention gets at the other ranks' tokens: ``all_gather`` of keys and values (Llama 3);
+            ``all_to_all``, all tokens of a part of the heads (DeepSpeed-Ulysses); ``ring``, keys and values go round in
+            steps, under attention of those that are there.
+        context_split: ``balanced``: of 2 × context chunks of a sequence rank i holds chunk i and chunk i from the end,
+            so that causal attention is equal work for all; ``contiguous``: rank i holds part i of context.
         expert: data ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and
             tokens go to them and back by all-to-alls.
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
@@ -93,6 +100,23 @@ class Plan:
         int, Field(ge=0, le=2**20, description='degree of data parallelism; 0: the ranks that tensor leaves')
     ] = 0
     tensor: Annotated[int, Field(ge=1, le=2**16, description='degree of tensor parallelism')] = 1
+    context: Annotated[
+        int, Field(ge=1, le=2**12, description='degree of context parallelism: ranks that share every sequence')
+    ] = 1
+    context_kind: Annotated[
+        Literal['all_gather', 'all_to_all', 'ring'],
+        Field(
+            description='with context, how attention sees all tokens: keys and values are gathered, heads are '
+            'exchanged for tokens (Ulysses), or keys and values go round'
+        ),
+    ] = 'all_gather'
+    context_split: Annotated[
+        Literal['balanced', 'contiguous'],
+        Field(
+            description='with context, tokens of a rank: a chunk from the begin and one from the end, equal work for '
+            'all where attention is causal, or one run'
+        ),
+    ] = 'balanced'
     expert: Annotated[
         int, Field(ge=1, le=2**16, description='degree of expert parallelism: data ranks that share the experts')
     ] = 1

@@ -30,6 +30,10 @@ MOST_STAGES: Final = 8
 """Pipeline ranks that a schedule is lowered with to learn its size."""
 MOST_OPS: Final = 120
 """Ops of a transformer's layer in one micro-batch and copy, more than any plan makes of it."""
+OPS_OF_CONTEXT_RANK: Final = 8
+"""The same of a step of a ring: messages, attention and sums, forward, backward and again."""
+MOST_OPS_OF_MIXTURE: Final = 140
+"""Of these, further ones of a layer with a mixture of experts."""
 MOST_OPS_OF_OPERATOR: Final = 40
 """The same of an operator of a network."""
 BASE: Final = 57e6
@@ -138,11 +142,19 @@ def check_size(schedules: Sequence[Schedule], ranks: int, limit: Limit, build: B
 def at_most(schedule: Schedule, ranks: int) -> Size:
     """A bound from above that needs no program."""
     plan, model = schedule.plan, schedule.workload.model
-    ops = MOST_OPS * model.layers if isinstance(model, Transformer) else MOST_OPS_OF_OPERATOR * len(model.layers)
+    steps = OPS_OF_CONTEXT_RANK * plan.context if plan.context > 1 else 0
+    if isinstance(model, Transformer):
+        ops = (_most_ops(model) + steps) * model.layers
+    else:
+        ops = MOST_OPS_OF_OPERATOR * len(model.layers)
     classes = float(ops * plan.tiles)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
     slots = (classes + passing) * plan.micro_batches * plan.copies
     return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
+
+
+def _most_ops(model: Transformer) -> int:
+    return MOST_OPS + MOST_OPS_OF_MIXTURE * (model.experts is not None)
 
 
 def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:

@@ -12,6 +12,7 @@ from simpar.model import Network, Strategy
 from simpar.model.keys import Size
 from simpar.model.library.cross_entropy import LossForm
 from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
+from simpar.model.module import FromModule
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'
@@ -123,11 +124,12 @@ class Workload:
     """
 
     model: Annotated[
-        Network | Transformer,
+        Network | Transformer | FromModule,
         OneOf(
             hoist=True,
             written_out=('model',),
             transformer=Transformer,
+            module=FromModule,
             network=Annotated[Network, Short('layers', 'layers, as a list, or a mapping of these')],
         ),
         Field(alias=MODEL),

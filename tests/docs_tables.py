@@ -1,15 +1,23 @@
 """Tables of the docs that are made from the code; run as a program it writes them."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launch_sources import FOLDER, SOURCES, model_beside
+
 from simpar.huggingface import table
+from simpar.importing import table as import_tables
+from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, UNSEEN
+from simpar.importing.read import imported
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
+from simpar.torch_module.table import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
-SCHEDULE, STRATEGIES, MODELS = DOCS / 'schedule.md', DOCS / 'strategies.md', DOCS / 'models.md'
+SCHEDULE, STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('schedule', 'strategies', 'models', 'import'))
+MODULES = DOCS / 'modules.md'
 
 KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
          'object': 'mapping', 'null': ''}  # fmt: skip
@@ -63,12 +71,36 @@ def held(path: Path, first: str, more: str = '') -> tuple[int, list[str]]:
     return start, lines[start:end]
 
 
+IMPORTED = '| settings of | mapped | no effect | not modelled | unknown | what is not modelled |'
+
+
+def imported_table() -> list[str]:
+    """A line for each public file whose settings are read: how many are mapped, and what is listed."""
+    lines = [IMPORTED, '|---|---|---|---|---|---|']
+    for name, source in SOURCES.items():
+        told = imported(FOLDER / name, given={}, model=model_beside(name)).lines
+        counts = [sum(line.outcome == outcome for line in told) for outcome in (MAPPED, IDLE, NOT_MODELLED, UNSEEN)]
+        missing = ', '.join(dict.fromkeys(f'`{line.name}`' for line in told if line.outcome == NOT_MODELLED))
+        lines.append(f'| {source} | {" | ".join(map(str, counts))} | {missing} |')
+    return lines
+
+
 TABLES = (
     (SCHEDULE, '| `', '', schedule_table),
     (STRATEGIES, HEAD[0], '|', operator_table),
     (MODELS, table.READ, '|', table.read_table),
     (MODELS, table.IGNORED, '|', table.ignored_table),
     (MODELS, table.LATER, '|', table.later_table),
+    (IMPORT, IMPORTED, '|', imported_table),
+    *(
+        entry
+        for name in import_tables.TABLES
+        for entry in (
+            (IMPORT, import_tables.head(name), '|', partial(import_tables.mapped_table, name)),
+            (IMPORT, import_tables.listed_head(name), '|', partial(import_tables.listed_table, name)),
+        )
+    ),
+    (MODULES, '| aten operators', '|', aten_table),
 )
 
 

@@ -18,23 +18,26 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--html', '--json', '--limit', '--plot', '--quiet', '--save', '--set', '--steps', '--trace', '--train', 'file',
+        '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps', '--trace',
+        '--train', 'file',
     ],
-    'check': ['--ir', '--json', '--limit', '--numerics', '--program', '--set', 'file'],
-    'resolve': ['--json', '--limit', '--set', 'file'],
+    'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
+    'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
-        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--plot', '--scheduler', '--set', '--sweep',
-        'file',
+        '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
+        '--set', '--sweep', 'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--net', '--plot', '--save', '--save-state', '--seed', '--set', '--steps',
-        '--timeout', '--trace', 'file',
+        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
+        '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
+    'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
+    'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--plot', '--set'],

@@ -23,6 +23,7 @@ NAMES = [
     'case_of',
     'cluster',
     'compare_cases',
+    'from_module',
     'load_case',
     'load_profile',
     'load_schedule',

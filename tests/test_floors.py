@@ -10,12 +10,14 @@ FLOORS = [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles', 'stacks'),
     ],
-    ['trace', 'pipeline', 'cost', 'huggingface'],
+    ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate', 'validate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
+READS_TORCH = 'torch_module'
+"""The one room that imports torch, and only where a module is read."""
 PLACE = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}
 FILES = sorted((ROOT / 'simpar').rglob('*.py'))
 
@@ -64,9 +66,16 @@ def test_a_file_imports_lower_floors_or_to_its_left():
         room = path.relative_to(ROOT / 'simpar').parts[0].removesuffix('.py')
         for name in imported(path):
             parts = name.split('.')
-            assert parts[0] not in ('executor', 'torch'), f'{path.name} imports {name}'
+            assert parts[0] != 'executor', f'{path.name} imports {name}'
+            assert parts[0] != 'torch' or room == READS_TORCH, f'{path.name} imports {name}'
             if parts[0] == 'simpar' and len(parts) > 1 and parts[1] != room:
                 assert PLACE[parts[1]] < PLACE[room], f'{path.name} on floor {PLACE[room][0]} imports {name}'
+
+
+def test_torch_is_imported_when_a_module_is_read_and_not_before():
+    for path in (ROOT / 'simpar' / READS_TORCH).rglob('*.py'):
+        # What stands under TYPE_CHECKING is no import; it is indented.
+        assert not [name for name in imported_on_top(path) if name.partition('.')[0] == 'torch'], path.name
 
 
 def test_lowering_knows_neither_cost_nor_hardware():

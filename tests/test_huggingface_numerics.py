@@ -32,15 +32,20 @@ def folder(tmp_path_factory):
 def case(kind, folder):
     """The workload of a config, and what transformers computes: loss and gradients, by its own names."""
     workload = schedule_of(TINY[kind], folder).workload
-    model = loaded(kind, workload)
+    return workload, *computed(kind, workload, TINY[kind])
+
+
+def computed(kind, workload, config):
+    """Loss and gradients by transformers."""
+    model = loaded(kind, workload, config)
     loss = their_loss(model, workload, Unnarrowed(torch.float64))
     loss.backward()
-    return workload, float(loss.detach()), {name: one.grad for name, one in model.named_parameters()}
+    return float(loss.detach()), {name: one.grad for name, one in model.named_parameters()}
 
 
-def loaded(kind, workload, **how):
+def loaded(kind, workload, config, **how):
     """A model of transformers with the weights that programs begin with."""
-    model = transformers_model(TINY[kind], torch.float64, **how)
+    model = transformers_model(config, torch.float64, **how)
     own = {name: value.detach() for name, value in Reference(workload, Plan(), seed=7).parameters.items()}
     left = model.load_state_dict(their_names(kind, workload.model, own), strict=False)
     assert not left.unexpected_keys
@@ -58,7 +63,13 @@ def their_loss(model, workload, patch):
 
 def compared(kind, folder, plan, ranks):
     """The largest deviation of a loss or gradient, in norm."""
-    workload, loss, gradients = case(kind, folder)
+    workload, *oracle = case(kind, folder)
+    return deviation(kind, workload, oracle, plan, ranks)
+
+
+def deviation(kind, workload, oracle, plan, ranks):
+    """The same of what transformers computed."""
+    loss, gradients = oracle
     found = InProcess(lower(workload, plan, ranks), 7).run(1)
     own = {name.removeprefix('d:'): value for name, value in found.gradients.items()}
     named = their_names(kind, workload.model, own, gains=0.0)
@@ -112,5 +123,5 @@ def test_the_patch_of_transformers_changes_nothing_in_fp32(kind):
 @pytest.mark.parametrize('kind', ORACLES)
 def test_without_the_patch_losses_agree_to_single_precision(kind, folder):
     workload, loss, _ = case(kind, folder)
-    model = loaded(kind, workload, patched=False)
+    model = loaded(kind, workload, TINY[kind], patched=False)
     assert float(their_loss(model, workload, nullcontext()).detach()) == pytest.approx(loss, rel=1e-5)

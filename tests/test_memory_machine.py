@@ -30,6 +30,9 @@ CASES = [
     (GROUPED, Plan(data=1, tensor=4, sequence_parallel=True), Sgd()),
     (UNFUSED, Plan(data=2, tensor=2, copies=2), Adam(master_weights=True)),
     (UNFUSED, Plan(data=1, tensor=4, sequence_parallel=True, reduce='late'), Adam()),
+    (GROUPED, Plan(data=1, context=2, tensor=2, sequence_parallel=True, copies=2), Adam()),
+    (GROUPED, Plan(context=4, context_kind='ring', data=2), Sgd()),
+    (GPT, Plan(context=2, context_kind='all_to_all', data=2, copies=2), Sgd()),
     (MLP, Plan(data=2, tensor=2, copies=2), Adam()),
     (MLP, Plan(data=4, copies=3), Sgd()),
 ]
@@ -90,7 +93,7 @@ def test_it_holds_what_lives_after_every_op(monkeypatch, model, plan, optimizer,
     batch = 2 * plan.data * plan.copies
     precision = 'bf16' if shuffle == 2 else 'fp32'
     workload = Workload(model=model, batch=batch, precision=precision, optimizer=optimizer)
-    program = lower(workload, plan, plan.data * plan.tensor)
+    program = lower(workload, plan, plan.data * plan.context * plan.tensor)
     ranks = watched(monkeypatch, program, shuffle=shuffle)
     expected = memory(in_this_order(program, ranks))
     for rank, done in enumerate(ranks):

@@ -5,7 +5,7 @@ from newer_cases import growing, transformer_case
 
 from simpar.lower import lower
 
-SEEDS, GROWN = 12, 12
+SEEDS, GROWN = 8, 8
 
 
 @pytest.mark.torch
@@ -33,4 +33,4 @@ def test_random_plans_compute_what_torch_computes():
 def test_random_plans_grow_to_the_program_of_all_layers():
     found = [growing(seed) for seed in range(GROWN)]
     assert 'unequal' not in found
-    assert found.count('equal') > GROWN // 5
+    assert found.count('equal') > 1

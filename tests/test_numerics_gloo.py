@@ -28,6 +28,7 @@ GPT = Workload(
     optimizer=Sgd(learning_rate=0.05),
 )
 GQA = replace(GPT, model=replace(GPT.model, kv_heads=2, tied=True, vocab=25))
+LONG = replace(GPT, model=replace(GPT.model, kv_heads=2, sequence=16, position='rotary', window=(0, 5)))
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=12, outputs=16), Relu(), Dense(inputs=16, outputs=8), Relu(), Dense(inputs=8, outputs=10)),
@@ -53,6 +54,16 @@ CASES = {
     ),
     'grouped queries, tied, whole vocabulary': (GQA, Plan(data=2, tensor=2, copies=2)),
     'single stream': (GPT, Plan(tensor=4, copies=2, streams='single')),
+    'context 4, ring': (LONG, Plan(context=4, context_kind='ring')),
+    'context 2, gathered, tensor 2, sequence parallel, copies 2': (
+        LONG,
+        Plan(context=2, tensor=2, sequence_parallel=True, copies=2),
+    ),
+    'context 2, heads exchanged, data 2, zero': (LONG, Plan(context=2, context_kind='all_to_all', data=2, zero=1)),
+    'context 2, ring of runs, pipeline 2, recomputed': (
+        LONG,
+        Plan(context=2, context_kind='ring', context_split='contiguous', pipeline=2, micro_batches=2, recompute='full'),
+    ),
     'network, tensor 4, copies 2': (MLP, Plan(tensor=4, copies=2)),
     'network, data 2, tensor 2, late': (MLP, Plan(data=2, tensor=2, copies=2, reduce='late')),
     'network, mean squared error, Adam': (MSE, Plan(data=2, tensor=2, copies=2)),

@@ -77,6 +77,11 @@ CASES = {
         replace(FOUR, micro_batches=8, order='dualpipe-v', receive='late'),
     ),
     'dualpipe-v, pipeline 2, tensor 2, copies 2, overlapped': (GPT, replace(CUT, order='dualpipe-v', copies=2)),
+    'v-half, pipeline 4, tied on one rank': (DEEP, replace(FOUR, order='v-half')),
+    'v-min, pipeline 2, tensor 2, copies 2, late receives': (
+        GPT,
+        replace(CUT, order='v-min', copies=2, receive='late'),
+    ),
     'MindSpore 1f1b, pipeline 2, chunks 2, data 2': (GPT, replace(TWO, order=f'{MINDSPORE}/1f1b', chunks=2)),
     'MindSpore gpipe, pipeline 4, a network': (MLP, replace(FOUR, order=f'{MINDSPORE}/gpipe')),
     'MindSpore seqpipe, pipeline 2, tensor 2, late sums': (

@@ -26,12 +26,15 @@ MOST_LIVE = {
     'zb-h2': lambda p, m, v, r: 2 * p - 1,
     'zb-v': lambda p, m, v, r: 2 * p,
     'dualpipe-v': lambda p, m, v, r: 2 * p + 1,
+    # The first rank's first W comes a cell earlier.
+    'v-min': lambda p, m, v, r: 2 * ((p + 4) // 3) - (p % 3 == 2 and r == 0),
+    'v-half': lambda p, m, v, r: 2 * ((p + 2) // 2),
     'mindspore-2.10/1f1b': lambda p, m, v, r: (p + m % p) * (v - 1) + (1 if v == 1 else 2) * (p - 1 - r) + 1,
     'mindspore-2.10/gpipe': lambda p, m, v, r: p - r,
     'mindspore-2.10/zero_bubble_v': lambda p, m, v, r: 2 * p,
 }
 """Activations of one stage that a rank keeps at most, of p ranks, m micro-batches, v chunks, on rank r: the rows of the
-papers (Narayanan et al. 2021; Qi et al. 2023, table 2), and warm-up + 1 where there is none."""
+papers (Narayanan et al. 2021; Qi et al. 2023, table 2, and 2024), and warm-up + 1 where there is none."""
 
 
 @st.composite

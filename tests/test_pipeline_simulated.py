@@ -132,6 +132,8 @@ PEAKS = {
     'zb-h1': lambda p, m, rank: p,
     'zb-h2': lambda p, m, rank: 2 * p - 1,
     'zb-v': lambda p, m, rank: 2 * p,
+    'v-min': lambda p, m, rank: 2 * ((p + 4) // 3) - (p % 3 == 2 and rank == 0),
+    'v-half': lambda p, m, rank: 2 * ((p + 2) // 2),
 }
 
 

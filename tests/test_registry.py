@@ -77,7 +77,7 @@ def test_operators_share_the_keys_that_are_for_all():
 
 
 @pytest.mark.parametrize(
-    ('path', 'first', 'more', 'made'), TABLES, ids=[f'{path.stem} {made.__name__}' for path, *_, made in TABLES]
+    ('path', 'first', 'more', 'made'), TABLES, ids=[f'{path.stem} {first}' for path, first, *_ in TABLES]
 )
 def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
     """`python tests/docs_tables.py` writes them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from executor.given import module_of
 from executor.numerics import check
 from simpar.case import load_case
 from simpar.size import parse_limit
@@ -12,7 +13,7 @@ from simpar.size import parse_limit
 
 def command(options: argparse.Namespace) -> int:
     """Train in process, compare with the unsharded model; raises ``NumericsWrong`` where they differ."""
-    case = load_case(options.job, options.set, limit=parse_limit(options.limit))
+    case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
     report = check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
     worst = report.worst
     if options.json:

@@ -91,12 +91,15 @@ def load_job(options: argparse.Namespace) -> Job:
     if ':' in options.job and not os.path.exists(options.job):
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
+    from executor.given import module_of
     from simpar.case import load_case, on_net
     from simpar.cost.price import price
     from simpar.size import parse_limit
 
     # On the same network as the prediction: costs say how much of a link a collective can take.
-    case = on_net(load_case(options.job, options.set, limit=parse_limit(options.limit)), options.net)
+    case = on_net(
+        load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
+    )
     return Job(case.program, price(case.program, case.cluster) if emulated else None)
 
 
@@ -140,9 +143,11 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
 
         save_trace(options.save, trace)
     if options.save_state:
+        from executor.given import by_module
         from executor.state import save_state
 
-        save_state(options.save_state, execution, program=trace.program.hash, seed=options.seed)
+        kept = by_module(execution) if options.module else execution
+        save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
     emulated = trace.origin == 'emulated'
     notes = [*execution.notes, *([EMULATED] if emulated else []), *_in_8_bits(trace.program, emulated=emulated)]
     if options.json:

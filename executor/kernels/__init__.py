@@ -9,6 +9,7 @@ from __future__ import annotations
 from executor.kernels import (
     attention,
     clip,
+    context_attention,
     convolution,
     cross_entropy,
     dropout,
@@ -28,6 +29,7 @@ from executor.kernels import (
     router,
     shape,
     tiles,
+    torch_call,
     unfused,
     update,
 )
@@ -42,6 +44,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
     **convolution.KERNELS,
     **attention.KERNELS,
+    **context_attention.KERNELS,
     **unfused.KERNELS,
     **dropout.KERNELS,
     **norm.KERNELS,
@@ -62,6 +65,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **tiles.KERNELS,
     **update.KERNELS,
     **muon.KERNELS,
+    **torch_call.KERNELS,
 }
 """(operator, phase) → kernel."""
 

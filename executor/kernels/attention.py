@@ -13,7 +13,7 @@ import torch
 
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
-from executor.kernels.places import documents
+from executor.kernels.places import document_of, in_order
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -112,14 +112,19 @@ def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
 
     Arguments: ``scores`` [..., S], for their size and device.
     """
-    sequence = scores.shape[-1]
-    ones = torch.ones(sequence, sequence, dtype=torch.bool, device=scores.device)
+    # Heads of context ranks see a sequence in the order in which these hold it.
+    tokens = in_order(op, scores.shape[-1])
+    return unseen(op, tokens, tokens).to(scores.device)
+
+
+def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[queries, keys], true where a token must not see another, from which tokens these are."""
+    behind = queries.unsqueeze(1) - keys
     window = int(op.attributes.get('window', 0))
-    found = ones.triu(1) | ones.tril(-window) if window else ones.triu(1)
+    hidden = (behind < 0) | (behind >= window) if window else behind < 0
     if 'documents' not in op.attributes:
-        return found
-    of = documents(op, sequence).to(scores.device)
-    return found | (of[:, None] != of[None, :])
+        return hidden
+    return hidden | (document_of(op, queries).unsqueeze(1) != document_of(op, keys))
 
 
 def values_of(op: OpClass) -> int:

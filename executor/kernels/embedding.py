@@ -31,6 +31,8 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     tokens, dy = tensors
     rows = int(op.attributes['rows'])
     local, inside = local_rows(op, where, tokens, rows)
+    # As in torch, the row of a padding token is not trained.
+    inside = inside & (tokens != int(op.attributes.get('padding', -1)))
     dweight = dy.new_zeros(rows, dy.shape[-1])
     # A token may occur several times; ``index_add_`` sums, where an assignment would keep one.
     return [dweight.index_add_(0, local.flatten(), (dy * inside.unsqueeze(-1)).flatten(0, -2))]

@@ -30,7 +30,8 @@ def matmul_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[
     dy, x = _alike(op, tensors)
     dy_NO = dy.flatten(0, -2)
     x_NI = x.reshape(dy_NO.shape[0], -1)
-    gradients = [dy_NO.T @ x_NI]
+    # A module may hold its weight as [inputs, outputs].
+    gradients = [x_NI.T @ dy_NO if op.attributes.get('transposed') else dy_NO.T @ x_NI]
     # A layer without a bias, or whose bias another op sums, has one gradient.
     return gradients if len(op.writes + op.accumulates) == 1 else [*gradients, dy_NO.sum(0)]
 
@@ -41,6 +42,8 @@ def _alike(op: OpClass, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _matrix(op: OpClass, weight: torch.Tensor) -> torch.Tensor:
+    if op.attributes.get('transposed'):
+        return weight.T
     outputs = int(op.attributes.get('outputs', 1))
     return weight.reshape(prod(weight.shape[:outputs]), -1)
 

@@ -1,10 +1,11 @@
-"""Places of tokens: a rank's part of a sequence, in which positions begin anew with each document that is packed."""
+"""Places of tokens: those of a rank's part of a sequence, and their positions, which begin anew with each document."""
 
 from __future__ import annotations
 
 import torch
 
 from executor.kernels.context import Context, position
+from executor.sequence import in_sequence
 from simpar.program import OpClass
 
 
@@ -13,16 +14,31 @@ def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
 
     Arguments: ``tokens`` of a sample on this rank.
     """
-    # With a part of the sequence, positions begin further down.
-    own = torch.arange(tokens) + position(op, where) * tokens
-    lengths = _lengths(op)
+    own, lengths = held(op, where, tokens), _lengths(op)
     return own if lengths is None else own - (lengths.cumsum(0) - lengths)[_document(lengths, own)]
 
 
-def documents(op: OpClass, tokens: int) -> torch.Tensor:
-    """The number of each token's document, [tokens]; all 0 where there is one."""
+def held(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
+    """Which tokens of its sequence a rank has, [tokens], whichever way ranks share it."""
+    partition = str(op.attributes.get('partition', ''))
+    return in_slice(op, position(op, where), tokens, where.size[partition] if partition else 1)
+
+
+def in_slice(op: OpClass, number: int, tokens: int, slices: int) -> torch.Tensor:
+    """Which tokens slice ``number`` of equal ``slices`` has."""
+    index = torch.arange(tokens) + number * tokens
+    return in_sequence(index, slices * tokens, int(op.attributes.get('balanced', 0)))
+
+
+def in_order(op: OpClass, tokens: int) -> torch.Tensor:
+    """The tokens of a whole sequence, in the order in which context ranks hold them."""
+    return in_slice(op, 0, tokens, 1)
+
+
+def document_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
+    """The number of the document of each of some tokens; all 0 where there is one."""
     lengths = _lengths(op)
-    return torch.zeros(tokens, dtype=torch.int64) if lengths is None else _document(lengths, torch.arange(tokens))
+    return torch.zeros_like(tokens) if lengths is None else _document(lengths, tokens)
 
 
 def _lengths(op: OpClass) -> torch.Tensor | None:

@@ -36,9 +36,13 @@ def route_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
 
 
 def balance_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """logits, map → [B, 2, E]: tokens of each expert, and the sum of its scores, which add up to one for each token."""
+    """logits, map → [B, 2, E], or together [1, 2, E]: tokens of each expert, and the sum of its scores.
+
+    The scores of a token add up to one.
+    """
     scores = _shares(op, _scores(op, wide(tensors[0])))
-    return [torch.stack([tensors[1].to(scores.dtype).sum(1), scores.sum(1)], 1)]
+    sums = torch.stack([tensors[1].to(scores.dtype).sum(1), scores.sum(1)], 1)
+    return [sums.sum(0, keepdim=True) if 'together' in op.attributes else sums]
 
 
 def aux_loss_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -58,9 +62,10 @@ def aux_loss_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     logits, balance = map(wide, tensors)
     counts = balance[:, 0] / float(op.attributes['tokens'])
     if op.attributes['group'] == 'rank':
-        counts = counts.mean(0, keepdim=True).expand_as(counts)
+        counts = counts.mean(0, keepdim=True)
+    counts = counts.expand(logits.shape[0], -1)
     # The mean over samples, and over the tokens of each.
-    each = counts * (_scale(op) / (logits.shape[0] * float(op.attributes['tokens'])))
+    each = counts * (_scale(op) / (logits.shape[0] * float(op.attributes['sequence'])))
     scores = _scores(op, logits)
     dscores = each.unsqueeze(1).expand_as(scores)
     if op.attributes['score'] == 'sigmoid':

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from simpar.lower.given import has_strategies
 from simpar.lower.loss_sum import TOTAL
+from simpar.lower.mesh import CONTEXT
 from simpar.lower.recompute import is_recomputed
 from simpar.lower.tiles import JOIN
 from simpar.lower.update_shards import layer_of
@@ -72,7 +73,8 @@ class Facts:
     @cached_property
     def exchanges(self) -> bool:
         """Whether any redistribution is an all-to-all."""
-        return any(op.operator == 'all_to_all' for op in self._communication)
+        # Heads are exchanged among context ranks by another key.
+        return any(op.operator == 'all_to_all' and op.partition != CONTEXT for op in self._communication)
 
     @cached_property
     def sharded(self) -> bool:

@@ -12,6 +12,8 @@ from typing import Final
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key
+from simpar.cost.compute import FP8
+from simpar.model.library.experts import Experts
 
 Rule = Callable[[Facts], str]
 """Why a key can have no effect; empty where it may have one."""
@@ -29,14 +31,14 @@ def _shards(facts: Facts) -> str:
 
 
 def _no_shards(facts: Facts) -> str:
-    if facts.plan.data == 1:
+    if facts.plan.data * facts.plan.context == 1:
         return 'data is 1: there are no data ranks to shard over'
     return 'no parameter is sharded: each is on one rank alone, unsharded, below shard_threshold, or does not divide'
 
 
 def _shards_asked(facts: Facts) -> str:
     """Of keys that say what stays unsharded, and so may be why nothing is sharded."""
-    if facts.asks_shards and facts.plan.data > 1:
+    if facts.asks_shards and facts.plan.data * facts.plan.context > 1:
         return ''
     return _shards(facts)
 
@@ -73,7 +75,10 @@ def _fused_ids(facts: Facts) -> str:
     return 'plan.fusion_ids says it' if facts.plan.fusion_ids else _fusion(facts)
 
 
+_NO_CONTEXT: Final = _if(lambda facts: facts.plan.context == 1, 'context is 1: no ranks share a sequence')
 INERT: Final[Mapping[str, Rule]] = {
+    'plan.context_kind': _NO_CONTEXT,
+    'plan.context_split': _NO_CONTEXT,
     'plan.order': _order,
     'plan.chunks': _chunks,
     'plan.stages': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
@@ -133,14 +138,24 @@ def _always(facts: Facts) -> bool:
     return True
 
 
+def _experts(facts: Facts) -> Experts:
+    experts: Experts | None = getattr(facts.workload.model, 'experts', None)
+    assert experts is not None, 'a key of theirs was written'
+    return experts
+
+
 _STAND_IN_THE_PROGRAM: Final = (
-    *('data', 'tensor', 'expert', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
+    *('data', 'tensor', 'expert', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),
-    *('attention_softcap', 'logit_softcap', 'embedding_scale'),
+    *('attention_softcap', 'logit_softcap', 'embedding_scale', 'phase'),
+    *('kv_lora_rank', 'q_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim'),
     *('momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon', 'loss_operators', 'loss_strategies'),
     *('loss_strategy', 'bias', 'mean', 'keep', 'stride', 'padding', 'transpose_a', 'transpose_b'),
+)
+_OF_EXPERTS: Final = (
+    *('ffn', 'shared', 'shared_gate', 'score', 'normalise', 'scaling_factor', 'groups', 'correction_bias', 'aux_loss'),
 )
 _SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'name', 'pipeline_stage')
 """Layers: what says the same as leaving it out is spelled out, not without effect."""
@@ -148,8 +163,18 @@ _SPELLED: Final = ('strategy', 'layout', 'out_strategy', 'out_layout', 'of', 'na
 EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     **{f'plan.{name}': _always for name in _STAND_IN_THE_PROGRAM},
     **{f'workload.{name}': _always for name in _STAND_IN_THE_PROGRAM},
+    **{f'experts.{name}': _always for name in _OF_EXPERTS},
     **{f'layer.{name}': _always for name in (*_STAND_IN_THE_PROGRAM, *_SPELLED)},
+    **{f'experts.{name}': _always for name in ('shared', 'score', 'scaling_factor', 'correction_bias', 'groups')},
+    'experts.group_top_k': lambda facts: _experts(facts).groups > 1,
+    'experts.ffn': lambda facts: _experts(facts).ffn not in (0, getattr(facts.workload.model, 'ffn_width', 0)),
+    'experts.first_dense': lambda facts: _experts(facts).first_dense >= _experts(facts).every,
     'workload.init_std': lambda facts: facts.draws_weights,
+    'plan.context_kind': lambda facts: facts.plan.context > 1,
+    'plan.context_split': lambda facts: facts.plan.context > 1,
+    'workload.documents': lambda facts: bool(getattr(facts.workload.model, 'packed', ())),
+    'workload.rope_interleaved': lambda facts: getattr(facts.workload.model, 'position', '') == 'rotary',
+    'workload.fp8': lambda facts: any(op.dtype == FP8 for op in facts.program.cost_kinds[1]),
     'plan.copies_loss': lambda facts: facts.plan.copies > 1,
     'plan.sum_loss': lambda facts: facts.sums_loss,
     'workload.input': lambda facts: facts.workload.model.tells_sample,
@@ -168,10 +193,19 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
 """Keys whose value, another than the default, surely has an effect: it stands in the program, or what it makes does."""
 
 
+_OF_TRAINING: Final = tuple(
+    f'.{name}'
+    for name in (
+        *('learning_rate', 'master_weights', 'momentum', 'nesterov', 'weight_decay', 'beta1', 'beta2', 'epsilon'),
+        *('gradients', 'clip_norm', 'loss_scale', 'zero', 'hsdp', 'shard', 'accumulate', 'recompute', 'fusion'),
+    )
+)
+"""Keys of backward and update: of a forward alone each is tried."""
+
+
 def effective(key: Key, facts: Facts) -> bool:
     """Whether a key, or an item of its list, surely has an effect."""
-    # Of a forward alone, keys of backward and update have none: each is tried.
-    if key.item is not None or facts.workload.phase == 'forward':
+    if key.item is not None or (facts.workload.phase == 'forward' and key.rule.endswith(_OF_TRAINING)):
         return False
     if key.rule == 'layer.recompute':
         return facts.plan.recompute in ('none', ()) and _layer(key, facts) in facts.recomputed
@@ -219,7 +253,6 @@ _WORDS: Final[Mapping[str, str]] = {
     'plan.prefetch': 'weights are gathered at the same places without it',
     'plan.fusion_ids': 'the marks of layers, or 1 for each, say the same',
     'experts.imbalance': 'no rank holds some of the experts alone: each gets as many tokens as it sends',
-    'experts.ffn': 'it is that of the transformer',
     'experts.group_top_k': 'there is one group',
     'experts.group_scores': 'there is one group',
     'experts.aux_group': 'there is no auxiliary loss',

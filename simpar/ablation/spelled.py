@@ -26,7 +26,7 @@ def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
     Arguments: ``workload`` and ``plan``, with every choice made; ``world``, ranks of the cluster.
     """
     if key.rule == 'plan.data':
-        return bool(key.value == world // (plan.tensor * plan.pipeline))
+        return bool(key.value == world // (plan.context * plan.tensor * plan.pipeline))
     # ``balanced`` is a request, not a value that could be chosen without it.
     if isinstance(key.value, str) and key.field == 'stages':
         return False

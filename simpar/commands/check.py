@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case, load_case
 from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
+from simpar.commands.module import graph_of, module_flags
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
@@ -33,7 +34,7 @@ MOST_STREAMS: Final = 128
 
 def command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit))
+    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
     answer = to_dict(case)
     if options.program:
         from simpar.files import write_atomically
@@ -57,6 +58,7 @@ def command(options: argparse.Namespace) -> int:
         # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = ['--json'] if options.json else []
+        flags += module_flags(options)
         flags += [word for limit in options.limit for word in ('--limit', limit)]
         return start('numerics', options.file, options.set, flags)
     return 0
@@ -179,6 +181,8 @@ def features(case: Case) -> list[dict[str, str]]:
         'strategies of operators': with_strategies,
         f'data {plan.data}': plan.data > 1 and (plan.tensor > 1 or not with_strategies),
         f'tensor {plan.tensor}': plan.tensor > 1,
+        f'context {plan.context} by {plan.context_kind}': plan.context > 1,
+        f'expert {plan.expert}': plan.expert > 1,
         'sequence_parallel': plan.sequence_parallel and plan.tensor > 1,
         f'copies {plan.copies}': plan.copies > 1,
         f'micro_batches {plan.micro_batches}': plan.micro_batches > 1,

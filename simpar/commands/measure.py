@@ -11,6 +11,7 @@ from pathlib import Path
 from simpar.case import Case, load_case, on_net
 from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
+from simpar.commands.module import graph_of, module_flags
 from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
@@ -30,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     check_plot(options)
     net = _net(options.net)
-    case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit)), net)
+    case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options)), net)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
         recorded = Path(folder) / 'measured.json'
@@ -38,6 +39,7 @@ def command(options: argparse.Namespace) -> int:
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
         if options.save_state:
             flags += ['--save-state', str(options.save_state)]
+        flags += module_flags(options)
         flags += [word for limit in options.limit for word in ('--limit', limit)]
         # In a process of its own: torch is never imported here.
         code = start('run', options.file, options.set, flags, silent=options.json)

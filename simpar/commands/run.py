@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, load_case
+from simpar.commands.module import graph_of
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
@@ -20,7 +21,7 @@ FORMATS = ('.png', '.svg', '.pdf')
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit))
+    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
     prediction = case.predict(options.steps)
     written = _write(options, prediction, case)
     if options.json:

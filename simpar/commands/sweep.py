@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from simpar.commands.module import graph_of
 from simpar.commands.progress import Progress
 from simpar.commands.run import FORMATS
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
@@ -17,7 +18,7 @@ from simpar.sweep import Sweep, SweepAnswer, load_sweep
 def command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
     _check_forms(options)
-    sweep = load_sweep(options.file, options.set, options.sweep)
+    sweep = load_sweep(options.file, options.set, options.sweep, module=graph_of(options))
     # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
     answer = _predicted(options, sweep)

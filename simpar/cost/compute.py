@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -140,12 +141,15 @@ class DeviceCompute:
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
             return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
-        grid, fastest = self._attention_lookup
+        lookup, fastest = self._attention_lookup
         share = _seen(op)
-        seconds = factor * sum(part * grid(*point) for part, point in _attention_points(op))
+        seconds = factor * sum(part * lookup(*point) for part, point in _attention_points(op))
         if share != 1:
             # Tables have no windows and no documents: what is scaled or put together is an estimate.
             times, rests = f'{times}{share:.3g} of the pairs of tokens, ', [*rests, 'estimate']
+        if 'pairs' in op.dims:
+            # Nor parts: the table is read at the sequence that has as many pairs.
+            times, rests = f'{times}at the sequence of as many pairs of tokens, ', [*rests, 'estimate']
         if 'value_dim' in op.dims:
             # Nor values of another width than keys: the table is read at the mean of both.
             times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
@@ -153,7 +157,7 @@ class DeviceCompute:
         return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
 
     @functools.cached_property
-    def _attention_lookup(self) -> tuple[Grid, float]:
+    def _attention_lookup(self) -> tuple[Callable[..., float], float]:
         table = self.profile.tables.attention
         return _attention_grid(read_table(table, 'attention') if table else ())
 
@@ -197,9 +201,18 @@ def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], fl
 
 
 @functools.lru_cache(maxsize=8)
-def _attention_grid(rows: tuple[Row, ...]) -> tuple[Grid, float]:
+def _attention_grid(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
-    return Grid(_ATTENTION, rows), fastest
+    grid, longest = Grid(_ATTENTION, rows), float(max(row[2] for row in rows))
+
+    def seconds(queries: float, width: float, sequence: float, pairs: float) -> float:
+        # A longer sequence has more rows of blocks, which fill a device as those of more heads do: few heads are no
+        # longer few. A device that is full already is no slower than on the longest that was measured.
+        more = max(sequence / longest, 1.0)
+        filled = more * grid(queries, width, sequence / more, pairs * more)
+        return min(filled, grid(queries, width, sequence, pairs))
+
+    return seconds, fastest
 
 
 @functools.lru_cache(maxsize=8)
@@ -249,7 +262,12 @@ def _alike(dtype: str, measured: str | None) -> bool:
 def forward_flops(op: OpClass) -> float:
     """Of causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
-    return 2.0 * dims['batch'] * dims['heads'] * dims['sequence'] ** 2 * _width(op) * _seen(op)
+    return 4.0 * dims['batch'] * dims['heads'] * _pairs(op) * _width(op) * _seen(op)
+
+
+def _pairs(op: OpClass) -> float:
+    """Pairs of positions; of a part of attention it says itself how many these are."""
+    return float(op.dims.get('pairs', op.dims['sequence'] ** 2 / 2))
 
 
 def _width(op: OpClass) -> float:
@@ -277,6 +295,10 @@ def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, 
     """
     dims = op.dims
     queries = dims['heads'] / dims.get('kv_heads', dims['heads'])
+    if 'pairs' in dims:
+        # A part of attention is as the causal sequence that has as many pairs.
+        yield 1.0, (queries, _width(op), math.sqrt(2 * dims['pairs']), dims['batch'] * dims['heads'])
+        return
     sequence, pairs, window = dims['sequence'], dims['batch'] * dims['heads'], dims.get('window', 0)
     for length, count in counts_of(dims).items():
         share = count * length / sequence

@@ -113,7 +113,9 @@ def _phases(
         link, members = topology.links[level], shape.members[level]
         algorithm = link.algorithm_for(members)
         # Members behind one network card share its rate.
-        load = op.bytes * part * share(algorithm, operator, members) * _sharers(link, shape) / link.rate
+        # Of a ring's members one sends out of a node.
+        sharers = 1 if operator == SEND else _sharers(link, shape)
+        load = op.bytes * part * share(algorithm, operator, members) * sharers / link.rate
         latencies.append((steps(algorithm, operator, members) * link.latency.value, (link.latency,)))
         transfers.append((load, (link.bandwidth, link.share)))
         loads[level] += load

@@ -25,7 +25,7 @@ TRANSFORMER: Final[Key] = ('workload', 'transformer')
 KEYS: Final = frozenset(one.name for one in fields(Transformer))
 """What may stand beside ``model``."""
 OWN: Final = frozenset(one.name for one in fields(Workload))
-OTHERS: Final = ('transformer', 'network')
+OTHERS: Final = ('transformer', 'network', 'module')
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
 

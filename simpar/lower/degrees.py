@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, TensorLayout
 from simpar.layout.axis import merged, minus, size_of
 from simpar.layout.operator import Operator
-from simpar.lower.experts import balanced, grouped
+from simpar.lower.experts import balanced, grouped, slots_fit
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.value import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
-from simpar.model.operators.experts import GroupedProduct
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
 from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
+from simpar.model.operators.torch_call import TorchCall
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]
@@ -64,8 +66,10 @@ class Degrees:
             return self._embedding(rule, reads[0])
         if isinstance(operator, GroupedProduct):
             return grouped(self, operator, rule, reads[0])
+        if isinstance(operator, Dispatch):
+            slots_fit(operator, name, reads[0])
         if isinstance(operator, Balance):
-            return balanced(reads[0].layout)
+            return balanced(reads[0].layout, together=operator.together)
         lead, lies = self._lead(operator, reads)
         return self.placer.followed(rule, lies, lead)
 
@@ -167,9 +171,19 @@ class Degrees:
         if isinstance(operator, SUMS):
             # The branch that is split, if one is: the other is sliced, which costs nothing.
             lead = next((place for place in (0, 1) if self._splits(reads[place].layout)), 0)
+        elif isinstance(operator, TorchCall):
+            # The value of the most slices, so that what is split stays split.
+            lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
         lies = reads[lead].layout
         stream = isinstance(operator, STREAM) and not self._splits(lies)
         return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+
+
+def _kept_slices(operator: TorchCall, place: int, layout: TensorLayout) -> int:
+    """Slices of a value that an operator reads, along dims that may be split."""
+    names, fixed = operator.spec.reads[place], operator.spec.fixed
+    split = (size_of(axes) for name, axes in zip(names, layout.dims, strict=True) if name and name not in fixed)
+    return prod(split)
 
 
 def _minus(axes: Axes, others: Axes) -> Axes | None:

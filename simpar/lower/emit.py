@@ -11,7 +11,7 @@ from simpar.layout.axis import size_of
 from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
-from simpar.model.ops import NAMED, Ops, Work
+from simpar.model.ops import NAMED, Ops, Parameter, Work
 from simpar.program.op import Phase
 from simpar.program.tensor import BYTES
 
@@ -48,6 +48,11 @@ class Site:
     def copies(self) -> int:
         """Copies of a micro-batch."""
         return self.tape.mesh.copies
+
+    @property
+    def balanced(self) -> int:
+        """Context ranks that hold chunks from both ends of a sequence; 0: tokens lie in order."""
+        return self.tape.mesh.context if self.tape.mesh.balanced else 0
 
     def layout(self, role: str) -> TensorLayout:
         """How a value lies."""
@@ -111,7 +116,9 @@ class _Emission:
             initial = parameter.initial or f'normal:{site.deviation}'
             made = tape.parameter(name, parameter.shape, layout, initial, trained=parameter.trained)
             self.values[parameter.role] = made
-        y = tape.register(site.values['y'])
+        for constant in self.ops.constants:
+            self.values[constant.role] = _constant(tape, constant, site.name)
+        y = tape.register(site.values['y'], dtype=self.ops.dtype)
         # The backward reads it, so it must be kept (or made again) behind its last reader in the forward.
         if self.ops.saves_result:
             tape.saved.add(y.name)
@@ -182,3 +189,16 @@ def emit(site: Site, ops: Ops, roles: tuple[str, ...]) -> Value:
     Arguments: ``roles`` of what it reads.
     """
     return _Emission(site, ops, roles).forward()
+
+
+def _constant(tape: Tape, wanted: Parameter, reader: str) -> Value:
+    """Register what nothing trains, once for each way that it lies; ``reader``, the operator that reads it."""
+    layout = wanted.layout or replicated(tape.world, len(wanted.shape))
+    name = wanted.name
+    if name in tape.tensors and tape.layouts[name] != layout:
+        name = f'{name}@{reader}'
+    value = Value(name, wanted.shape, layout, needs_gradient=False)
+    if name not in tape.tensors:
+        # ``like`` has it read in full and then sharded, the same in every step and for every copy.
+        tape.register(value, 'input', wanted.dtype, batch_dim=None, initial=wanted.initial, like=name)
+    return value

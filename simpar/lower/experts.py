@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simpar.errors import Infeasible
 from simpar.layout import TensorLayout
-from simpar.layout.axis import minus
+from simpar.layout.axis import minus, size_of, union
 from simpar.layout.operator import Operator
 from simpar.lower.place import Placed, outermost
 from simpar.lower.value import Value
-from simpar.model.operators.experts import GroupedProduct
+from simpar.model.operators.experts import Dispatch, GroupedProduct
 
 if TYPE_CHECKING:
     from simpar.lower.degrees import Degrees
@@ -25,28 +26,43 @@ def grouped(degrees: Degrees, operator: GroupedProduct, rule: Operator, x: Value
     world, tensor, expert = degrees.placer.world, degrees.tensor, degrees.expert
     rows = outermost(minus(degrees.data, expert), x.shape[0] // degrees.placer.copies)
     features = x.layout.dims[3]
+    # Context ranks keep the slots of their own tokens.
+    slots = minus(x.layout.dims[2], tensor)
     if tensor and features == tensor:
-        local = TensorLayout(world, (rows, expert, (), ()), tensor)
-        inputs = (TensorLayout(world, (rows, expert, (), tensor)), TensorLayout(world, (expert, tensor, ())))
+        local = TensorLayout(world, (rows, expert, slots, ()), tensor)
+        inputs = (TensorLayout(world, (rows, expert, slots, tensor)), TensorLayout(world, (expert, tensor, ())))
     else:
         divides = operator.split == 'outputs' and degrees.divides(rule.lengths['n'], 'the experts (their width)')
         width = tensor if divides else ()
-        local = TensorLayout(world, (rows, expert, (), width))
-        inputs = (TensorLayout(world, (rows, expert, (), ())), TensorLayout(world, (expert, (), width)))
+        local = TensorLayout(world, (rows, expert, slots, width))
+        inputs = (TensorLayout(world, (rows, expert, slots, ())), TensorLayout(world, (expert, (), width)))
     if operator.split == 'outputs':
         return Placed(inputs, local, local)
     return Placed(inputs, local, _back(degrees, x))
 
 
+def slots_fit(operator: Dispatch, name: str, x: Value) -> None:
+    """Raise ``Infeasible`` where ranks that hold slices of a sequence cannot hold equal slices of slots."""
+    slices = x.layout.shard_counts[1]
+    if operator.slots % slices:
+        raise Infeasible(
+            f'{name}: {operator.slots} slots of an expert cannot be dealt out to {slices} slices of a sequence; choose '
+            'another experts.capacity'
+        )
+
+
 def _back(degrees: Degrees, x: Value) -> TensorLayout:
     """Where results go: to the ranks of their tokens, with sequence parallelism to those of the slots."""
     rows = outermost(degrees.data, x.shape[0] // degrees.placer.copies)
-    splits = degrees.sequence_parallel and degrees.degree > 1 and x.shape[2] % degrees.degree == 0
-    return TensorLayout(degrees.placer.world, (rows, (), degrees.tensor if splits else (), ()))
+    slots = minus(x.layout.dims[2], degrees.tensor)
+    slices = size_of(slots) * degrees.degree
+    splits = degrees.sequence_parallel and degrees.degree > 1 and x.shape[2] % slices == 0
+    return TensorLayout(degrees.placer.world, (rows, (), (*slots, *degrees.tensor) if splits else slots, ()))
 
 
-def balanced(logits: TensorLayout) -> Placed:
-    """Sums over tokens: a part of them on each rank that has a slice of the sequence."""
+def balanced(logits: TensorLayout, *, together: bool) -> Placed:
+    """Sums over tokens: a part of them on each rank that has a slice of the sequence, or of the samples."""
     rows, sequence, _ = logits.dims
-    local = TensorLayout(logits.world, (rows, (), ()), sequence)
+    pending = union(rows, sequence) if together else sequence
+    local = TensorLayout(logits.world, (() if together else rows, (), ()), pending)
     return Placed((logits,), local, local.without_partial())

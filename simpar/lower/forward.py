@@ -14,6 +14,7 @@ from math import gcd
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
+from simpar.lower.context import NO_PARTS, HeadsExchange, attend
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
@@ -28,10 +29,12 @@ from simpar.model import Flatten, Operator, Reshape, Weighted
 from simpar.model.dropout import KEYS
 from simpar.model.model import Source
 from simpar.model.node import Node
+from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues
 from simpar.model.operators.stream import Bias
 from simpar.workload import Workload
 
 Shape = tuple[int, ...]
+ATTENDS = (Attention, AttentionScores, AttentionValues)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +50,7 @@ class Forward:
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.
+        context_kind: how attention sees the tokens of all context ranks, as of a plan.
     """
 
     tape: Tape
@@ -63,6 +67,7 @@ class Forward:
     full_batch: bool
     summed: bool
     repeats: bool = True
+    context_kind: str = 'all_gather'
 
     def run(self) -> None:
         """Forward, loss and backward."""
@@ -163,7 +168,10 @@ class Forward:
         layout = replicated(self.tape.world, len(shape))
         if self.degrees and not self.full_batch:
             rows = outermost(self.tape.data_axes, shape[0] // self.placer.copies)
-            layout = TensorLayout(self.tape.world, (rows, *((),) * (len(shape) - 1)))
+            # Behind the samples of tokens and labels stand the places of a sequence.
+            places = (self.tape.context_axes,) if len(shape) > 1 else ()
+            layout = TensorLayout(self.tape.world, (rows, *places, *((),) * (len(shape) - 1 - len(places))))
+            drawn = f'{drawn}@{self.tape.mesh.context}' if places and self.tape.mesh.balanced else drawn
         elif not self.full_batch:
             # A copy is a part of each slice: all inputs are sliced alike, and a slice's part holds all of a sample.
             samples = shape[0] if self.tape.mesh.copies == 1 else self._samples
@@ -195,6 +203,8 @@ class Forward:
         flat = isinstance(operator, Flatten) and reads[0].shape == shape
         if flat and _follows(operator):
             return reads[0]
+        if isinstance(operator, ATTENDS) and self.tape.context_axes:
+            return self._over_context(node, reads)
         placed = self._tied(node, reads, self._placed(node, reads))
         lead = operator.lead
         layouts = placed.inputs[lead : lead + len(reads)]
@@ -203,13 +213,30 @@ class Forward:
             return reads[0]
         return self._emitted(node, reads, placed)
 
+    def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:
+        """Attention, or a product of it, of a sequence that the context ranks share."""
+        operator = node.operator
+        if self.context_kind != 'all_to_all':
+            if not isinstance(operator, Attention):
+                raise Infeasible(f'{node.name}: {NO_PARTS}')
+            y = Value(node.value, self.shapes[node.name], reads[0].layout)
+            return attend(self.tape, node.name, operator, reads, y, ring=self.context_kind == 'ring')
+        assert isinstance(operator, ATTENDS)
+        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads)
+        # Without dropout a role is left out.
+        roles = zip(operator.roles, reads, strict=False)
+        reads = [exchange.by_heads(read) if role == 'qkv' else read for role, read in roles]
+        y = self._emitted(node, reads, self._placed(node, reads))
+        return y if isinstance(operator, AttentionScores) else exchange.by_tokens(y)
+
     def _emitted(self, node: Node, reads: Sequence[Value], placed: Placed) -> Value:
         """The operator's ops, the sum behind it, and a bias behind that."""
         name = f'{node.value}.partial' if placed.local.partial else node.value
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
         load = node.operator.load(*(read.load for read in reads))
-        y = Value(name, self.shapes[node.name], placed.local, load=load)
+        shape = node.operator.shape_of_copies(self.shapes[node.name], self.tape.mesh.copies)
+        y = Value(name, shape, placed.local, load=load)
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
                     loss_scale=self.workload.loss_scale)  # fmt: skip
@@ -220,10 +247,15 @@ class Forward:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)
         y = self.mover.summed(y, placed.output, node.value)
-        biases = [one.shape for one in node.operator.parameters(y.shape) if one.role == 'bias']
+        biases = [
+            one for one in node.operator.parameters(y.shape)[1:] if one.role.rpartition('.')[2] in ('bias', '=bias')
+        ]
         if not biases:
             return y
-        bias = Bias(product=node.name, bias_shape=biases[0])
+        # A bias of a module has a name of its own.
+        (one,) = biases
+        product = one.role.removeprefix('=').rpartition('.')[0] if one.role.startswith('=') else node.name
+        bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
         return emit(site, bias.ops(site), ('x',))

@@ -49,7 +49,9 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
     _check(workload.fp8_except, sizes)
     kept = (*workload.fp8_except, *NEVER)
     wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
-    chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in 'mnk')}
+    # Rows of each expert are filled up.
+    dims = {name: 'nk' if 'groups' in sizes[name] else 'mnk' for name in wanted}
+    chosen = {name for name in wanted if all(sizes[name][dim] % MULTIPLE == 0 for dim in dims[name])}
     left = [name for name in wanted if name not in chosen]
     # One name for all layers that are alike.
     shown = ', '.join(dict.fromkeys(re.sub(r'\d+', '*', name) for name in left))

@@ -14,6 +14,7 @@ from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
 from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, size_of, split_dims
+from simpar.lower.shard_groups import partial_gradients
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
@@ -85,14 +86,16 @@ class Reductions:
         for partition, parameters in over.items():
             for bucket, members in self._buckets(parameters).items():
                 gradients = [self._tape.tensors[f'd:{name}'] for name in members]
-                op = self._all_reduce(bucket, partition, gradients, members[0])
+                # The sum over tensor ranks before a scatter has the bucket's name already.
+                own = f'{bucket}.full' if partition == TENSOR and self._shards.of else bucket
+                op = self._all_reduce(own, partition, gradients, members[0])
                 yield Reduction(gradients=op.reads, ops=(op,))
 
     def _scatters(self) -> Iterator[Reduction]:
         """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
         if not self._shards.of:
             return
-        sliced, summed = self._shards.choice.sharded, self._tape.partial_gradients
+        sliced, summed = self._shards.choice.sharded, partial_gradients(self._tape)
         # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]
         for stage in stages:

@@ -72,7 +72,11 @@ def _own(tape: Tape, gradient: Value) -> Value:
     """
     if tape.handed_on[gradient.name] < 2:
         return gradient
-    copied = tape.register(gradient.like(f'{gradient.name}.copy'))
+    name = f'{gradient.name}.copy'
+    while name in tape.tensors:
+        # A value that goes on over several stages is copied in each.
+        name = f'{name}.copy'
+    copied = tape.register(gradient.like(name))
     tape.emit_compute(copied.name, 'scale', 'I', [gradient.name], [copied.name], attributes={'factor': 1.0})
     return copied
 

@@ -20,7 +20,7 @@ from simpar.lower.tape import Tape
 from simpar.model.model import Graph
 from simpar.model.operators.experts import GroupedProduct
 from simpar.plan import Plan
-from simpar.workload import Workload
+from simpar.workload import Transformer, Workload
 
 
 class Recorded(NamedTuple):
@@ -44,6 +44,11 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     by_strategies = _by_strategies(workload, plan)
+    if by_strategies and plan.context > 1:
+        raise Infeasible('plan.context: context ranks share a sequence by degrees alone, of a transformer')
+    experts = workload.model.experts if isinstance(workload.model, Transformer) else None
+    if plan.context > 1 and experts is not None and experts.capacity:
+        raise Infeasible('plan.context: not yet beside experts that drop tokens; write capacity: 0')
     if by_strategies and any(isinstance(node.operator, GroupedProduct) for node in workload.model.nodes):
         raise Infeasible('plan.strategies: not yet beside a mixture of experts; write degrees alone')
     mesh = (
@@ -84,6 +89,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         full_batch=plan.dataset == 'full-batch' and by_strategies,
         summed=plan.copies_loss == 'sum',
         repeats=repeats,
+        context_kind=plan.context_kind,
     )
     try:
         forward.run()

@@ -12,17 +12,8 @@ from simpar.workload import Workload
 
 READ: Final = frozenset(
     {
-        *(
-            'data',
-            'tensor',
-            'expert',
-            'pipeline',
-            'stages',
-            'micro_batches',
-            'copies',
-            'copies_loss',
-            'sequence_parallel',
-        ),
+        *('data', 'tensor', 'expert', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss'),
+        *('sequence_parallel', 'context', 'context_kind', 'context_split'),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
     }
 )

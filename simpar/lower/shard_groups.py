@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from simpar.errors import Infeasible
+from simpar.layout.axis import minus
 from simpar.lower.tape import Tape
 from simpar.program import Partition
+
+
+def partial_gradients(tape: Tape) -> set[str]:
+    """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
+    if not tape.degrees or not tape.tensor_axes:
+        return set()
+    copies, tensor = tape.replica_axes, tape.tensor_axes
+    return {name for name, axes in tape.pending.items() if minus(axes, copies) or axes == tensor}
 
 
 def sharding(tape: Tape, parameter: str) -> tuple[str, str]:

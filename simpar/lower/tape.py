@@ -18,8 +18,9 @@ import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.layout.axis import merged, minus, rank_groups, size_of, union
+from simpar.lower.mesh import EXPERT, PIPELINE, Mesh
+from simpar.lower.partition_names import partition_name
 from simpar.lower.value import Value
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
@@ -59,12 +60,15 @@ class Tape:
         self.early = early
         self.degrees = degrees
         self.names = names
-        self.world = mesh.data * mesh.tensor
-        self.data_axes = merged([Axis(mesh.data, mesh.tensor)])
+        self.world = mesh.replicas * mesh.tensor
+        self.data_axes = merged([Axis(mesh.data, mesh.context * mesh.tensor)])
+        self.context_axes = merged([Axis(mesh.context, mesh.tensor)])
+        # Ranks that hold the same weights, and whose parts of gradients are summed.
+        self.replica_axes = merged([Axis(mesh.replicas, mesh.tensor)])
         self.tensor_axes = merged([Axis(mesh.tensor, 1)])
         # The innermost of the data ranks share experts; those beyond hold the same ones.
-        self.expert_axes = merged([Axis(mesh.expert, mesh.tensor)])
-        self.expert_data_axes = minus(self.data_axes, self.expert_axes)
+        self.expert_axes = merged([Axis(mesh.expert, mesh.context * mesh.tensor)])
+        self.expert_data_axes = minus(self.replica_axes, self.expert_axes)
         known = mesh.partitions()
         self.partitions: dict[str, Partition] = {
             name: partition for name, partition in known.items() if degrees or name == PIPELINE
@@ -113,29 +117,7 @@ class Tape:
         """The groups along axes in every stage."""
         groups = rank_groups(self.world, axes)
         first = np.arange(self.mesh.pipeline, dtype=np.int32)[:, None, None] * self.world
-        return Partition(self._name(axes), (groups + first).reshape(-1, groups.shape[1]))
-
-    def _name(self, axes: tuple[Axis, ...]) -> str:
-        if self.degrees:
-            known = {self.data_axes: DATA, self.tensor_axes: TENSOR}
-            if self.expert_axes and self.expert_data_axes:
-                known |= {self.expert_axes: EXPERT, self.expert_data_axes: EXPERT_DATA}
-            if axes in known:
-                return known[axes]
-        elif alias := self._alias(axes):
-            return alias
-        if size_of(axes) < self.world:
-            return axes_name(self.world, axes)
-        # All ranks in another order are another partition: positions in its group differ.
-        if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
-            return '+'.join(map(str, axes))
-        return STAGE if self.degrees or self.mesh.pipeline > 1 else axes_name(self.world, axes)
-
-    def _alias(self, axes: tuple[Axis, ...]) -> str:
-        if self.names is None:
-            return ''
-        known = {self.names.axis(alias): alias for alias in self.names.aliases}
-        return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
+        return Partition(partition_name(self, axes), (groups + first).reshape(-1, groups.shape[1]))
 
     def registered(self, partition: Partition) -> str:
         """The name of a partition, which is known from then on."""
@@ -259,19 +241,18 @@ class Tape:
         reduce: str = 'sum',
     ) -> None:
         """Emit a collective of the ranks along axes."""
-        exchanges = operator == 'all_to_all'
-        full = target if operator == 'all_gather' else source
+        sent = target if operator == 'all_gather' else source
         # Of an all-to-all to experts the rank of the fullest one gets more than it sends.
-        size = max(self.held_bytes(source), self.held_bytes(target)) if exchanges else self.held_bytes(full)
+        got = target if operator == 'all_to_all' else sent
         self.emit(
             OpClass(
                 name=f'{target}.{operator}.{phase}',
                 kind='collective',
                 operator=operator,
                 phase=phase,
-                bytes=float(size),
+                bytes=float(max(self.held_bytes(sent), self.held_bytes(got))),
                 dtype=self.tensors[source].dtype,
-                partition=self._to_experts if exchanges and self._shares_experts(axes) else self.partition(axes),
+                partition=self._met_over(operator, axes),
                 reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
                 reads=(source,),
                 writes=(target,),
@@ -280,17 +261,13 @@ class Tape:
             )
         )
 
-    def _shares_experts(self, axes: Sequence[Axis]) -> bool:
-        return self.degrees and bool(self.expert_axes) and merged(axes) == self.expert_axes
+    def _met_over(self, operator: str, axes: Sequence[Axis]) -> str:
+        """The partition of a collective along axes.
 
-    @property
-    def _to_experts(self) -> str:
-        """The partition of all-to-alls to experts and back.
-
-        It is one of its own, and so has a stream of its own, where all data ranks share the experts, too: tokens must
-        not wait for sums of gradients.
+        All-to-alls to experts have one, and so a stream, of their own: tokens must not wait for sums of gradients.
         """
-        return EXPERT
+        experts = self.expert_axes if self.degrees and operator == 'all_to_all' else ()
+        return EXPERT if experts and merged(axes) == experts else self.partition(axes)
 
     # the backward
 
@@ -387,14 +364,9 @@ class Tape:
                 raise ProgramError(f'the gradient of {parameter.name} has two different pending sums')
         return [f'd:{parameter.name}' for parameter in parameters]
 
-    @property
-    def partial_gradients(self) -> set[str]:
-        """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
-        if not self.degrees or not self.tensor_axes:
-            return set()
-        return {name for name, axes in self.pending.items() if minus(axes, self.data_axes) or axes == self.tensor_axes}
-
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
         pending = self.pending[parameter]
+        if self.degrees and pending == self.replica_axes and self.mesh.replicas > 1:
+            return self.mesh.summed
         return self.partition(pending) if size_of(pending) > 1 else ''

@@ -53,8 +53,11 @@ class Updates:
 def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Updates:
     """All updates; states are registered as tensors."""
     layers: dict[str, list[UpdateShard]] = {}
+    first: dict[str, int] = {}
     for shard in shards:
-        layers.setdefault(shard.layer, []).append(shard)
+        # A stage boundary may stand within a part of a module: each stage updates what it holds.
+        alone = first.setdefault(shard.layer, shard.stage) == shard.stage
+        layers.setdefault(shard.layer if alone else f'{shard.layer}@{shard.stage}', []).append(shard)
     # The backward finishes the last layer first.
     rows = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
     ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, rows, workload))

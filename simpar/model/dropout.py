@@ -23,6 +23,8 @@ def dropped(local: Local, probability: float, site: str, layout: TensorLayout) -
     Arguments: ``layout`` of the mask: one dim behind the batch may be sharded.
     """
     found: dict[str, Attribute] = {'dropout': probability, 'site': site}
+    if local.balanced:
+        found['balanced'] = local.balanced
     for dim, axes in enumerate(layout.dims):
         # Keys are split with the batch, so dim 0 needs no offset; of the others one at most is split.
         if dim and axes:

@@ -78,7 +78,9 @@ class Graph:
 class Asked:
     """What of the rest of a schedule decides whether a model fits.
 
-    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor`` and ``expert``, degrees.
+    Arguments: ``slices``, copies of micro-batches that the ``batch`` is split into; ``tensor``, ``expert`` and
+    ``context``, the degrees; ``chunks``, that context splits a sequence into; ``by_heads``: heads are exchanged for
+    tokens.
     """
 
     loss: str
@@ -87,6 +89,9 @@ class Asked:
     slices: int
     tensor: int
     sequence_parallel: bool
+    context: int = 1
+    chunks: int = 1
+    by_heads: bool = False
     expert: int = 1
 
 
@@ -154,6 +159,11 @@ class Model(ABC):
         # A tied weight is its first operator's: counted there alone.
         own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of it was left out, as a reader should know."""
+        return ()
 
     def settled(self) -> Self:
         """The same with every size written out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from simpar.layout import TensorLayout
 from simpar.program.op import Attribute
@@ -51,16 +51,20 @@ class Parameter:
     Arguments:
         role: behind the operator's name, or after ``=`` a name of its own.
         shape: unsharded.
-        initial: what it begins as; empty: normal numbers with the model's deviation.
+        initial: ``zeros``, ``ones``, or ``given:NAME`` of a module; empty: normal numbers with the model's deviation.
         trained: else it is a constant.
         layout: over the ranks of a stage; None: all of them hold all of it.
+        dtype: of a constant; empty: that of the step.
+        name: of a constant in programs, which several operators may read.
     """
 
     role: str
     shape: tuple[int, ...] = ()
-    initial: Literal['', 'zeros', 'ones'] = ''
+    initial: str = ''
     trained: bool = True
     layout: TensorLayout | None = None
+    dtype: str = ''
+    name: str = ''
 
     def on(self, layout: TensorLayout) -> Parameter:
         """The same in a layout."""
@@ -123,6 +127,8 @@ class Ops:
         kept: registered behind the result, in this order.
         made_backward: written by ops of I, registered before them.
         saves_result: the backward reads the result.
+        constants: what nothing trains and no operator writes.
+        dtype: of the result; empty: that of the step.
     """
 
     F: Work
@@ -132,6 +138,8 @@ class Ops:
     kept: tuple[Kept, ...] = ()
     made_backward: tuple[Kept, ...] = ()
     saves_result: bool = False
+    constants: tuple[Parameter, ...] = ()
+    dtype: str = ''
 
 
 class Local(Protocol):
@@ -171,6 +179,10 @@ class Local(Protocol):
     def output(self) -> TensorLayout:
         """The layout of the result once nothing is left to be summed."""
 
+    @property
+    def balanced(self) -> int:
+        """Context ranks that hold chunks from both ends of a sequence; 0: tokens lie in order."""
+
     def elements(self, role: str) -> int:
         """Elements of a rank's slice of one copy."""
 
@@ -188,6 +200,17 @@ class Local(Protocol):
 
     def partition(self, layout: TensorLayout, dim: int) -> str:
         """The partition whose ranks hold the slices of a dim; empty: the dim is unsharded."""
+
+
+def placed(local: Local, layout: TensorLayout, dim: int) -> Attributes:
+    """What a kernel must know to tell the places of a rank's tokens: nothing where it has all of them.
+
+    Arguments: ``dim`` of the sequence.
+    """
+    partition = local.partition(layout, dim)
+    if not partition:
+        return {}
+    return {'partition': partition, **({'balanced': local.balanced} if local.balanced else {})}
 
 
 def unary(

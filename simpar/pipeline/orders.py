@@ -10,6 +10,7 @@ from typing import Final, Literal
 from simpar.pipeline import mindspore
 from simpar.pipeline.breadth_first import looped_bfs
 from simpar.pipeline.build import refuse
+from simpar.pipeline.controllable_memory import v_half, v_min
 from simpar.pipeline.dualpipe import dualpipe_v
 from simpar.pipeline.gpipe import gpipe
 from simpar.pipeline.interleaved import interleaved_1f1b, interleaved_zero_bubble
@@ -57,6 +58,8 @@ ORDERS: Final[dict[str, Family]] = {
     f'{mindspore.VERSION}/seqvpp': Family(build=mindspore.seqvpp, chunks=SEVERAL, sequences=True),
     f'{mindspore.VERSION}/seqsmartvpp': Family(build=mindspore.seqsmartvpp, chunks=SEVERAL, sequences=True),
     f'{mindspore.VERSION}/zero_bubble_v': Family(build=mindspore.zero_bubble_v, chunks=(2, 2), placement='v'),
+    'v-min': Family(build=v_min, chunks=(2, 2), placement='v'),
+    'v-half': Family(build=v_half, chunks=(2, 2), placement='v'),
 }
 
 

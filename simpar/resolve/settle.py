@@ -58,7 +58,7 @@ def _sharded(workload: Workload, plan: Plan) -> Plan:
         shard=tuple(part for part in _PARTS if part in choice.parts),
         gather=choice.gather,
         # Beside strategies a parameter is sharded over all that hold the same slice, tensor ranks too.
-        shard_group=plan.shard_group or plan.data * (plan.tensor if has_strategies(workload, plan) else 1),
+        shard_group=plan.shard_group or plan.data * (plan.tensor if has_strategies(workload, plan) else plan.context),
         shard_threshold=float(choice.threshold),
         accumulate='sharded' if choice.sharded else 'full',
     )

@@ -63,7 +63,7 @@ def layers_of(workload: Workload) -> int:
 def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
     """Price the program in which every layer is a stage."""
     layers = layers_of(workload)
-    data = plan.data or max(1, cluster.world // (plan.tensor * plan.pipeline))
+    data = plan.data or max(1, cluster.world // (plan.context * plan.tensor * plan.pipeline))
     every = replace(
         plan,
         data=data,
@@ -77,7 +77,7 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         micro_batches=1,
     )
     one = replace(workload, batch=workload.batch // plan.micro_batches)
-    program = lower(one, every, layers * data * plan.tensor)
+    program = lower(one, every, layers * data * plan.context * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
     # The 0 stands for a single layer, which sends nothing.
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
@@ -85,10 +85,10 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         if op.kind == 'compute' and op.phase in PHASES and program.sliced(op):
             seconds[op.stage, PHASES.index(op.part)] += compute.seconds(op).seconds
         elif op.kind == 'collective' and op.phase in PHASES and program.sliced(op):
-            cost = collectives.cost(op, range(plan.tensor))
+            cost = collectives.cost(op, program.partitions[op.partition].groups_GP[0].tolist())
             seconds[op.stage, PHASES.index(op.part)] += cost.alpha + cost.transfer
         elif op.kind == 'send' and program.sliced(op):
-            cost = collectives.cost(op, (0, data * plan.tensor))
+            cost = collectives.cost(op, (0, program.world // layers))
             sends.append(cost.alpha + cost.transfer)
     behind = np.array([_behind(program, role) for role in program.roles])
     return LayerTimes(seconds * plan.copies, max(sends), behind)

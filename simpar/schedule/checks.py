@@ -7,7 +7,7 @@ from math import prod
 
 from simpar.errors import Problem
 from simpar.lower.overlap import overlap_conflicts
-from simpar.model.advice import multiple
+from simpar.model.advice import divisors, multiple
 from simpar.model.model import Asked
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents
@@ -28,6 +28,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from _in_8_bits(workload)
     yield from _forward_alone(workload)
     yield from _sequence_parallel(plan)
+    yield from _experts(workload, plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
@@ -60,6 +61,9 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
         slices=plan.micro_batches * plan.copies,
         tensor=plan.tensor,
         sequence_parallel=plan.sequence_parallel,
+        context=plan.context,
+        chunks=plan.context * (2 if plan.context > 1 and plan.context_split == 'balanced' else 1),
+        by_heads=plan.context > 1 and plan.context_kind == 'all_to_all',
         expert=plan.expert,
     )
 
@@ -85,6 +89,19 @@ def _forward_alone(workload: Workload) -> Iterator[Problem]:
     if workload.phase == 'forward' and getattr(workload.model, 'dropout', None):
         what = 'nothing is dropped where nothing is trained (phase forward)'
         yield Problem(('workload', workload.model.key, 'dropout'), what, 'write dropout: 0')
+
+
+def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
+    """Ranks that share experts are data ranks; a strategy would have to say how tokens get to them."""
+    if plan.data and plan.data % plan.expert:
+        what = f'{plan.expert} does not divide data {plan.data}'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
+    model = workload.model
+    if isinstance(model, Transformer) and model.experts is not None:
+        asked = {'strategies': plan.strategies, 'layouts': plan.layouts, 'search': plan.search != 'none'}
+        for key in (key for key, value in asked.items() if value):
+            what = 'not yet beside a mixture of experts'
+            yield Problem(('plan', key), what, 'leave it out, and write data, tensor and expert')
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

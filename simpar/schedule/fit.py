@@ -20,7 +20,7 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     does not exist. It tells every factor and their product.
     """
     plan = schedule.plan
-    data = plan.data or max(1, world // (plan.tensor * plan.pipeline))
+    data = plan.data or max(1, world // (plan.context * plan.tensor * plan.pipeline))
     problems = [*_ranks(schedule, data, world), *_slow(schedule, world)]
     # With ``data`` written, the file was checked for it when it was read.
     if not plan.data:
@@ -36,21 +36,27 @@ def _problem(schedule: Schedule, problem: Problem) -> Problem:
 
 def _ranks(schedule: Schedule, data: int, world: int) -> list[Problem]:
     plan = schedule.plan
-    degrees = {'pipeline': plan.pipeline, 'data': data, 'tensor': plan.tensor}
+    degrees = {'pipeline': plan.pipeline, 'data': data, 'context': plan.context, 'tensor': plan.tensor}
     ranks = prod(degrees.values())
     if ranks == world:
         return []
-    factors = ' × '.join(f'{name} {degree}' for name, degree in degrees.items() if degree > 1 or name != 'pipeline')
+    factors = ' × '.join(
+        f'{name} {degree}' for name, degree in degrees.items() if degree > 1 or name in ('data', 'tensor')
+    )
     what = f'{factors} = {ranks} ranks, but the cluster has {world}'
-    inner = plan.tensor * plan.pipeline
+    inner = plan.context * plan.tensor * plan.pipeline
     key = ('plan', 'data') if plan.data else ('plan', 'tensor')
     # Changing data alone is the smallest remedy; only where no data fits is another degree to blame.
     if plan.data and world % inner == 0:
-        left = 'tensor leaves' if plan.pipeline == 1 else 'tensor and pipeline leave'
+        others = [name for name in ('context', 'tensor', 'pipeline') if degrees[name] > 1 or name == 'tensor']
+        left = f'{" and ".join(others)} {"leaves" if len(others) == 1 else "leave"}'
         return [Problem(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
     if plan.pipeline > 1 and world % plan.pipeline:
         return [Problem(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
     share = world // plan.pipeline
+    if plan.context > 1 and share % plan.context:
+        return [Problem(('plan', 'context'), what, f'write a divisor of {share} as context: {divisors(share)}')]
+    share //= plan.context
     return [Problem(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
 
 

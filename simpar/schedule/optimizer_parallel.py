@@ -14,9 +14,11 @@ def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     yield from conflicts(plan, matrices=isinstance(workload.optimizer, Muon))
     # With data 0 the degree follows from the cluster, and lowering checks it.
-    if plan.shard_group and plan.data and plan.data % min(plan.shard_group, plan.data):
+    ranks = plan.data * plan.context
+    if plan.shard_group and ranks and ranks % min(plan.shard_group, ranks):
         what = f'{plan.shard_group} does not divide data {plan.data}'
-        yield Problem(('plan', 'shard_group'), what, f'write a divisor of {plan.data}, or 0 for all')
+        what += f' × context {plan.context}' if plan.context > 1 else ''
+        yield Problem(('plan', 'shard_group'), what, f'write a divisor of {ranks}, or 0 for all')
     yield from _fusion(workload, plan)
 
 

@@ -36,7 +36,7 @@ from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'against', 'sweep')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
-_MODELS = ('transformer', 'network')
+_MODELS = ('transformer', 'network', 'module')
 _TERMS: Final = Terms(key=key_term, value=value_term)
 
 
@@ -91,16 +91,18 @@ class Schedule(Contents):
         return None if replace(other, against=self.against) == self else other
 
 
-def load_schedule(source: Source, overrides: Sequence[str] = ()) -> Schedule:
+def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str = '') -> Schedule:
     """Read a schedule.
 
     Arguments:
         source: a path, the text of a file (of several lines), or a dict.
         overrides: ``a.b=value`` as of `--set`; a path to a profile in one starts from the current folder.
+        module: the graph of a torch module (`from_module`), which is the schedule's model.
     Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
     """
     folder = Path(source).parent if is_path(source) else Path()
-    found = expanded(override(replace(read(source), shorts=_SHORTS), overrides), folder)
+    tree = _with_module(override(replace(read(source), shorts=_SHORTS), overrides), module)
+    found = expanded(tree, folder)
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
@@ -132,7 +134,7 @@ class Row:
 
 
 def load_rows(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
@@ -140,11 +142,12 @@ def load_rows(
         path: of the file.
         overrides: ``a.b=value``, as of `load_schedule`.
         sweeps: ``a.b=1,2,4``, as of `--sweep`, in place of the file's.
+        module: as of `load_schedule`.
 
     Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
     not fit together only says so.
     """
-    tree = swept_tree(path, overrides, sweeps, _SHORTS)
+    tree = _with_module(swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
     _built(expanded(tree, Path(path).parent), known)
     if not isinstance(tree.root, dict):
@@ -158,6 +161,11 @@ def load_rows(
     if malformed:
         raise ScheduleError(told(known, malformed))
     return tuple(row for row in made if isinstance(row, Row))
+
+
+def _with_module(tree: Tree, graph: str) -> Tree:
+    """A tree whose model is that of ``--module``."""
+    return put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
 def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:

@@ -10,12 +10,13 @@ from simpar.model import Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
-from simpar.workload import Workload
+from simpar.workload import Transformer, Workload
 
 
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     yield from _loss_fits(workload)
+    yield from _context(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
 
@@ -46,6 +47,22 @@ def _loss_fits(workload: Workload) -> Iterator[Problem]:
         if name not in LOSS_OPERATORS:
             instead = f'write one of {", ".join(LOSS_OPERATORS)}'
             yield Problem((*strategies, name), f'{name} is no operator of the loss', instead)
+
+
+def _context(workload: Workload, plan: Plan) -> Iterator[Problem]:
+    """Context ranks share a sequence through a whole model, so that no operator may be split otherwise."""
+    key = ('plan', 'context')
+    if plan.context == 1:
+        return
+    if not isinstance(workload.model, Transformer):
+        what = 'a network has no sequence that is known through all of its layers'
+        yield Problem(key, what, 'write 1 and strategies that split its dims, or a transformer')
+    elif plan.search != 'none' or has_strategies(workload, plan):
+        what = 'context ranks share a sequence by degrees alone, and some operators have strategies'
+        yield Problem(key, what, 'write 1, or leave strategies, layouts and search out')
+    if workload.loss_operators != 'one':
+        what = 'operators of the loss take rows of samples and tokens together, which context ranks do not share'
+        yield Problem(('workload', 'loss_operators'), what, 'write one, or context 1')
 
 
 def full_batch(workload: Workload, plan: Plan) -> bool:

@@ -18,6 +18,7 @@ from simpar.schedule.vocabulary import (
     KEYS,
     LAYERS,
     TRANSFORMER,
+    TWICE,
     VALUES,
 )
 from simpar.workload import Transformer, Workload
@@ -109,10 +110,15 @@ def value_term(key: Key, value: str) -> Told | None:
     found = _OTHER_VALUES.get((name, known.replace('_', '')))
     if found:
         return Told(f'unknown value (got "{value[:38]}")', f'write {found}')
+    if name == 'order' and known.replace('_', '') in TWICE.split():
+        what = f'not modelled: the order {value[:38]}, which keeps each stage on two ranks'
+        return Told(what, 'write dualpipe-v with half the pipeline ranks and twice the data ranks')
     if name == 'order' and known in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
     if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
         return Told(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
+    if name == 'attention' and _WRITE.get(known, '').startswith('plan.context'):
+        return Told(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
     return _absent_of(known) if name in _CHOSEN else None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 TRANSFORMER: Final = 'workload.transformer.'
+EXPERTS: Final = f'{TRANSFORMER}experts.'
 KEYS: Final[Mapping[str, str]] = {
     'plan.tensor': 'tp tp_size tensor_parallel tensor_parallelism tensor_parallel_size tensor_parallel_degree mp '
     'tensor_model_parallel tensor_model_parallel_size model_parallel model_parallel_size ici_tensor_parallelism',
@@ -18,6 +19,13 @@ KEYS: Final[Mapping[str, str]] = {
     'plan.pipeline': 'pp pp_size pipeline_parallel pipeline_parallelism pipeline_parallel_size pipeline_stages '
     'pipeline_parallel_degree pipeline_model_parallel pipeline_model_parallel_size num_stages '
     'ici_pipeline_parallelism dcn_pipeline_parallelism',
+    'plan.context': 'cp cp_size context_parallel context_parallelism context_parallel_size context_parallel_degree '
+    'ici_context_parallelism sequence_parallel_size sequence_parallel_degree ds_sequence_parallel_size '
+    'ici_sequence_parallelism',
+    'plan.context, and context_kind: ring': 'ring_attention ring ring_degree',
+    'plan.context, and context_kind: all_to_all': 'ulysses ulysses_sp ulysses_degree',
+    'plan.context_kind': 'cp_comm_type context_parallel_algo context_parallel_rotate_method',
+    'plan.context_split': 'context_parallel_load_balance context_parallel_load_balancer zigzag head_tail',
     'plan.chunks': 'virtual_pipeline virtual_pipeline_parallel vpp vpp_size virtual_pp virtual_stages interleave '
     'virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size num_virtual_stages model_chunks '
     'pp_interleave_num num_virtual_stages_per_pipeline_rank num_model_chunks',
@@ -110,6 +118,24 @@ KEYS: Final[Mapping[str, str]] = {
     f'{TRANSFORMER}parallel': 'parallel_attn parallel_residual use_parallel_residual parallel_block',
     f'{TRANSFORMER}attention_softcap': 'attn_logit_softcapping',
     f'{TRANSFORMER}logit_softcap': 'final_logit_softcapping',
+    f'{EXPERTS}count': 'num_experts expert_num n_experts n_routed_experts num_local_experts',
+    f'{EXPERTS}top_k': 'moe_router_topk router_topk num_experts_per_tok experts_per_token num_experts_chosen',
+    f'{EXPERTS}ffn': 'moe_ffn_hidden_size moe_intermediate_size',
+    f'{EXPERTS}every': 'moe_layer_freq decoder_sparse_step',
+    f'{EXPERTS}first_dense': 'first_k_dense_replace',
+    f'{EXPERTS}shared': 'num_shared_experts n_shared_experts moe_shared_expert_intermediate_size '
+    'shared_expert_intermediate_size shared_expert_num',
+    f'{EXPERTS}score': 'moe_router_score_function scoring_func router_score_function',
+    f'{EXPERTS}normalise': 'norm_topk_prob moe_router_pre_softmax',
+    f'{EXPERTS}scaling_factor': 'moe_router_topk_scaling_factor routed_scaling_factor',
+    f'{EXPERTS}groups': 'moe_router_num_groups n_group',
+    f'{EXPERTS}group_top_k': 'moe_router_group_topk topk_group',
+    f'{EXPERTS}correction_bias': 'moe_router_enable_expert_bias',
+    f'{EXPERTS}capacity': 'capacity_factor moe_capacity_factor moe_expert_capacity_factor',
+    f'{EXPERTS}aux_loss': 'moe_aux_loss_coeff router_aux_loss_coef aux_loss_alpha load_balance_coeff',
+    f'{TRANSFORMER}experts': 'moe mixture_of_experts router',
+    'plan.expert': 'ep ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree '
+    'expert_model_parallel_size ici_expert_parallelism',
     f'{TRANSFORMER}init_std': 'init_method_std initializer_range initial_deviation',
     'workload.optimizer.adam.learning_rate': 'lr step_size',
     'workload.optimizer.adam.beta1': 'adam_beta1 betas b1',
@@ -135,17 +161,14 @@ KEYS: Final[Mapping[str, str]] = {
 }
 """What to write, and the words that mean it."""
 ABSENT: Final[Mapping[str, str]] = {
-    'context parallelism': 'cp cp_size context_parallel context_parallelism context_parallel_size cp_comm_type '
-    'context_parallel_degree ici_context_parallelism ring_attention ring ring_degree ulysses ulysses_sp ulysses_degree '
-    'sequence_parallel_size sequence_parallel_degree ds_sequence_parallel_size ici_sequence_parallelism '
-    'context_parallel_algo usp striped_attention',
-    'expert parallelism': 'ep ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree '
-    'expert_model_parallel_size ici_expert_parallelism expert_tensor_parallel_size etp expert',
-    'a mixture of experts': 'moe mixture_of_experts num_experts expert_num n_experts n_routed_experts '
-    'num_local_experts moe_router_topk router_topk num_experts_per_tok experts_per_token '
-    'num_shared_experts n_shared_experts '
-    'moe_ffn_hidden_size moe_intermediate_size capacity_factor moe_capacity_factor moe_expert_capacity_factor '
-    'moe_grouped_gemm moe_token_dispatcher_type moe_layer_freq moe_aux_loss_coeff experts router',
+    'context parallelism of two kinds at once': 'usp a2a_p2p hybrid_cp_algo hierarchical_context_parallel_sizes',
+    'a sequence striped token by token over context ranks': 'striped_attention',
+    'tensor parallelism of experts that is not that of the rest': 'expert_tensor_parallel_size etp '
+    'expert_tensor_parallel_degree',
+    'a choice of how tokens travel to experts': 'moe_token_dispatcher_type moe_permute_fusion moe_grouped_gemm '
+    'moe_enable_deepep use_deepep moe_flex_dispatcher_backend',
+    'a loss on the size of logits of a router': 'moe_z_loss_coeff router_z_loss_coef z_loss',
+    'noise in a router': 'moe_input_jitter_eps router_jitter_noise',
     'a position bias (ALiBi)': 'alibi use_alibi relative_position_bias',
     'sparse or linear attention': 'sparse_attention linear_attention block_sparse mamba ssm state_space',
     'smaller numbers than fp8, and fp8 by blocks': 'fp8_recipe mxfp8 fp4 nvfp4 int8 int4 nf4 quantize '
@@ -166,6 +189,7 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
+    'a pipeline over parts of a sequence': 'seq_split_num sequence_chunks seq1f1b num_seq_splits pipe_sp_splits',
     'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',
@@ -222,9 +246,16 @@ VALUES: Final[Mapping[str, str]] = {
     'order zb-v': 'zbv zbvzerobubble schedulezbvzerobubble zero_bubble_v',
     'order zb-1p': 'zb1p',
     'order zb-2p': 'zb2p',
+    'order v-min': 'vmin v_min',
+    'order v-half': 'vhalf v_half controllable_memory',
     'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
     'recompute full': 'all block uniform layers full_recompute',
     'recompute selective': 'select core_attn attention',
+    'context_kind ring': 'p2p megatron_cp_algo ring_attention context_parallel_p2p',
+    'context_kind all_to_all': 'a2a ulysses ulysses_cp_algo alltoall heads',
+    'context_kind all_gather': 'allgather kvallgather_cp_algo gather kv_all_gather',
+    'context_split balanced': 'zigzag head_tail headtail load_balanced dual_chunk',
+    'context_split contiguous': 'sequential none',
     'loss cross-entropy': 'ce nll softmax_cross_entropy',
     'loss mse': 'l2 mean_squared_error',
     'loss mae': 'l1 mean_absolute_error',
@@ -235,12 +266,12 @@ VALUES: Final[Mapping[str, str]] = {
     'gather on-use-twice': 'reshard_after_forward',
 }
 """Key and value to write, and other spellings of that value."""
-ABSENT_ORDERS: Final = 'dualpipe chimera hanayo pipedream pipedream_2bw terapipe bitpipe controllable_memory'
+TWICE: Final = 'dualpipe scheduledualpipe'
+"""Names of the order that keeps each stage on two ranks."""
+ABSENT_ORDERS: Final = 'chimera hanayo pipedream pipedream_2bw terapipe bitpipe'
 
 
 FAMILIES: Final[Mapping[str, str]] = {
-    r'context_parallel|ring_att|ulysses': 'context parallelism',
-    r'^moe_|^experts?_|_experts?$': 'a mixture of experts',
     r'(^|_)(mxfp8|int8)(_|$)': 'smaller numbers than fp8, and fp8 by blocks',
     r'offload': 'offloading to host memory or disk',
     r'^lora_': 'low-rank adapters',

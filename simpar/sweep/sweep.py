@@ -111,15 +111,18 @@ def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
     return dict(sorted(schedules.items(), key=lambda item: group[item[0]]))
 
 
-def load_sweep(path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Sweep:
+def load_sweep(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
+) -> Sweep:
     """Read the sweep of a schedule file.
 
     Arguments:
         overrides: ``a.b=value`` as of `--set`.
         sweeps: ``a.b=1,2,4`` as of `--sweep`, which take the place of the file's.
+        module: the graph of a torch module, which is the file's model.
     Raises ``ScheduleError`` with file:line of every unknown key, value, profile or link.
     """
-    rows = load_rows(path, overrides, sweeps)
+    rows = load_rows(path, overrides, sweeps, module=module)
     _check_clusters(rows)
     return Sweep(keys=tuple(dict.fromkeys(key for row in rows for key in row.settings)), rows=rows)
 

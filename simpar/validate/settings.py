@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from simpar.profiles import load_profile
 from simpar.stacks import load_stack, stack_of
 from simpar.validate.rows import Row
 
@@ -27,6 +29,8 @@ ORDERS: Final = {
 VOCABULARY: Final = 32000
 """Tokens where a row does not say: those of LLaMA, of most such models."""
 NODE: Final = 8
+_ALIKE: Final = 0.05
+"""Bandwidths that differ by less are the same."""
 
 
 class Skipped(Exception):
@@ -116,7 +120,18 @@ def _cluster(row: Row) -> dict[str, Any]:
     devices = row.whole('n_gpus')
     found: dict[str, Any] = {'profile': _profile(row), 'nodes': -(-devices // node), 'devices': min(node, devices)}
     found['stack'] = stack_name(row)
+    outermost = load_profile(found['profile']).links[-1]
+    stated = _between_nodes(row.text('inter_link')) / node
+    # What a row states of its network goes before what the profile takes it to be.
+    if stated and abs(stated / outermost.bandwidth.value - 1) > _ALIKE:
+        found['links'] = {outermost.name: stated / outermost.bandwidth.value}
     return found
+
+
+def _between_nodes(text: str) -> float:
+    """Bytes a second between nodes, of a text such as '4x200Gb/s' or '1600 Gbps'; 0 where it states none."""
+    found = re.search(r'(?:(\d+) ?x ?)?(\d+) ?Gb(?:/s|ps)', text)
+    return float(found[1] or 1) * float(found[2]) / 8 * 1e9 if found else 0.0
 
 
 def _workload(row: Row) -> dict[str, Any]:

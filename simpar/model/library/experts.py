@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from simpar.model.operators.base import Operator
 from simpar.model.operators.experts import Combine, Dispatch, GroupedProduct, SigmoidGate
 from simpar.model.operators.linear import Product
 from simpar.model.operators.pointwise import Add
-from simpar.model.operators.router import MAP, AuxLoss, Balance, Route, Routing, Score
+from simpar.model.operators.router import MAP, AuxLoss, Balance, Group, Route, Routing, Score
 from simpar.model.ops import Load
 
 Width = Annotated[int, Field(ge=0, le=2**22)]
@@ -68,8 +68,11 @@ class Experts:
         float, Field(ge=0, le=1e6, description='coefficient of the auxiliary loss that balances experts; 0: none')
     ] = 0.0
     aux_group: Annotated[
-        Literal['rank', 'sample'],
-        Field(description='tokens that the auxiliary loss balances: of a data rank, micro-batch and copy, or a sample'),
+        Group,
+        Field(
+            description='tokens that the auxiliary loss balances: of a data rank, micro-batch and copy, of a sample, '
+            'or of all data ranks in a micro-batch and copy'
+        ),
     ] = 'rank'
     imbalance: Annotated[
         float,
@@ -122,7 +125,9 @@ def mixture_nodes(
     yield node('route', Route(routing=routing), '.router')
     weights = '.route'
     if experts.aux_loss:
-        yield node('balance', Balance(routing=routing, map_of=map_of), '.router')
+        yield node(
+            'balance', Balance(routing=routing, map_of=map_of, together=experts.aux_group == 'global'), '.router'
+        )
         aux = AuxLoss(routing=routing, coefficient=experts.aux_loss, group=experts.aux_group)
         yield node('aux_loss', aux, weights, '.router', '.balance')
         weights = '.aux_loss'

@@ -33,6 +33,8 @@ Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
 Rank = Annotated[int, Field(ge=0, le=2**20)]
+MOST_ELEMENTS: Final = 2**58
+"""Of a tensor of experts: bytes are counted in 64 bits."""
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
@@ -241,10 +243,8 @@ class Transformer(Model):
 
     def settled(self) -> Self:
         """With its widths and heads."""
-        experts = self.experts and replace(self.experts, ffn=self.experts.ffn or self.ffn_width)
-        return replace(
-            self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width, experts=experts
-        )
+        # The width of experts stays 0 where it is that of ``ffn``: written out it would say the same twice.
+        return replace(self, ffn=self.ffn_width, kv_heads=self.key_value_heads, head_dim=self.head_width)
 
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """Widths, heads, the loss, the data and degrees."""
@@ -315,6 +315,16 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
         left = ', '.join(one for one in model.bias if one != 'ffn')
         yield Problem((*FILE, 'bias'), 'experts add no bias, and no layer is dense', f'write bias: [{left}]')
+    slots = experts.slots(model.sequence)
+    used = slots * experts.count if experts.capacity else model.sequence * experts.top_k
+    if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
+        what = f'{used} slots of a sample are more than can be counted'
+        yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
+    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
+        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+        share = model.sequence * experts.top_k / experts.count
+        more = -(-slots // asked.tensor) * asked.tensor
+        yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
@@ -327,9 +337,37 @@ def _asked(asked: Asked) -> Iterator[Problem]:
         yield Problem(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
 
 
+def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
+    """Context ranks must hold equal chunks of a sequence, each split by tensor ranks, and where they exchange heads, of
+    these."""
+    if asked.context == 1:
+        return
+    inner = asked.tensor if asked.sequence_parallel else 1
+    if model.sequence % (asked.chunks * inner):
+        within = f', and each of these by tensor {inner}' if inner > 1 else ''
+        what = (
+            f'sequence {model.sequence} does not divide into {asked.chunks} chunks for context {asked.context}{within}'
+        )
+        instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
+        yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
+    if model.experts is not None and model.experts.capacity:
+        what = 'not yet: experts that drop tokens, of sequences that context ranks share'
+        yield Problem(('plan', 'context'), what, 'write 1, or experts with capacity: 0, which drop none')
+    if model.attention == 'unfused' and not asked.by_heads:
+        what = 'unfused attention has no parts of the keys that could be gathered or go round'
+        yield Problem(('plan', 'context_kind'), what, 'write all_to_all, or attention: flash')
+    if asked.by_heads and model.key_value_heads % (asked.context * asked.tensor):
+        what = (
+            f'kv_heads {model.key_value_heads} cannot be exchanged among context {asked.context} × tensor '
+            f'{asked.tensor} ranks: each needs a whole head of keys and values'
+        )
+        yield Problem(('plan', 'context_kind'), what, 'write all_gather or ring, or lower degrees')
+
+
 def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
     tensor = asked.tensor
+    yield from _context(model, asked)
     if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
         instead = multiple(model.sequence, tensor).removeprefix('write ')

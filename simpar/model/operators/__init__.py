@@ -6,6 +6,7 @@ from typing import Final
 
 from simpar.model.operators import (
     attention,
+    context,
     conv,
     embedding,
     experts,
@@ -22,6 +23,7 @@ from simpar.model.operators import (
     router,
     shape,
     stream,
+    torch_call,
 )
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
@@ -77,17 +79,20 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     experts.GroupedProduct,
     experts.Combine,
     experts.SigmoidGate,
+    torch_call.TorchCall,
+    torch_call.ModuleLinear,
+    torch_call.ModuleEmbedding,
 )
 """Those that models of the library alone have."""
 KINDS: Final = {kind.key: kind for kind in OPERATORS}
 """By key of a file."""
 OP_CLASSES: Final[dict[str, Primitive]] = {
     name: primitive for kind in (*OF_LIBRARY, *OPERATORS) for name, primitive in kind.primitives.items()
-}  # fmt: skip
+} | context.OP_CLASSES  # fmt: skip
 """By the operator of an op class in the forward, what it is to MindSpore."""
 PRIMITIVES: Final = {
     one.name: one for kind in (*OPERATORS, *OF_LIBRARY) for one in kind.primitives.values()
-} | {one.name: one for one in loss.OF_LOSSES}  # fmt: skip
+} | {one.name: one for one in (*loss.OF_LOSSES, *context.OP_CLASSES.values())}  # fmt: skip
 """By MindSpore's name."""
 
 

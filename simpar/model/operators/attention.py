@@ -19,6 +19,7 @@ from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
+from simpar.program.op import Attribute
 
 _SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
@@ -70,13 +71,18 @@ class Heads:
 
     def told(self, local: Local) -> Attributes:
         """What a kernel must know."""
+        # Heads of a whole sequence see its tokens in the order in which context ranks hold them.
+        order = {'balanced': local.balanced} if local.balanced else {}
+        return {**self.told_of(self.held(local.layout('qkv'))), **order}
+
+    def told_of(self, held: Attributes) -> dict[str, Attribute]:
+        """The same of given heads.
+
+        Arguments: ``held``, which heads a rank has.
+        """
         more = {'window': self.window, 'scale': self.scale, 'softcap': self.softcap}
-        return {
-            **self.held(local.layout('qkv')),
-            'causal': self.causal,
-            **{key: value for key, value in more.items() if value},
-            **told(self.documents),
-        }
+        known = {key: value for key, value in more.items() if value}
+        return {**held, 'causal': self.causal, **known, **told(self.documents)}
 
     def held(self, layout: TensorLayout) -> Attributes:
         """Which heads a rank has, from the layout of ``qkv``."""
@@ -312,7 +318,8 @@ class CausalSoftmax(SameShape):
         """About five operations an element forward, four backward."""
         elements = local.elements('x')
         window: Attributes = {'window': self.window} if self.window else {}
-        known: Attributes = {'causal': True, **window, **told(self.documents)}
+        order: Attributes = {'balanced': local.balanced} if local.balanced else {}
+        known: Attributes = {'causal': True, **window, **told(self.documents), **order}
         return Ops(
             F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},

@@ -187,6 +187,11 @@ class Operator(ABC):
         shapes = tuple(one.shape if isinstance(one, Parameter) else next(left) for one in step.reads)
         return step.primitive.axes(name, step.call, shapes, result)
 
+    def shape_of_copies(self, result: Shape, copies: int) -> Shape:
+        """The shape of its result where a micro-batch has so many copies; the same unless told."""
+        del copies
+        return result
+
     def load(self, *reads: Load | None) -> Load | None:
         """How full its result is, where that has room for what a router sends; as what it reads first, unless told.
 

@@ -17,7 +17,7 @@ from simpar.model.operators.attention import AttentionCore, Heads
 from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator
 from simpar.model.operators.norm import EPSILON
 from simpar.model.operators.rotary import Rotation
-from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.primitive import Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 
 
@@ -165,12 +165,11 @@ class LatentQkv(Operator):
         heads, layout = self.heads, local.layout('q')
         turned = self.rotation.features * local.elements('q') / heads.head_dim
         # Its own partition of the sequence tells a rank where its positions begin.
-        partition = local.partition(layout, 1)
         told: Attributes = {
             **heads.held(layout),
             **self.rotation.told,
             **told_of(heads.documents),
-            **({'partition': partition} if partition else {}),
+            **placed(local, layout, 1),
         }
         # Of the gradient dy each op reads what its part became: queries; keys but for the shared part, and values; the
         # shared part of all heads' keys.

@@ -12,7 +12,7 @@ from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Sharded, Unary, operator
 from simpar.model.operators.norm import SameShape
-from simpar.model.ops import Attributes, Local, Ops, Work
+from simpar.model.ops import Attributes, Local, Ops, Work, placed
 from simpar.model.primitive import Shape
 
 ROTARY = Qkv('RotaryPositionEmbedding')
@@ -74,13 +74,12 @@ class Rotary(SameShape, Sharded, Unary):
         """Three operations for each feature of a query or key that is turned, forward and backward."""
         heads, rotation = self.heads, self.rotation
         layout = local.layout('x')
-        partition = local.partition(layout, 1)
         # Only where the sequence is split must a rank know where its positions begin.
         told: Attributes = {
             **heads.held(layout),
             **rotation.told,
             **told_of(heads.documents),
-            **({'partition': partition} if partition else {}),
+            **placed(local, layout, 1),
         }
         turned = (heads.queries + 1) / (heads.queries + 2)
         # A device turns queries and keys in their place in memory; values are neither read nor written.

@@ -15,6 +15,7 @@ from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
 from simpar.model.primitive import Shape, dim_names
 
 Score = Literal['softmax', 'sigmoid']
+Group = Literal['rank', 'sample', 'global']
 ROUTE, BALANCE, AUX_LOSS = map(AlongRows, ('Route', 'Balance', 'AuxLoss'))
 MAP = 'map'
 """What a router keeps: for each token and expert, whether the token goes there."""
@@ -106,7 +107,8 @@ class Route(SameShape, Sharded, Unary):
 class Balance(Operator):
     """Of each sample, how many tokens go to each expert and the sum of its scores: [batch, 2, experts].
 
-    Arguments: ``routing`` of tokens; ``map_of``, name of the router's map.
+    Arguments: ``routing`` of tokens; ``map_of``, name of the router's map; ``together``: of all samples of a copy, over
+    all ranks, [copies, 2, experts].
     """
 
     key = 'balance'
@@ -116,22 +118,29 @@ class Balance(Operator):
 
     routing: Routing
     map_of: str
+    together: bool = False
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """Two numbers of each expert."""
-        return (reads[0][0], 2, self.routing.experts)
+        return (1 if self.together else reads[0][0], 2, self.routing.experts)
+
+    def shape_of_copies(self, result: Shape, copies: int) -> Shape:
+        """Each copy has sums of its own."""
+        return (copies, *result[1:]) if self.together else result
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch; where the sequence is split, each rank has a part of the sums."""
         (x,) = reads
         names = ('b', 's', ONE)
-        return Axes(name, (names,), ('b', ONE, ONE), (x,), self.result_shape(0, x), ('b', 's'), {})
+        return Axes(
+            name, (names,), (ONE if self.together else 'b', ONE, ONE), (x,), self.result_shape(0, x), ('b', 's'), {}
+        )
 
     def ops(self, local: Local) -> Ops:
         """No gradient comes back by it: that of the loss is made from the logits."""
         return Ops(
             F=Work(operator='balance', reads=('x', f'={self.map_of}'), writes=('y',), flops=6 * local.elements('x'),
-                   attributes={'score': self.routing.score}),
+                   attributes={'score': self.routing.score, **({'together': True} if self.together else {})}),
         )  # fmt: skip
 
 
@@ -141,7 +150,7 @@ class AuxLoss(SameShape, Operator):
 
     coefficient · experts · Σ share of choices · mean score, over the experts (Fedus et al. 2022; Megatron-LM).
     Arguments: ``group``: over which tokens shares and means are taken, those of a ``rank`` and copy of a micro-batch,
-    or of each ``sample``.
+    or of each ``sample``, or ``global``, those of all ranks in a copy of a micro-batch.
     """
 
     key = 'aux_loss'
@@ -153,24 +162,26 @@ class AuxLoss(SameShape, Operator):
 
     routing: Routing
     coefficient: float
-    group: Literal['rank', 'sample'] = 'rank'
+    group: Group = 'rank'
 
     def axes(self, name: str, *reads: Shape) -> Axes:
         """Split by batch and sequence."""
         x, logits, balance = reads
         names = dim_names(x)
         fixed = {names[-1]: 'is chosen from and must stay unsharded'}
-        return Axes(name, (names, names, (names[0], ONE, ONE)), names, (x, logits, balance), x, names, fixed)
+        first = ONE if self.group == 'global' else names[0]
+        return Axes(name, (names, names, (first, ONE, ONE)), names, (x, logits, balance), x, names, fixed)
 
     def ops(self, local: Local) -> Ops:
         """The number of each slice of samples and copy; then the gradient of the logits."""
         samples = local.layout('x').dims[0]
         slices = local.layout('x').shard_counts[0]
-        tokens = local.shape('x')[1]
+        # Of each of the sums that are balanced.
+        tokens = local.shape('x')[1] * (local.shape('x')[0] // local.copies if self.group == 'global' else 1)
         # The mean over the groups of a step: every slice of samples, and every copy, is one.
         weight = self.coefficient * self.routing.experts * local.loss_weight / (slices * local.copies)
         told: Attributes = {'score': self.routing.score, 'top_k': self.routing.top_k, 'group': self.group,
-                            'tokens': tokens}  # fmt: skip
+                            'tokens': tokens, 'sequence': local.shape('x')[1]}  # fmt: skip
         loss = Kept(role='loss', shape=(slices * local.copies,), layout=TensorLayout(local.world, (samples,)),
                     dtype='fp32')  # fmt: skip
         elements = local.elements('x')

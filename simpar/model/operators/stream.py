@@ -13,7 +13,7 @@ from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
-from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
 
 
@@ -69,9 +69,8 @@ class Position(SameShape, Trained):
     def ops(self, local: Local) -> Ops:
         """One addition an element."""
         elements = local.elements('x')
-        partition = local.partition(local.layout('x'), 1)
         # Only where the sequence is split must a rank know which rows of the weight are its own.
-        told: Attributes = {**({'partition': partition} if partition else {}), **told_of(self.documents)}
+        told: Attributes = {**placed(local, local.layout('x'), 1), **told_of(self.documents)}
         return Ops(
             F=Work(operator='position', reads=('x', 'weight'), writes=('y',), flops=elements, attributes=told),
             I={'x': None},
@@ -179,10 +178,11 @@ class Bias(SameShape, Trained):
 
     product: str
     bias_shape: Shape
+    given: str = 'zeros'
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The bias."""
-        return (Parameter(f'={self.product}.bias', self.bias_shape, 'zeros'),)
+        return (Parameter(f'={self.product}.bias', self.bias_shape, self.given),)
 
     def ops(self, local: Local) -> Ops:
         """One addition an element."""

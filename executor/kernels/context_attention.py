@@ -1,0 +1,160 @@
+"""Attention of a rank's queries with keys and values that are there: those of all context ranks, or of one of them.
+
+Results over some keys are joined with those over others by their log-sum-exp, as in Ring Attention (Liu et al. 2023).
+Shapes as in ``attention``; queries and keys may be of different tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from executor.kernels.attention import heads, join, scale_of, unseen, values_of
+from executor.kernels.context import Context
+from executor.kernels.dropout import left, mask_of
+from executor.kernels.places import in_order, in_slice
+from executor.kernels.precision import wide
+from simpar.program import OpClass
+
+Tensors = list[torch.Tensor]
+
+
+def split_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """qkv → q [B, S, G × Q × D], kv [B, S, G × (D + values)]."""
+    qkv = tensors[0].unflatten(-1, (_groups(op), -1))
+    queries = int(op.attributes['queries']) * int(op.attributes['head_dim'])
+    return [qkv[..., :queries].flatten(2), qkv[..., queries:].flatten(2)]
+
+
+def split_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dq, dkv → dqkv."""
+    return [torch.cat([tensor.unflatten(-1, (_groups(op), -1)) for tensor in tensors], -1).flatten(2)]
+
+
+def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
+    q, kv, *more = tensors
+    before, keys = _apart(op, more)
+    part = _Part(op, where, q, kv, keys)
+    # Rows that see nothing keep the log of an empty sum, and give nothing.
+    y_rows, lse_rows = part.forward()
+    y = wide(q).new_zeros(*part.q.shape[:-1], values_of(op))
+    lse = wide(q).new_full(part.q.shape[:-1], float('-inf'))
+    y[:, :, part.rows], lse[:, :, part.rows] = y_rows.to(y.dtype), lse_rows
+    if before:
+        y, lse = _joined(op, y, lse, heads(op, before[0]), before[1].reshape(lse.shape))
+    return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+
+
+def part_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dy, q, kv, y, lse[, dq of keys before] → dq of all keys so far, dkv."""
+    dy, q, kv, y, lse, *more = tensors
+    before, keys = _apart(op, more)
+    part = _Part(op, where, q, kv, keys)
+    dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
+    dq = join(op, dq)
+    return [dq + before[0] if before else dq, dkv]
+
+
+def _joined(
+    op: OpClass, y: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results over two sets of keys as one over both."""
+    total = torch.logaddexp(lse, other_lse)
+    # Where neither sees anything both shares are 0, not the exponential of inf − inf.
+    shares = ((one - total).nan_to_num(float('-inf')).exp().unsqueeze(-1) for one in (lse, other_lse))
+    ours, theirs = (share * part for share, part in zip(shares, (y, other), strict=True))
+    return ours + theirs, total
+
+
+class _Part:
+    """Queries and keys of one op, without rows and columns in which no one sees anything."""
+
+    def __init__(self, op: OpClass, where: Context, q: torch.Tensor, kv: torch.Tensor, keys: Tensors) -> None:
+        self.op, self.where, self.keys = op, where, keys
+        groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
+        self.q = q.unflatten(-1, (groups, queries, head_dim)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        k, v = kv.unflatten(-1, (groups, -1)).split((head_dim, values_of(op)), -1)
+        self.k, self.v = k.transpose(1, 2), v.transpose(1, 2)
+        own, there = self._places(q.shape[1], kv.shape[1])
+        hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
+        # What a whole row or column hides is left out, as a kernel skips its blocks.
+        seen, self.columns = (~hidden).any(1), (~hidden).any(0)
+        self.rows = seen.repeat(queries)
+        self.hidden = hidden[seen][:, self.columns].repeat(queries, 1)
+        self.places = own[seen], there[self.columns]
+
+    def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of queries and of keys."""
+        op, context = self.op, str(self.op.attributes['context'])
+        ranks, position = self.where.size[context], self.where.position[context]
+        # Keys have come from the rank so many before this one, or are those of all.
+        source = (position - int(op.attributes.get('step', 0))) % ranks
+        of_keys = in_slice(op, source, there, ranks) if 'step' in op.attributes else in_order(op, there)
+        return in_slice(op, position, own, ranks), of_keys
+
+    def _dropped(self, probability: torch.Tensor) -> torch.Tensor:
+        """[B, G, Q × rows, columns], what dropout leaves of it."""
+        if not self.keys:
+            return probability
+        heads = int(self.op.attributes['groups']) * int(self.op.attributes['queries'])
+        shape = (len(probability), heads, *map(len, self.places))
+        full = self._sequence
+        mask = mask_of(self.op, self.where, self.keys[0], (*shape[:2], full, full), self.places)
+        return left(self.op, probability, mask.reshape(probability.shape))
+
+    @property
+    def _sequence(self) -> int:
+        """Tokens of all ranks."""
+        queries = int(self.op.attributes['queries'])
+        return int(self.q.shape[2]) // queries * self.where.size[str(self.op.attributes['context'])]
+
+    def _scores(self) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Scores of what is seen, and the derivative of their cap."""
+        q, k = self.q[:, :, self.rows], self.k[:, :, self.columns]
+        scores, cap = wide(q @ k.mT) * scale_of(self.op), float(self.op.attributes.get('softcap', 0))
+        slope: torch.Tensor | float = 1.0
+        if cap:
+            bent = (scores / cap).tanh()
+            scores, slope = bent * cap, (1 - bent.square()).to(q.dtype)
+        return scores.masked_fill(self.hidden, float('-inf')), slope
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Result and log-sum-exp of the rows that see something."""
+        scores, _ = self._scores()
+        lse = scores.logsumexp(-1)
+        probability = self._dropped((scores - lse.unsqueeze(-1)).exp().to(self.v.dtype))
+        return probability @ self.v[:, :, self.columns], lse
+
+    def backward(self, dy: torch.Tensor, y: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """dq [B, G, Q × S, D], dkv [B, S, G × (D + values)].
+
+        Arguments: ``lse`` over all keys, also those of other ops.
+        """
+        scores, slope = self._scores()
+        dq, dk, dv = self.q.new_zeros(self.q.shape), self.k.new_zeros(self.k.shape), self.v.new_zeros(self.v.shape)
+        dy_rows = dy[:, :, self.rows]
+        q, k, v = self.q[:, :, self.rows], self.k[:, :, self.columns], self.v[:, :, self.columns]
+        probability = (scores - lse[:, :, self.rows].unsqueeze(-1)).exp().to(v.dtype)
+        ours = (dy_rows * y[:, :, self.rows]).sum(-1, keepdim=True)
+        dscores, scale = probability * (self._dropped(dy_rows @ v.mT) - ours) * slope, scale_of(self.op)
+        dq[:, :, self.rows] = dscores @ k * scale
+        dk[:, :, self.columns] = dscores.mT @ q * scale
+        dv[:, :, self.columns] = self._dropped(probability).mT @ dy_rows
+        return dq, torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
+
+
+def _apart(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
+    """What keys before have given, and the keys of masks."""
+    return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, [])
+
+
+def _groups(op: OpClass) -> int:
+    return int(op.attributes['groups'])
+
+
+KERNELS = {
+    ('context_attention', 'F'): part_forward,
+    ('context_attention', 'I'): part_dx,
+    ('split_qkv', 'F'): split_forward,
+    ('split_qkv', 'I'): split_dx,
+}

@@ -1,0 +1,116 @@
+"""Calls of aten as torch.export gives them; their derivatives are torch's, of the call made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from executor.kernels.context import Context, Kernel
+from simpar.errors import ProgramError
+from simpar.program import OpClass
+from simpar.torch_module.table import TABLE
+
+_DTYPES: Final = {str(dtype).removeprefix('torch.'): dtype for dtype in (torch.bool, torch.int32, torch.int64)}
+_BESIDE: Final = frozenset(
+    {'arange', 'full', 'zeros', 'ones', 'scalar_tensor', 'index', 'index_select', 'tril', 'triu'}
+)
+"""Calls that only tensors without samples go through."""
+
+
+def forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """reads..., weights..., constants... → y."""
+    reads = int(op.attributes['reads'])
+    shape = numbers(op.attributes['shape'])
+    rows = prod(tensors[0].shape[:1])
+    return [_run(op, tensors[:reads], tensors[reads:], shape, rows)]
+
+
+def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, saved reads..., weights..., constants... → the gradient of one read; in W those of all weights."""
+    dy, *others = tensors
+    saved = numbers(op.attributes['saved'])
+    held = others[len(saved) :]
+    shapes = [numbers(text) for text in str(op.attributes['shapes']).split('|')]
+    full = numbers(op.attributes['result'])
+    reads = [_zeros(shape, dy, full) for shape in shapes]
+    for place, tensor in zip(saved, others, strict=False):
+        reads[place] = tensor
+    of, weights = int(op.attributes['of']), int(op.attributes['weights'])
+    if of >= 0:
+        wanted = [_leaf(reads[of] if reads[of].is_floating_point() else reads[of].to(dy.dtype))]
+        reads[of] = wanted[0]
+    else:
+        held = [*map(_leaf, held[:weights]), *held[weights:]]
+        wanted = held[:weights]
+    with torch.enable_grad():
+        y = _run(op, reads, held, numbers(op.attributes['shape']), prod(reads[0].shape[:1]))
+        found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
+    return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, found, strict=True)]
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _zeros(shape: list[int], dy: torch.Tensor, full: list[int]) -> torch.Tensor:
+    """What the derivative needs of a value that was not kept: its shape, of as many samples as the gradient has."""
+    # Shapes count the samples of all copies, the gradient those of one.
+    rows = shape[0] * (dy.shape[0] if dy.ndim else 1) // full[0]
+    return dy.new_zeros(rows, *shape[1:])
+
+
+def _run(op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape: list[int], rows: int) -> torch.Tensor:
+    floating = next((tensor.dtype for tensor in (*reads, *held) if tensor.is_floating_point()), torch.float32)
+    full = str(op.attributes['shapes']).split('|')[0]
+    # How many samples one copy has follows from what it reads.
+    count = int(str(op.attributes['result']).split()[0]) * rows // max(1, numbers(full)[0])
+    local = [count, *shape[1:]]
+    results: list[torch.Tensor] = []
+
+    def value(told: Any) -> Any:
+        if isinstance(told, list):
+            return [value(one) for one in told]
+        if not isinstance(told, dict):
+            return told
+        ((kind, which),) = told.items()
+        if kind == 'dtype':
+            return _DTYPES.get(which, floating)
+        if kind == 'shape':
+            return local
+        return {'read': reads, 'held': held, 'call': results}[kind][which]
+
+    for target, arguments, named in _calls(str(op.attributes['calls'])):
+        results.append(_called(target)(*map(value, arguments), **{key: value(of) for key, of in named.items()}))
+    return results[-1]
+
+
+@lru_cache(maxsize=4096)
+def _calls(text: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+    return [(target, arguments, named) for target, arguments, named in json.loads(text)]
+
+
+@lru_cache(maxsize=512)
+def _called(target: str) -> Callable[..., torch.Tensor]:
+    """The function of aten; only those of the table, whatever a text says."""
+    name, _, overload = target.partition('.')
+    if name not in TABLE and name not in _BESIDE:
+        raise ProgramError(f'aten.{name} is no operator of the table of modules')
+    found: Callable[..., torch.Tensor] = getattr(getattr(torch.ops.aten, name), overload or 'default')
+    return found
+
+
+def numbers(text: object) -> list[int]:
+    """Several numbers of an attribute."""
+    return [int(number) for number in str(text).split()]
+
+
+KERNELS: Final[dict[tuple[str, str], Kernel]] = {
+    (name, phase): forward if phase == 'F' else backward
+    for name in ('aten', 'aten_view', 'aten_product', 'aten_attention')
+    for phase in 'FIW'
+}

@@ -1,0 +1,64 @@
+"""``simpar import FILE``: the file of another launcher as a schedule, and what became of each of its settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from simpar.document import override
+from simpar.document.tree import parse
+from simpar.errors import Problem, ScheduleError
+from simpar.files import write_atomically
+from simpar.importing.flags import MAPPED
+from simpar.importing.mapping import Imported
+from simpar.importing.read import imported
+from simpar.importing.write import listing, schedule_text
+from simpar.schedule import load_schedule
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the schedule, and list the settings."""
+    given, over = _given(options.set)
+    made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
+    if options.model and options.output:
+        # Paths in a schedule are from its folder.
+        over['workload.model'] = os.path.relpath(options.model, options.output.parent)
+    made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
+    text = schedule_text(made, options.file.name)
+    load_schedule(text, [f'workload.model={options.model}'] if options.model else [])
+    if options.json:
+        print(json.dumps(_json(made, text), ensure_ascii=False))
+    else:
+        print(listing(made), file=sys.stderr)
+    if options.output:
+        write_atomically(options.output, text)
+    elif not options.json:
+        sys.stdout.write(text)
+    return 0
+
+
+def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What ``--set`` says of the file, and what of the schedule: keys of that begin with a part of it."""
+    given: dict[str, str] = {}
+    over: dict[str, Any] = {}
+    for setting in settings:
+        name, sign, value = setting.partition('=')
+        if not sign or not name.strip():
+            raise ScheduleError(Problem(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8'))
+        if name.split('.')[0] in ('workload', 'plan', 'cluster'):
+            over[name.strip()] = override(parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
+        else:
+            given[name.strip()] = value
+    return given, over
+
+
+def _json(made: Imported, text: str) -> dict[str, Any]:
+    mapped = sum(line.outcome == MAPPED for line in made.lines)
+    return {
+        'kind': made.kind, 'schedule': text, 'mapped': mapped, 'listed': len(made.lines) - mapped,
+        'settings': [asdict(line) for line in made.lines], 'assumed': list(made.assumed), 'notes': list(made.notes),
+    }  # fmt: skip

@@ -1,0 +1,250 @@
+"""Settings of a file to keys of a schedule: each setting is mapped, or listed with its reason; none is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from math import ceil
+from typing import Any, Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.hardware import Profile
+from simpar.importing.flags import (
+    IDLE,
+    MAPPED,
+    NOT_MODELLED,
+    NOT_TAKEN,
+    UNSEEN,
+    Assumed,
+    Left,
+    Says,
+    Setting,
+    Settings,
+    Source,
+    Told,
+    Wrong,
+)
+from simpar.model.library.gpt import Transformer
+from simpar.plan import Plan
+from simpar.workload import Workload
+
+BESIDE: Final = ('model-config', 'model-longest')
+"""What rules look at and no file has: it is given beside."""
+RANKS: Final = 'ranks'
+"""What rules say in place of nodes and devices: these depend on the profile."""
+_HELD: Final = {
+    'workload.transformer': frozenset(one.name for one in fields(Transformer)),
+    'workload': frozenset({'transformer', 'model', *(one.name for one in fields(Workload))}),
+    'plan': frozenset(one.name for one in fields(Plan)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What became of one setting.
+
+    Arguments: ``name`` and ``value`` as the file has them; ``where``, file:line; ``outcome``, mapped or the reason why
+    it is not; ``keys`` that it says; ``note``, more of it.
+    """
+
+    name: str
+    value: str
+    where: str
+    outcome: str
+    keys: tuple[str, ...] = ()
+    note: str = ''
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A file as a schedule.
+
+    Arguments: ``kind`` of file; ``values`` by dotted key; ``comments`` of keys; ``lines``, one for each setting;
+    ``assumed``, what the file does not say.
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+    comments: Mapping[str, str]
+    lines: tuple[Line, ...]
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def has_key(key: str) -> bool:
+    """Whether schedules have a dotted key: what a later version adds is listed until then."""
+    if key in (RANKS, 'workload.sequence', 'workload.model') or key.startswith('cluster.'):
+        return True
+    owner = 'workload.transformer' if key.startswith('workload.transformer.') else key.partition('.')[0]
+    return owner in _HELD and key[len(owner) + 1 :].partition('.')[0] in _HELD[owner]
+
+
+def mapped(
+    source: Source,
+    settings: Settings,
+    *,
+    profile: Profile,
+    name: str,
+    skipped: Iterable[Setting] = (),
+    model: str = '',
+) -> Imported:
+    """The schedule that settings come to.
+
+    Arguments: ``profile`` of the cluster, and its ``name`` in files; ``skipped``, what the file has and does not use;
+    ``model``, the path of a config.json in the place of the model of the file.
+    Raises ``ScheduleError`` with all that keeps it from being written.
+    """
+    if not any(one.name in source.rows for one in settings.every):
+        where = settings.every[0].where.partition(':')[0] if settings.every else name
+        raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
+    told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
+    if model:
+        told = list(_beside(told, model))
+    wrong = [_problem(settings, one) for one in told if isinstance(one, Wrong)]
+    wrong += list(_unassigned(source, settings))
+    if wrong:
+        raise ScheduleError(list(dict.fromkeys(wrong)))
+    says = [one for one in told if isinstance(one, Says)]
+    kept = [one for one in says if has_key(one.key)]
+    values = {one.key: one.value for one in kept}
+    ranks = values.pop(RANKS, 0)
+    values, more = _repeated({**_cluster(profile, name, ranks), **values})
+    values, rounded = _rounded(values, ranks)
+    comments = {one.key: _comment(settings, one) for one in kept}
+    lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
+    lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
+    assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more, *rounded]))
+    return Imported(source.name, values, comments, tuple(lines), assumed)
+
+
+def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Heads of keys and values that every tensor rank has one of, where launchers repeat them."""
+    key = 'workload.transformer.kv_heads'
+    heads, tensor = values.get(key, 0), values.get('plan.tensor', 1)
+    if not heads or heads % tensor == 0 or tensor % heads:
+        return values, []
+    return {**values, key: tensor}, [f'{heads} heads of keys and values are repeated, one for each of {tensor} ranks']
+
+
+def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[str]]:
+    """Slots of an expert that tensor ranks can share, where launchers round them up."""
+    key, tensor = 'workload.transformer.experts.capacity', values.get('plan.tensor', 1)
+    share, sequence = values.get(key, 0), values.get('workload.transformer.sequence', 0)
+    if not share or tensor == 1 or not sequence:
+        return values, []
+    inner = tensor * values.get('plan.pipeline', 1) * values.get('plan.context', 1)
+    slices = max(1, ranks // inner) * values.get('plan.micro_batches', 1) * values.get('plan.copies', 1)
+    tokens = sequence * values['workload.batch'] / slices
+    mean = tokens * values['workload.transformer.experts.top_k'] / values['workload.transformer.experts.count']
+    slots = ceil(share * mean)
+    if slots % tensor == 0:
+        return values, []
+    even = -(-slots // tensor) * tensor
+    # Half a slot less, so that no rounding makes one more of it.
+    return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: tensor ranks share them']
+
+
+def _beside(told: list[Told], model: str) -> Iterator[Told]:
+    """What is told of a model that a config has: its keys are the config's, but for the length of samples."""
+    yield Says('workload.model', model, ('model-config',))
+    for one in told:
+        of_model = isinstance(one, Says) and one.key.startswith('workload.transformer')
+        if isinstance(one, Says) and one.key == 'workload.transformer.sequence':
+            yield one._replace(key='workload.sequence')
+        elif of_model and isinstance(one, Says):
+            for name in one.by:
+                yield Left(name, IDLE, '--model says it')
+        elif not (isinstance(one, Wrong) and _of_model(one.by)):
+            yield one
+
+
+def _of_model(name: str) -> bool:
+    return name.startswith(('model.', 'tokenizer', 'vocab'))
+
+
+def _copied(source: Source, settings: Settings) -> Iterator[Told]:
+    """What single settings say."""
+    for one in settings.named.values():
+        row = source.rows.get(one.name)
+        if row is None or row.convert is None or one.open:
+            continue
+        try:
+            yield Says(row.key, row.convert(_single(one)), (one.name,))
+        except ValueError as error:
+            yield Wrong(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
+
+
+def _single(one: Setting) -> Any:
+    if isinstance(one.value, list):
+        if len(one.value) != 1:
+            raise ValueError('not one value')
+        return one.value[0]
+    return one.value
+
+
+def _unassigned(source: Source, settings: Settings) -> Iterator[Problem]:
+    """Settings that matter, whose value nobody assigns."""
+    for one in settings.named.values():
+        row = source.rows.get(one.name)
+        if row is None or not one.open or row.key.startswith('cluster.') or row.how.startswith('words of'):
+            continue
+        asked = [name for name in one.open if not name.startswith('$')]
+        what = f'{one.called}: {", ".join(one.open)} is not assigned'
+        yield Problem(one.where, what, f'give it: --set {asked[0]}=…' if asked else f'give it: --set {one.name}=…')
+
+
+def _problem(settings: Settings, wrong: Wrong) -> Problem:
+    one = settings.named.get(wrong.by)
+    where = one.where if one else settings.every[0].where.partition(':')[0] if settings.every else 'file'
+    return Problem(where, f'{one.called if one else wrong.by}: {wrong.what}', wrong.instead)
+
+
+def _cluster(profile: Profile, name: str, ranks: int) -> dict[str, Any]:
+    """Nodes, and devices of each where these are not all."""
+    node = profile.devices
+    found: dict[str, Any] = {'cluster.profile': name}
+    if ranks > node:
+        nodes = -(-ranks // node)
+        found['cluster.nodes'] = nodes
+        if ranks % node:
+            # Equal shares: the largest number of a node that divides all.
+            share = next(one for one in range(node, 0, -1) if ranks % one == 0)
+            found |= {'cluster.nodes': ranks // share, 'cluster.devices': share}
+    elif ranks and ranks < node:
+        found['cluster.devices'] = ranks
+    return found
+
+
+def _comment(settings: Settings, says: Says) -> str:
+    by = ', '.join(
+        f'{settings.named[name].called} {settings.named[name].shown}'.removesuffix(' true')
+        for name in says.by
+        if name in settings
+    )
+    return '; '.join(filter(None, (by, says.note)))
+
+
+def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) -> Line:
+    if settings.named[one.name] is not one:
+        return Line(one.called, one.shown, one.where, IDLE, note='given again below, where it counts')
+    says = [said for said in told if isinstance(said, Says) and one.name in said.by]
+    keys = tuple(dict.fromkeys(said.key for said in says if has_key(said.key)))
+    missing = [said.key for said in says if not has_key(said.key)]
+    left = next((said for said in told if isinstance(said, Left) and said.by == one.name), None)
+    if left is not None:
+        return Line(one.called, one.shown, one.where, left.reason, keys, left.note or 'as it is without it')
+    if missing:
+        return Line(one.called, one.shown, one.where, NOT_MODELLED, keys, f'there is no key {missing[0]}')
+    if keys:
+        shown = tuple('cluster' if key == RANKS else key for key in keys)
+        return Line(
+            one.called, one.shown, one.where, MAPPED, shown, next((said.note for said in says if said.note), '')
+        )
+    if one.name in source.rows:
+        return Line(one.called, one.shown, one.where, IDLE, note='as it is without it')
+    if one.name in ('devices', 'profile'):
+        return Line(one.called, one.shown, one.where, MAPPED, ('cluster',))
+    if one.value is None:
+        return Line(one.called, one.shown, one.where, IDLE, note='empty')
+    reason = source.reason(one.name)
+    return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))

@@ -1,0 +1,105 @@
+"""A file of another launcher, by what it is: the schedule that it comes to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
+from simpar.importing.command_line import settings_of
+from simpar.importing.deepspeed import DEEPSPEED
+from simpar.importing.flags import Setting, Settings, Source
+from simpar.importing.mapping import Imported, mapped
+from simpar.importing.megatron import MEGATRON
+from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.mindspeed import HINTS, MINDSPEED
+from simpar.importing.settings_file import settings_of_toml, settings_of_yaml
+from simpar.importing.torchtitan import TORCHTITAN
+from simpar.profiles import load_profile
+
+MOST_BYTES: Final = 2**20
+_PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
+_PROFILES: Final = {'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8'}
+
+
+def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Imported:
+    """What a file says, as a schedule.
+
+    Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
+    ``model``, path of a config.json in the place of the file's model.
+    Raises ``ScheduleError``.
+    """
+    text = _text(path)
+    read = _toml if path.suffix == '.toml' else _json if path.suffix == '.json' else _script
+    if path.suffix in ('.yaml', '.yml'):
+        read = _yaml
+    return read(text, path, given, profile, model)
+
+
+def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+    source = MINDSPEED if HINTS.search(text) else MEGATRON
+    settings, skipped, notes = settings_of(text, str(path), source, given)
+    made = _made(source, settings, profile, model, skipped)
+    return replace(made, notes=notes)
+
+
+def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+    found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
+    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.aliases), profile, model)
+
+
+def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+    # Editors indent JSON with tabs, which YAML does not take.
+    found = settings_of_yaml(text.replace('\t', ' '), str(path))
+    beside = list(_longest(model)) if model else []
+    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.aliases), profile, model)
+
+
+def _longest(model: str) -> Iterator[Setting]:
+    """The longest sequence of a config, which a DeepSpeed file does not say."""
+    config = settings_of_yaml(_text(Path(model)), model)
+    for one in config:
+        if one.name in ('max_position_embeddings', 'n_positions'):
+            yield replace(one, name='model-longest', written=f'{one.name} of the model')
+
+
+def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+    found = settings_of_yaml(text, str(path))
+    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.aliases), profile, model)
+
+
+def _devices(text: str, name: str) -> Iterator[Setting]:
+    """Devices that a comment names, as torchtitan's files do: ``preset for 128 H100 GPUs``."""
+    match = _PRESET.search(text)
+    if match:
+        yield Setting(
+            'devices', match[1], f'{name}:{text.count(chr(10), 0, match.start()) + 1}', 'the comment on devices'
+        )
+        if match[2]:
+            yield Setting('profile', match[2].lower(), f'{name}:{text.count(chr(10), 0, match.start()) + 1}')
+
+
+def _given(given: Mapping[str, str]) -> list[Setting]:
+    return [Setting(name, value, f'--set {name}={value}') for name, value in given.items()]
+
+
+def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
+    told = _PROFILES.get(settings.text('profile')[:4], '')
+    if model:
+        settings = Settings([*settings.every, Setting('model-config', model, '--model', '--model')], {})
+    name = profile or told or source.profile
+    return mapped(source, settings, profile=load_profile(name), name=name, skipped=skipped, model=model)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, MOST_BYTES).decode('utf-8-sig')
+    except UnicodeDecodeError:
+        raise ScheduleError(Problem(str(path), 'not text in UTF-8', 'save it as UTF-8')) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, 'strerror', None) or error
+        raise ScheduleError(Problem(str(path), f'cannot be read: {why}', 'check the path')) from None

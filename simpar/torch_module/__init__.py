@@ -1,0 +1,6 @@
+"""Reads a ``torch.nn.Module`` as a model: ``simpar.from_module`` and ``--module``. Torch is imported then."""
+
+from __future__ import annotations
+
+from simpar.torch_module.from_module import Imported as Imported
+from simpar.torch_module.from_module import from_module as from_module

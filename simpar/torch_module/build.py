@@ -1,0 +1,325 @@
+"""The graph of a module as plain data: each call that reads samples is an operator, with the weights that it reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import prod
+from typing import Any, Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.model.module import FORMAT
+from simpar.torch_module.call import SAMPLES, Call, Told
+from simpar.torch_module.constants import Constants
+from simpar.torch_module.export import COUNTS
+from simpar.torch_module.graph import Node, Reader, inside, named_in_programs
+from simpar.torch_module.joint import joint, part_of
+from simpar.torch_module.masks import own_row, plain_attention
+from simpar.torch_module.names import layers_of, path_of, program_name, source_of
+from simpar.torch_module.rules import Dims, UnclearError
+from simpar.torch_module.table import TABLE
+
+SHOWN: Final = 12
+
+
+class Builder:
+    """Makes operators of nodes, as far as the output needs them."""
+
+    def __init__(self, reader: Reader, module: Any, output: Node) -> None:
+        self.module = module
+        self.constants = Constants(reader)
+        self.problems: list[Problem] = []
+        self.made: list[Told] = []
+        self.paths: list[str] = []
+        self.names: dict[int, str] = {}
+        self.weights: dict[str, str] = {}
+        self.skipped: set[int] = set()
+        self.waiting: dict[int, tuple[Node, Node, Node, Node | None, int]] = {}
+        self.needed = _needed(output)
+        self.read_by: dict[int, list[Node]] = {}
+        for node in self.needed:
+            for read in inside((node.positional, node.named)):
+                self.read_by.setdefault(id(read), []).append(node)
+        self.sources = [node for node in reader.inputs if node.kind == 'samples']
+        for node in self.sources:
+            self.names[id(node)] = _free(node.name)
+
+    def build(self, output: Node) -> None:
+        """Make everything; raises ``ScheduleError`` with all that is not supported."""
+        for node in self.needed:
+            if node.kind == 'weight' and any(read.kind == 'samples' for read in inside((node.positional, node.named))):
+                node.kind = 'samples'
+            spread = self._is_spread(node)
+            if not node.target or id(node) in self.skipped or not (node.kind == 'samples' or spread):
+                continue
+            try:
+                if spread:
+                    self._spread(node)
+                else:
+                    self._operator(node)
+            except UnclearError as unclear:
+                self._wrong(node, str(unclear))
+        if output.kind != 'samples' or not output.target:
+            self.problems.append(Problem(type(self.module).__name__, 'returns nothing that is computed from samples',
+                                         'return the output that the loss is put on'))  # fmt: skip
+        if self.problems:
+            raise ScheduleError(list(dict.fromkeys(self.problems))[:SHOWN])
+
+    # operators
+
+    def _operator(self, node: Node) -> None:
+        self._check_samples(node)
+        if id(node) in self.waiting:
+            self._joint_part(node)
+        elif node.base == 'dropout':
+            (x,) = inside(node.arguments['input'])
+            self._add(node, 'dropout', [self.read(x), 'dropout.keys'], probability=node.arguments['p'])
+        elif node.base == 'linear' and self._is_linear(node.arguments['weight'], node.arguments['bias']):
+            self._linear(node, node.arguments['input'], node.arguments['weight'], node.arguments['bias'], 0)
+        elif node.base in ('addmm', 'mm') and self._is_turned(node):
+            x = node.arguments['mat1' if node.base == 'addmm' else 'self']
+            self._linear(node, x, node.arguments['mat2'], node.arguments['self'] if node.base == 'addmm' else None, 1)
+        elif node.base == 'embedding' and node.arguments['weight'].held and node.arguments['weight'].kind == 'weight':
+            weight = node.arguments['weight']
+            vocab, width = weight.shapes[0]
+            self._add(node, 'embedding', [self.read(node.arguments['indices'])], vocab=vocab, width=width,
+                      weight=self.weight(weight), padding=node.arguments['padding_idx'])  # fmt: skip
+        else:
+            self._call(node)
+
+    def _check_samples(self, node: Node) -> None:
+        one, other = node.shapes
+        if not one or one[1:] != other[1:] or one[0] * COUNTS[1] != other[0] * COUNTS[0]:
+            if node.kind == 'samples' and one == other:
+                raise UnclearError(
+                    'works across samples; return the outputs, and put the loss on them with workload.loss'
+                )
+            raise UnclearError('has samples elsewhere than in dim 0; keep them there (batch_first=True)')
+
+    def _is_linear(self, weight: Node, bias: Node | None) -> bool:
+        return (
+            weight.kind == 'weight'
+            and self._part(weight) is not None
+            and (bias is None or self._part(bias) is not None)
+        )
+
+    def _is_turned(self, node: Node) -> bool:
+        weight, bias = node.arguments['mat2'], node.arguments['self'] if node.base == 'addmm' else None
+        x = node.arguments['mat1'] if node.base == 'addmm' else node.arguments['self']
+        plain = node.arguments.get('beta', 1) == 1 and node.arguments.get('alpha', 1) == 1
+        biased = bias is None or (bool(bias.held) and len(bias.shapes[0]) == 1)
+        return plain and biased and bool(weight.held) and weight.kind == 'weight' and x.kind == 'samples'
+
+    def _part(self, weight: Node) -> tuple[str, tuple[int, int, int] | None] | None:
+        """A weight, or one of equal parts of its rows: its name, and which part."""
+        if weight.kind != 'weight':
+            return None
+        if weight.held:
+            return weight.held, None
+        said = weight.arguments
+        if weight.base != 'slice' or not said['self'].held or said['step'] != 1:
+            return None
+        dim = said['dim'] % len(weight.shapes[0])
+        length, count = said['self'].shapes[0][dim], weight.shapes[0][dim]
+        if length % count or said['start'] % count:
+            return None
+        return said['self'].held, (said['start'] // count, length // count, dim)
+
+    def _linear(self, node: Node, x: Node, weight: Node, bias: Node | None, inputs: int) -> None:
+        """A product; one that is split into equal parts behind it waits for these, and is as many products."""
+        whole = weight.held and (bias is None or bias.held)
+        found = joint(node, self.read_by) if whole else None
+        if found is None:
+            self._product(node, self.read(x), weight, bias, inputs)
+            return
+        self.skipped |= {id(one) for one in found.skipped[1:]}
+        for part in self.read_by[id(found.skipped[-1])]:
+            which = found.parts[id(part)]
+            own = part_of(weight, which, found.count, inputs)
+            own_bias = part_of(bias, which, found.count, 0) if bias is not None else None
+            self.waiting[id(part)] = (node, x, own, own_bias, inputs)
+
+    def _joint_part(self, node: Node) -> None:
+        """A part of a joint projection, in the shape that the module gives it."""
+        product, x, weight, bias, inputs = self.waiting[id(node)]
+        rows = tuple((*shape[:-1], node.shapes[0][-1]) for shape in product.shapes)
+        made = replace(node, name=f'{node.name}_part', shapes=(rows[0], rows[1]), target='linear', arguments={})
+        self._product(made, self.read(x), weight, bias, inputs)
+        if rows == node.shapes:
+            self.names[id(node)] = self.names[id(made)]
+            return
+        view = replace(node, target='view.default', arguments={'self': made}, positional=(made,), named={})
+        self._call(view)
+        self.names[id(node)] = self.names[id(view)]
+
+    def _product(self, node: Node, x: str, weight: Node, bias: Node | None, inputs: int) -> None:
+        held, part = self._part(weight) or ('', None)
+        shape = weight.shapes[0]
+        bias_name = ''
+        if bias is not None:
+            of, which = self._part(bias) or ('', None)
+            bias_name = self._named(of, which)
+            # A bias behind a sum over ranks is found by its name.
+            if not bias_name.partition('@')[0].endswith('.bias') or '@' in bias_name:
+                product = self._add(node, 'linear', [x], suffix='/product', weight=self._named(held, part), bias='',
+                                    outputs=shape[inputs], inputs=shape[1 - inputs],
+                                    transposed=bool(inputs))  # fmt: skip
+                self._plus(node, product, bias_name, bias.shapes[0])
+                return
+        self._add(node, 'linear', [x], weight=self._named(held, part), bias=bias_name, outputs=shape[inputs],
+                  inputs=shape[1 - inputs], transposed=bool(inputs))  # fmt: skip
+
+    def _plus(self, node: Node, product: str, bias: str, shape: tuple[int, ...]) -> None:
+        names = tuple(f'd{dim}' for dim in range(len(node.shapes[0])))
+        calls = json.dumps([['add.Tensor', [{'read': 0}, {'held': 0}], {}]])
+        weight = {'name': bias, 'given': f'given:{bias}', 'shape': shape, 'dims': names[-1:]}
+        spec = {'calls': calls, 'reads': [names], 'dims': names, 'fixed': [], 'rows': node.shapes[0][0],
+                'saves': 'nothing', 'same': [0], 'weights': [weight]}  # fmt: skip
+        self._add(node, 'call', [product], spec=spec)
+
+    def _call(self, node: Node) -> None:
+        original = node
+        self._refuse(node)
+        row = TABLE.get(node.base)
+        if row is None:
+            raise UnclearError(f'calls aten.{node.target}, which has no row in the table (docs/modules.md); write it '
+                               'with operators of the table, or leave this part out of the module')  # fmt: skip
+        if node.base == 'scaled_dot_product_attention':
+            node = plain_attention(node, self.constants)
+        elif node.base == 'index':
+            node = own_row(node, self.constants)
+        call = Call(self, node)
+        dims = row.rule(call.by_name(node.arguments), call.scaled(node))
+        fixed = call.check(dims)
+        spec: Told = {
+            'calls': call.text(),
+            'reads': [dims.inputs[place] for place in call.places_of_reads],
+            'dims': dims.result,
+            'fixed': fixed,
+            'rows': call.rows,
+            'saves': row.saves,
+            'price': row.price,
+            'flops': row.flops,
+            'dtype': '' if node.floating else node.dtype,
+            'same': call.same(),
+            'summed': _summed(node, row.price),
+            'weights': call.weights(dims),
+            'constants': call.constants(dims),
+        }
+        self._add(node, 'call', call.reads, spec=spec)
+        self.names[id(original)] = self.names[id(node)]
+
+    def _refuse(self, node: Node) -> None:
+        said = node.arguments
+        if node.base.startswith('_native_batch_norm') or (node.base == 'batch_norm' and said['training']):
+            raise UnclearError('takes the statistics of a batch, which ranks and micro-batches would not share; call '
+                               '.eval() on it, so that it uses those that it has')  # fmt: skip
+        if node.base == 'scaled_dot_product_attention' and said.get('dropout_p'):
+            raise UnclearError('drops probabilities of attention; set its dropout to 0')
+        if node.base == 'repeat' and (said['repeats'][0] != 1 or len(said['repeats']) != len(node.shapes[0])):
+            raise UnclearError('repeats samples; repeat another dim')
+
+    def _is_spread(self, node: Node) -> bool:
+        """What is computed from weights alone, and read by several operators, or with as many rows as samples."""
+        if node.kind != 'weight' or not node.target:
+            return False
+        readers = [one for one in self.read_by.get(id(node), []) if one.kind == 'samples']
+        return node.scales or (len(readers) > 1 and node.shapes[0][:1] == (1,))
+
+    def _spread(self, node: Node) -> None:
+        """The same for every sample, of weights: made once for each of them, so that it may be split with them."""
+        call = Call(self, node)
+        names = tuple(f'd{dim}' for dim in range(len(node.shapes[0])))
+        (first,) = call.read
+        full = [('d0', *('' for _ in first.shapes[0][1:]))]
+        dims = Dims((), ())
+        spec: Told = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
+                      'saves': 'nothing', 'weights': call.weights(dims), 'constants': call.constants(dims)}  # fmt: skip
+        node.kind = 'samples'
+        node.shapes = ((COUNTS[0], *node.shapes[0][1:]), (COUNTS[1], *node.shapes[1][1:]))
+        self._add(node, 'call', call.reads, spec=spec)
+
+    # names and reads
+
+    def read(self, node: Node) -> str:
+        if id(node) not in self.names:
+            raise UnclearError('reads what could not be read')
+        return self.names[id(node)]
+
+    def weight(self, node: Node) -> str:
+        return self._named(node.held, None)
+
+    def _named(self, held: str, part: tuple[int, int, int] | None) -> str:
+        name = named_in_programs(held, part)
+        self.weights[name] = held
+        return name
+
+    def _add(self, node: Node, kind: str, reads: list[str], suffix: str = '', **told: Any) -> str:
+        path = path_of(node.fx)
+        name = f'{path.replace(".", "/")}/{node.name}{suffix}'.lstrip('/')
+        self.made.append({'name': name, 'kind': kind, 'reads': reads, 'shape': node.shapes[0], **told})
+        self.paths.append(path)
+        if not suffix:
+            self.names[id(node)] = name
+        return name
+
+    def _wrong(self, node: Node, what: str) -> None:
+        path = path_of(node.fx)
+        try:
+            kind = type(self.module.get_submodule(path)).__name__
+        except AttributeError:
+            kind = 'module'
+        said, _, instead = what.partition('; ')
+        where = source_of(node.fx) or type(self.module).__name__
+        # What reads it is told no problem of its own.
+        self.names[id(node)] = program_name(node.name)
+        self.problems.append(
+            Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out')
+        )
+
+    def text(self, name: str, sources: list[Told], notes: list[str]) -> str:
+        """The graph as JSON."""
+        products = [
+            one['kind'] == 'linear' or one.get('spec', {}).get('price') in ('product', 'convolution')
+            for one in self.made
+        ]
+        layers, count = layers_of(self.paths, products)
+        nodes = [{**one, 'layer': layer} for one, layer in zip(self.made, layers, strict=True)]
+        return json.dumps({'format': FORMAT, 'name': name, 'batch': SAMPLES, 'layers': count, 'notes': notes,
+                           'sources': sources, 'nodes': nodes}, separators=(',', ':'))  # fmt: skip
+
+
+def _needed(output: Node) -> list[Node]:
+    """What the output needs, in the order of the export."""
+    found: dict[int, Node] = {}
+    stack: list[tuple[Node, bool]] = [(output, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            found.setdefault(id(node), node)
+        elif id(node) not in found:
+            stack.append((node, True))
+            stack += [(read, False) for read in reversed(list(inside((node.positional, node.named))))]
+    return list(found.values())
+
+
+def _summed(node: Node, price: str) -> int:
+    """The length of what a product sums over."""
+    said = node.arguments
+    shapes = [read.shapes[0] for read in inside(said)]
+    if price == 'convolution':
+        return prod(said['weight'].shapes[0][1:])
+    if price == 'attention':
+        return shapes[1][-2]
+    if price != 'product':
+        return 0
+    if node.base == 'einsum':
+        left, _, right = said['equation'].replace(' ', '').partition('->')
+        lengths = {letter: length for part, shape in zip(left.split(','), shapes, strict=True)
+                   for letter, length in zip(part, shape, strict=True)}  # fmt: skip
+        return prod(length for letter, length in lengths.items() if letter not in right)
+    return shapes[-1][-1] if node.base == 'linear' else shapes[-1][-2] if len(shapes[-1]) > 1 else 1
+
+
+def _free(name: str) -> str:
+    return f'{name}_input' if name in ('labels', 'loss', 'target') else name

@@ -1,0 +1,227 @@
+"""One call of a module as an operator: what it reads, and the calls that only weights and constants go through."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Protocol
+
+from simpar.torch_module.constants import Constants
+from simpar.torch_module.export import COUNTS
+from simpar.torch_module.graph import Node
+from simpar.torch_module.rules import Arg, Dims, UnclearError
+from simpar.torch_module.table import TABLE
+
+SAMPLES: Final = COUNTS[0]
+MANY: Final = 1009
+"""Samples that rules are asked for: a prime, so that no other dim is as long by chance."""
+RESHAPES: Final = frozenset({'view', 'reshape', '_unsafe_view', 'flatten', 'unflatten', 'squeeze', 'unsqueeze'})
+OF_WEIGHTS: Final = frozenset({'index', 'index_select', 'tril', 'triu'})
+"""Calls besides those of the table that only weights and constants may go through."""
+Told = dict[str, Any]
+
+
+class Known(Protocol):
+    """What a call must know of the graph that it is in: names of operators, constants, and the first input."""
+
+    names: dict[int, str]
+    constants: Constants
+    sources: list[Node]
+
+    def read(self, node: Node) -> str:
+        """The name of an operator or an input."""
+
+    def weight(self, node: Node) -> str:
+        """The name of a weight in programs."""
+
+
+class Call:
+    """One call with what it reads: samples, weights and constants, and the calls before it that make weights."""
+
+    def __init__(self, builder: Known, node: Node) -> None:
+        self.builder, self.node = builder, node
+        self.reads: list[str] = []
+        self.read: list[Node] = []
+        self.places: dict[int, Arg] = {}
+        self.order: list[tuple[str, Any]] = []
+        self.held: list[tuple[Node, Any]] = []
+        self.before: list[Any] = []
+        self.made: dict[int, int] = {}
+        if node.kind == 'weight':
+            # Spread over samples: the first input tells how many there are.
+            self._sample(builder.sources[0])
+            made = self._computed(node)
+            self.before.append(['expand.default', [made, {'shape': 0}], {}])
+            self.arguments, self.named = [], {}
+            return
+        self.arguments = [self._value(one) for one in node.positional]
+        self.named = {key: self._value(one) for key, one in node.named.items()}
+
+    @property
+    def places_of_reads(self) -> list[int]:
+        return [place for place, (kind, _) in enumerate(self.order) if kind == 'read']
+
+    @property
+    def rows(self) -> int:
+        return self.read[0].shapes[0][0]
+
+    def _sample(self, node: Node) -> Told:
+        self.reads.append(self.builder.read(node))
+        self.read.append(node)
+        self.order.append(('read', node))
+        return {'read': len(self.reads) - 1}
+
+    def _value(self, told: Any) -> Any:
+        """An argument as a kernel reads it."""
+        if isinstance(told, Node):
+            return self._tensor(told)
+        if isinstance(told, list | tuple):
+            return [self._value(one) for one in told]
+        text = str(told)
+        return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
+
+    def _tensor(self, node: Node) -> Told:
+        builder = self.builder
+        if node.kind == 'samples' or (id(node) in builder.names and node.kind == 'weight'):
+            return self._sample(node)
+        if node.kind == 'constant':
+            self.order.append(('constant', node))
+            return self._hold(node)
+        if node.held:
+            self.order.append(('weight', node))
+            return self._hold(node)
+        # Made from weights alone, here and in every operator that reads it.
+        self.order.append(('computed', node))
+        return self._computed(node)
+
+    def _hold(self, node: Node) -> Told:
+        for place, (known, _) in enumerate(self.held):
+            if known is node:
+                return {'pending': place}
+        self.held.append((node, None))
+        return {'pending': len(self.held) - 1}
+
+    def _computed(self, node: Node) -> Told:
+        if node.held or node.kind == 'constant':
+            return self._hold(node)
+        if id(node) not in self.made:
+            if node.base not in TABLE and node.base not in OF_WEIGHTS:
+                raise UnclearError(f'reads weights through aten.{node.target}, which has no row in the table '
+                                   '(docs/modules.md); compute it from operators of the table')  # fmt: skip
+
+            def value(told: Any) -> Any:
+                if isinstance(told, Node):
+                    return self._computed(told)
+                if isinstance(told, list | tuple):
+                    return [value(one) for one in told]
+                text = str(told)
+                return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
+
+            positional = list(node.positional)
+            if node.base == 'expand' and node.scales:
+                # Of one sample: all that is made of weights and constants alone is alike for every sample.
+                positional[1] = [1, *positional[1][1:]]
+            call = [node.target, value(positional), {key: value(of) for key, of in node.named.items()}]
+            self.before.append(call)
+            self.made[id(node)] = len(self.before) - 1
+        return {'call': self.made[id(node)]}
+
+    # the rule
+
+    def by_name(self, arguments: Any) -> Any:
+        """Arguments for a rule: an ``Arg`` for each tensor, in the order of the call."""
+        places = iter(range(len(self.order)))
+
+        def value(told: Any) -> Any:
+            if isinstance(told, Node):
+                return Arg(next(places), self.scaled(told))
+            if isinstance(told, dict):
+                return {key: value(one) for key, one in told.items()}
+            return [value(one) for one in told] if isinstance(told, list | tuple) else told
+
+        return value(dict(arguments))
+
+    def scaled(self, node: Node) -> tuple[int, ...]:
+        """A shape for many samples."""
+        shape = node.shapes[0]
+        if node.kind == 'constant' and node.scales:
+            return (1, *shape[1:])
+        return (shape[0] * MANY // SAMPLES, *shape[1:]) if node.scales else shape
+
+    def check(self, dims: Dims) -> list[str]:
+        """Names that stay unsharded; raises ``UnclearError`` where samples would not stay in dim 0, each for itself."""
+        samples = {dims.inputs[place][0] for place in self.places_of_reads}
+        if samples & set(dims.fixed) or samples != {dims.result[0]} or '' in samples:
+            raise UnclearError(
+                'works across samples, or has them elsewhere than in dim 0; keep every sample for itself'
+            )
+        fixed = dict.fromkeys(dims.fixed)
+        for names, (kind, node) in zip(dims.inputs, self.order, strict=True):
+            # What is computed from weights is there in full.
+            if kind == 'computed':
+                fixed |= dict.fromkeys(
+                    name for name, length in zip(names, node.shapes[0], strict=True) if name and length > 1
+                )
+        return list(fixed)
+
+    def same(self) -> list[int]:
+        """The reads whose gradient is that of the result."""
+        if self.node.base not in ('add', 'sub') or self.node.arguments.get('alpha', 1) != 1:
+            return []
+        result = self.node.shapes[0]
+        alike = [place for place, node in enumerate(self.read) if node.shapes[0] == result]
+        return [place for place in alike if self.node.base == 'add' or self.read[place] is self.node.arguments['self']]
+
+    # what it holds
+
+    def _dims_of(self, dims: Dims, wanted: Node, kind: str) -> tuple[str, ...]:
+        places = [place for place, (of, node) in enumerate(self.order) if node is wanted and of == kind]
+        return dims.inputs[places[0]] if places else ()
+
+    def weights(self, dims: Dims) -> list[Told]:
+        """Weights that it reads, directly or through other calls."""
+        return [self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
+                for node, _ in self._of('weight')]  # fmt: skip
+
+    def constants(self, dims: Dims) -> list[Told]:
+        """Constants that it reads."""
+        made = []
+        for node, _ in self._of('constant'):
+            name, shape = self.builder.constants.named(node)
+            told = self._told(node, self._dims_of(dims, node, 'constant'), name)
+            made.append({**told, 'shape': shape, 'dtype': '' if node.floating else node.dtype})
+        return made
+
+    def _of(self, kind: str) -> list[tuple[Node, Any]]:
+        return [held for held in self.held if held[0].kind == kind]
+
+    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Told:
+        shape = node.shapes[0]
+        return {'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names or ('',) * len(shape)}
+
+    def text(self) -> str:
+        """The calls as a kernel reads them: weights before constants."""
+        order = [*self._of('weight'), *self._of('constant')]
+        place = {id(node): number for number, (node, _) in enumerate(order)}
+
+        def settled(told: Any) -> Any:
+            if isinstance(told, list):
+                return [settled(one) for one in told]
+            if isinstance(told, dict):
+                if 'pending' in told:
+                    return {'held': place[id(self.held[told['pending']][0])]}
+                return (
+                    {key: settled(one) for key, one in told.items()} if len(told) != 1 or 'dtype' not in told else told
+                )
+            return told
+
+        node, arguments, target = self.node, self.arguments, self.node.target
+        if node.kind == 'weight':
+            return json.dumps(settled(self.before))
+        if node.base in RESHAPES:
+            target, arguments = 'reshape.default', [arguments[0], {'shape': 0}]
+        elif node.base == 'expand':
+            arguments = [arguments[0], {'shape': 0}]
+        named = {} if node.base in RESHAPES else self.named
+        return json.dumps(
+            [*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]]
+        )

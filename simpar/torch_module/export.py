@@ -1,0 +1,85 @@
+"""Runs torch.export on a module, for two counts of samples, so that it is known which dims count samples."""
+
+from __future__ import annotations
+
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simpar.errors import Problem, ScheduleError
+
+if TYPE_CHECKING:
+    import torch
+
+COUNTS = (3, 5)
+"""Samples of the two exports."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """One export: the program, and by the name of a node the shape of its value."""
+
+    program: Any
+    nodes: tuple[Any, ...]
+
+
+def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], samples: int) -> Traced:
+    """Export a module for so many samples; raises ``ScheduleError`` with what torch says where it cannot be."""
+    import torch
+
+    # The first input tells how many samples the examples have; what has another dim 0 has no samples.
+    batch = next((one.shape[0] for one in (*inputs, *named.values()) if getattr(one, 'ndim', 0)), 0)
+    arguments = tuple(_of(one, batch, samples) for one in inputs)
+    keywords = {name: _of(one, batch, samples) for name, one in named.items()}
+    try:
+        quiet = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet), _silent():
+            # What torch tells of its own internals; what is wrong with the module is an exception.
+            warnings.simplefilter('ignore')
+            program = torch.export.export(module, arguments, keywords, strict=False)
+            # No operator is decomposed, but changes in place become values.
+            program = program.run_decompositions({})
+    except Exception as error:
+        # Whatever a module's own code raises is the user's; torch's reasons begin with a line that says them.
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        what = f'torch.export cannot follow it: {type(error).__name__}: {said}'
+        instead = 'pass example inputs that the module takes'
+        if 'data-dependent' in said:
+            what = 'what is computed depends on values, as in loops over the tokens of an expert'
+            instead = 'compute all, and choose with where or a product; mixtures of experts: use transformer: moe'
+        raise ScheduleError(Problem(_place(error) or type(module).__name__, what, instead)) from None
+    return Traced(program, tuple(program.graph.nodes))
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the module's own code that torch was in; empty where it was in none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith('<')]
+    # Before torch it is the caller's code, not the module's.
+    first = next((place for place, frame in enumerate(frames) if '/torch/' in frame.filename), len(frames))
+    own = [frame for frame in frames[first:] if '/torch/' not in frame.filename and 'contextlib' not in frame.filename]
+    return f'{own[-1].filename}:{own[-1].lineno}' if own else ''
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Within it no logger says anything."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _of(value: Any, batch: int, samples: int) -> Any:
+    """An example input with so many samples in the place of a batch."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
+        return value[:1].expand(samples, *value.shape[1:]).clone()
+    return value

@@ -1,0 +1,142 @@
+"""``from_module``: a torch module and example inputs become a model, and the values of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.model.module import FromModule
+
+if TYPE_CHECKING:
+    import torch
+
+OUTPUTS: Final = ('logits', 'last_hidden_state', 'pooler_output')
+"""Of a result with names, what the loss is put on where nothing is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Imported:
+    """A module as a model.
+
+    Arguments:
+        model: for a ``Workload``; plain data.
+        weights: by the names of programs, what weights begin as and constants are; empty on the meta device.
+        notes: what was left out.
+    """
+
+    model: FromModule
+    weights: Mapping[str, torch.Tensor]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> str:
+        """What ``load_case`` takes as ``module``."""
+        return self.model.graph_text
+
+
+def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Imported:
+    """A model whose operators are those that a module calls, with its weights.
+
+    Arguments:
+        module: with real weights to train it, or on the meta device to predict it. Dropout and batch norm are as its
+            ``training`` says.
+        inputs: examples: a tensor, a tuple of them, or a dict by name. Dim 0 counts samples; what it holds tells how
+            inputs are drawn: integers below their largest, ones where all are ones, else normal numbers.
+        output: which of its results by name the loss is put on; unless given, ``logits``, else the first.
+
+    Raises ``ScheduleError`` with every operator that is not supported, where it stands and what can be done.
+
+    >>> found = simpar.from_module(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.randn(4, 8))  # doctest: +SKIP
+    """
+    from simpar.torch_module.build import Builder
+    from simpar.torch_module.by_class import batch_first
+    from simpar.torch_module.export import COUNTS, traced
+    from simpar.torch_module.graph import Reader
+
+    positional, named = _examples(inputs)
+    with batch_first(module):
+        one, other = (traced(module, positional, named, count) for count in COUNTS)
+    if len(one.nodes) != len(other.nodes):
+        raise _wrong(
+            module, 'does other work for other counts of samples', 'make control flow independent of the batch'
+        )
+    reader = Reader(one, other, module)
+    chosen = reader.nodes[_output(module, one.program, output)]
+    examples = dict(zip((node.name for node in reader.inputs), _tensors(positional, named), strict=True))
+    reader.values |= {node.name: examples[node.name] for node in reader.inputs}
+    builder = Builder(reader, module, chosen)
+    builder.build(chosen)
+    notes = _notes(one)
+    used = {read for node in builder.made for read in node['reads']}
+    sources = [
+        {'name': builder.names[id(node)], 'shape': node.shapes[0], 'drawn': _drawn(builder, node, examples[node.name]),
+         'integer': not node.floating}
+        for node in builder.sources if builder.names[id(node)] in used
+    ]  # fmt: skip
+    text = builder.text(type(module).__name__, sources, notes)
+    weights = {name: _part(reader.values[held], name) for name, held in builder.weights.items()}
+    real = {name: value.detach().clone() for name, value in weights.items() if value.device.type != 'meta'}
+    return Imported(model=FromModule(graph_text=text), weights={**real, **builder.constants.values}, notes=tuple(notes))
+
+
+def _examples(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), {}
+
+
+def _tensors(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    return [one for one in (*positional, *named.values()) if hasattr(one, 'shape')]
+
+
+def _output(module: Any, program: Any, wanted: str) -> str:
+    """The name of the node that the loss is put on."""
+    from torch.utils import _pytree
+
+    names = [str(name) for name in program.graph_signature.user_outputs]
+    tree = _pytree.tree_unflatten(names, program.call_spec.out_spec)
+    if isinstance(tree, Mapping):
+        chosen = wanted or next((name for name in OUTPUTS if name in tree), next(iter(tree)))
+        if chosen not in tree:
+            raise _wrong(module, f'returns no {chosen}', f'write one of {", ".join(tree)}')
+        return str(tree[chosen])
+    if wanted:
+        raise _wrong(module, f'returns no result named {wanted}', 'leave output out')
+    return names[0]
+
+
+def _drawn(builder: Any, node: Any, example: Any) -> str:
+    """How an input is drawn, from its example and from the table that it indexes."""
+    rows = [
+        one.arguments['weight'].shapes[0][0] for one in builder.read_by.get(id(node), []) if one.base == 'embedding'
+    ]
+    if rows and not node.floating:
+        return f'tokens:{min(rows)}'
+    if example.device.type == 'meta':
+        return 'normal:1' if node.floating else 'tokens:2'
+    for value, how in ((1, 'ones'), (0, 'zeros')):
+        if bool((example == value).all()):
+            return how
+    return 'normal:1' if node.floating else f'tokens:{int(example.max()) + 1}'
+
+
+def _notes(one: Any) -> list[str]:
+    casts = sum(str(node.target).startswith('aten._to_copy') for node in one.nodes)
+    told = 'casts of the module between floating types are left out: all of it is computed in workload.precision'
+    return [f'{casts} {told}'] if casts else []
+
+
+def _part(value: Any, name: str) -> Any:
+    """A weight, or the part of it that a name tells."""
+    part = name.partition('@')[2]
+    if not part:
+        return value
+    which, _, rest = part.partition('of')
+    count, _, dim = rest.partition('d')
+    return value.chunk(int(count), int(dim))[int(which)]
+
+
+def _wrong(module: Any, what: str, instead: str) -> ScheduleError:
+    return ScheduleError(Problem(type(module).__name__, what, instead))

@@ -1,0 +1,218 @@
+"""What torch.export found, as the graph that is read: who reads samples, weights or neither, and what is left out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from simpar.torch_module.export import Traced
+from simpar.torch_module.names import program_name
+
+SAME: Final = frozenset({'alias', 'clone', 'contiguous', 'lift_fresh_copy', 'detach_', 'view_as', 'type_as'})
+"""Calls whose result is what they read."""
+PARTS: Final = frozenset({'split', 'split_with_sizes', 'chunk', 'unbind', 'tensor_split'})
+ASIDE: Final = frozenset({'_assert_tensor_metadata', 'sym_size', '_assert_scalar', 'sym_constrain_range_for_size'})
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node of the export.
+
+    Arguments:
+        kind: samples, weight or constant: whether it reads samples, or else a weight that is trained.
+        shapes: of the two exports. target: aten's name with overload; empty: an input, weight or constant.
+        held: the module's name of a weight or buffer.
+    """
+
+    name: str
+    kind: str
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtype: str
+    target: str = ''
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    positional: Sequence[Any] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+    held: str = ''
+    fx: Any = None
+
+    @property
+    def base(self) -> str:
+        """Without the overload."""
+        return self.target.partition('.')[0]
+
+    @property
+    def scales(self) -> bool:
+        """Its shape tells how many samples there are."""
+        return self.shapes[0] != self.shapes[1]
+
+    @property
+    def floating(self) -> bool:
+        """Whether it has a derivative."""
+        return 'float' in self.dtype
+
+
+def inside(value: Any) -> Iterator[Node]:
+    """All nodes of arguments, in order."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from inside(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from inside(one)
+
+
+class Reader:
+    """Makes nodes of two exports of one module.
+
+    Arguments: ``trained``, names of parameters that are trained; ``values``, of weights, buffers and lifted constants.
+    """
+
+    def __init__(self, one: Traced, other: Traced, module: Any) -> None:
+        self.signature = one.program.graph_signature
+        self.trained = {name for name, of in module.named_parameters(remove_duplicate=False) if of.requires_grad}
+        self.first: dict[int, str] = {}
+        self.tied: dict[str, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            self.tied[name] = self.first.setdefault(id(parameter), name)
+        self.values: dict[str, Any] = {**one.program.constants, **dict(module.named_buffers()),
+                                       **dict(module.named_parameters(remove_duplicate=False))}  # fmt: skip
+        self.nodes: dict[str, Node] = {}
+        self.inputs: list[Node] = []
+        self._parts: dict[str, tuple[Node, Any]] = {}
+        for place, (node, twin) in enumerate(zip(one.nodes, other.nodes, strict=False)):
+            del place
+            self._read(node, twin)
+
+    def output(self, name: str) -> Node:
+        """The node of a result."""
+        return self.nodes[name]
+
+    def _read(self, node: Any, twin: Any) -> None:
+        value, other = node.meta.get('val'), twin.meta.get('val')
+        if node.op == 'placeholder' and hasattr(value, 'shape'):
+            self.nodes[node.name] = self._placeholder(node, value, other)
+        elif node.op == 'call_function' and node.target is operator.getitem:
+            self.nodes[node.name] = self._part(node, value, other)
+        elif node.op == 'call_function' and str(node.target).startswith('aten.'):
+            self._call(node, value, other)
+
+    def _placeholder(self, node: Any, value: Any, other: Any) -> Node:
+        said = self.signature
+        of_module = (said.inputs_to_parameters, said.inputs_to_buffers, said.inputs_to_lifted_tensor_constants)
+        held = next((names[node.name] for names in of_module if node.name in names), '')
+        held = self.tied.get(held, held)
+        made = Node(node.name, 'constant', (tuple(value.shape), tuple(other.shape)), _dtype(value), fx=node)
+        if held:
+            made.kind = 'weight' if held in self.trained else 'constant'
+            made.held = held
+        else:
+            made.kind = 'samples' if made.scales else 'constant'
+            self.inputs.append(made)
+        return made
+
+    def _call(self, node: Any, value: Any, other: Any) -> None:
+        target = str(node.target).removeprefix('aten.')
+        base = target.partition('.')[0]
+        if base in ASIDE:
+            return
+        positional, named = self._arguments(node.args), self._arguments(node.kwargs)
+        arguments = _by_name(node.target, positional, named)
+        if base in PARTS:
+            self._parts[node.name] = (arguments['self'], (base, arguments))
+            return
+        first = next(inside(positional), None)
+        same = base in SAME or _casts(base, first, value) or _drops_nothing(base, arguments)
+        if same and first is not None:
+            self.nodes[node.name] = first
+            return
+        if not hasattr(value, 'shape'):
+            shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        else:
+            shapes = (tuple(value.shape), tuple(other.shape))
+        self.nodes[node.name] = Node(node.name, _kind((positional, named)), shapes, _dtype(value), target, arguments,
+                                     positional, named, fx=node)  # fmt: skip
+
+    def _part(self, node: Any, value: Any, other: Any) -> Node:
+        """A part of a split as a slice, or as a select."""
+        owner, index = node.args
+        if owner.name not in self._parts:
+            return self._first(node, owner, index, (tuple(value.shape), tuple(other.shape)))
+        x, (base, said) = self._parts[owner.name]
+        shapes = (tuple(value.shape), tuple(other.shape))
+        dim = said.get('dim', 0) % len(x.shapes[0])
+        if base == 'unbind':
+            return Node(node.name, x.kind, shapes, x.dtype, 'select.int', {'self': x, 'dim': dim, 'index': index},
+                        (x, dim, index), fx=owner)  # fmt: skip
+        lengths = [of.shape[dim] for of in owner.meta['val']]
+        start = sum(lengths[:index])
+        end = start + lengths[index]
+        arguments = {'self': x, 'dim': dim, 'start': start, 'end': end, 'step': 1}
+        return Node(node.name, x.kind, shapes, x.dtype, 'slice.Tensor', arguments, (x, dim, start, end), fx=owner)
+
+    def _first(self, node: Any, owner: Any, index: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
+        """The first of several results, of a call that the table knows by another name."""
+        call = self.nodes[owner.name]
+        made = replace(call, name=node.name, shapes=shapes, dtype=_dtype(node.meta['val']))
+        if call.base == '_native_batch_norm_legit_no_training' and index == 0:
+            x, weight, bias, mean, var, momentum, epsilon = call.positional
+            positional = [x, weight, bias, mean, var, False, momentum, epsilon, False]
+            made = replace(made, target='batch_norm.default', positional=positional, named={},
+                           arguments={'input': x, 'weight': weight, 'bias': bias, 'running_mean': mean,
+                                      'running_var': var, 'training': False})  # fmt: skip
+        if call.base == 'native_dropout' and index == 0:
+            x, probability, *_ = call.positional
+            made = replace(made, target='dropout.default', positional=[x],
+                           arguments={'input': x, 'p': probability, 'train': True})  # fmt: skip
+        return made
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._arguments(one) for key, one in value.items() if key not in _ELSEWHERE}
+        if isinstance(value, list | tuple):
+            return [self._arguments(one) for one in value]
+        return self.nodes.get(value.name, value) if hasattr(value, 'op') and hasattr(value, 'meta') else value
+
+
+_ELSEWHERE: Final = frozenset({'device', 'layout', 'pin_memory', 'memory_format', 'non_blocking'})
+"""Where a tensor lies in memory, which a plan says."""
+
+
+def _kind(arguments: Any) -> str:
+    kinds = {node.kind for node in inside(arguments)}
+    return 'samples' if 'samples' in kinds else 'weight' if 'weight' in kinds else 'constant'
+
+
+def _dtype(value: Any) -> str:
+    return str(getattr(value, 'dtype', '')).removeprefix('torch.')
+
+
+def _by_name(target: Any, positional: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of the schema, with its defaults."""
+    known = list(target._schema.arguments)
+    found = {one.name: one.default_value for one in known if one.has_default_value()}
+    found |= {one.name: value for one, value in zip(known, positional, strict=False)}
+    found |= named
+    # In the order of the schema, as kernels take tensors.
+    return {one.name: found[one.name] for one in known if one.name in found and one.name not in _ELSEWHERE}
+
+
+def _casts(base: str, first: Node | None, value: Any) -> bool:
+    """From one floating type to another: everything has the precision of the schedule."""
+    if base not in ('_to_copy', 'to', 'float', 'double', 'half') or first is None:
+        return False
+    made = _dtype(value)
+    return first.dtype == made or (first.floating and 'float' in made)
+
+
+def _drops_nothing(base: str, arguments: Mapping[str, Any]) -> bool:
+    return base in ('dropout', 'feature_dropout', 'alpha_dropout') and (not arguments['train'] or arguments['p'] == 0)
+
+
+def named_in_programs(held: str, part: tuple[int, int, int] | None = None) -> str:
+    """A weight's name in programs; ``part``, which of how many equal parts along which dim it is."""
+    name = program_name(held)
+    return name if part is None else f'{name}@{part[0]}of{part[1]}d{part[2]}'

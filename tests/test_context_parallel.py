@@ -1,0 +1,340 @@
+"""Sequences that context ranks share: training as the unsharded model, messages and work by closed forms."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simpar.errors import ScheduleError
+from simpar.lower import lower
+from simpar.lower.context_split import ContextSplit
+from simpar.plan import Plan
+from simpar.schedule import load_schedule
+from simpar.workload import Transformer, Workload
+
+KINDS = ('all_gather', 'all_to_all', 'ring')
+LAYERS, BATCH, TOKENS, HIDDEN, HEADS = 2, 4, 64, 32, 8
+WIDTH = HIDDEN // HEADS
+
+
+def workload(**more):
+    model = Transformer(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=24, sequence=TOKENS)
+    return Workload(model=replace(model, **more), batch=BATCH, precision='bf16')
+
+
+def program(kind, ranks, more=(), **plan):
+    return lower(workload(**dict(more)), Plan(context=ranks, context_kind=kind, **plan), ranks)
+
+
+def messages(made, phase, layer='layer1'):
+    """Bytes of the context ranks' messages of a layer, by collective."""
+    found = {}
+    for op in made.op_classes:
+        if op.partition == 'context' and op.phase == phase and layer in op.name:
+            found.setdefault(op.operator, []).append(op.bytes)
+    return found
+
+
+# Messages
+
+
+@pytest.mark.parametrize('ranks', [2, 4, 8])
+@pytest.mark.parametrize('kv_heads', [8, 2])
+def test_gathered_keys_and_values_are_those_of_all_tokens(ranks, kv_heads):
+    """Llama 3 (arXiv 2407.21783, 3.3.2): an all-gather of K and V forward; backward also gradients are scattered."""
+    kv = BATCH * TOKENS * 2 * kv_heads * WIDTH * 2
+    made = program('all_gather', ranks, {'kv_heads': kv_heads})
+    assert messages(made, 'F') == {'all_gather': [kv]}
+    assert messages(made, 'I') == {'all_gather': [kv], 'reduce_scatter': [kv]}
+
+
+@pytest.mark.parametrize('ranks', [2, 4, 8])
+def test_heads_are_exchanged_by_four_all_to_alls(ranks):
+    """DeepSpeed-Ulysses (arXiv 2309.14509, 3.2): 3 N h for queries, keys and values, N h for the result, over P."""
+    one = BATCH * TOKENS * HIDDEN * 2 / ranks
+    made = program('all_to_all', ranks)
+    for phase in ('F', 'I'):
+        # Queries, keys and values lie in one tensor, so three of the four are one message.
+        assert sorted(messages(made, phase)['all_to_all']) == [one, 3 * one]
+
+
+@pytest.mark.parametrize('split', ['balanced', 'contiguous'])
+@pytest.mark.parametrize('ranks', [2, 4, 8])
+def test_a_ring_passes_on_keys_and_values_of_one_rank(ranks, split):
+    """Ring Attention (arXiv 2310.01889, 3): N − 1 steps, each with a rank's own K and V, backward their gradients."""
+    kv = BATCH * TOKENS * 2 * HIDDEN * 2 / ranks
+    made = program('ring', ranks, context_split=split)
+    assert messages(made, 'F') == {'send_recv': [kv] * (ranks - 1)}
+    assert messages(made, 'I') == {'send_recv': [kv] * (2 * (ranks - 1))}
+
+
+# Work
+
+
+def brute_force(split, queries, keys):
+    """Pairs of tokens, one by one; those on an edge of what is seen count half, as half of a square does."""
+
+    def tokens(rank):
+        return np.concatenate([np.arange(*span) for span in split.spans(rank)])
+
+    apart = tokens(queries)[:, None] - tokens(keys)[None, :]
+    ends = np.cumsum(split.documents or (split.sequence,))
+    of = np.searchsorted(ends, np.arange(split.sequence), side='right')
+    same = of[tokens(queries)][:, None] == of[tokens(keys)][None, :]
+
+    def behind(edge):
+        return (apart > edge) + 0.5 * (apart == edge)
+
+    seen = behind(0) - (behind(split.window) if split.window else 0)
+    return float((seen * same).sum())
+
+
+@pytest.mark.parametrize('balanced', [True, False])
+def test_pairs_of_two_ranks_are_those_counted_one_by_one(balanced):
+    draw = np.random.default_rng(5)
+    for _ in range(25):
+        ranks = int(draw.integers(2, 6))
+        sequence = 2 * ranks * int(draw.integers(1, 7))
+        cuts = np.unique(draw.integers(1, sequence, int(draw.integers(0, 4))))
+        documents = tuple(np.diff([0, *cuts, sequence]).tolist())
+        window = int(draw.choice([0, 0, 1, 3, 9]))
+        split = ContextSplit(sequence, ranks, balanced, window, documents if len(documents) > 1 else ())
+        for queries in range(ranks):
+            found = [split.pairs(queries, keys) for keys in range(ranks)]
+            assert found == [brute_force(split, queries, keys) for keys in range(ranks)], split
+            assert split.of_all(queries) == pytest.approx(sum(found))
+
+
+def attention_flops(made, phase):
+    return sum(op.flops for op in made.op_classes if 'attention' in op.operator and op.phase == phase)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('ranks', [2, 8])
+def test_balanced_ranks_share_the_work_of_causal_attention(kind, ranks):
+    alone, shared = lower(workload(), Plan(), 1), program(kind, ranks)
+    for phase in ('F', 'I'):
+        assert ranks * attention_flops(shared, phase) == attention_flops(alone, phase)
+
+
+@pytest.mark.parametrize('ranks', [2, 4, 8])
+def test_with_contiguous_parts_all_wait_for_the_rank_of_the_last_tokens(ranks):
+    """It has a square of its own, half of it seen, and those of all ranks before it."""
+    for kind in ('all_gather', 'ring'):
+        made = program(kind, ranks, context_split='contiguous')
+        parts = [op for op in made.op_classes if op.operator == 'context_attention' and op.phase == 'F']
+        assert sum(op.dims['pairs'] for op in parts) / LAYERS == (2 * ranks - 1) / ranks**2 * TOKENS**2 / 2
+        # What they do together is the same however they share it.
+        assert ranks * attention_flops(made, 'F') == attention_flops(lower(workload(), Plan(), 1), 'F')
+
+
+def test_every_rank_of_a_balanced_ring_has_the_same_in_every_step():
+    for ranks in (2, 3, 8):
+        split = ContextSplit(48 * ranks, ranks, balanced=True)
+        for step in range(ranks):
+            assert len({split.pairs(rank, (rank - step) % ranks) for rank in range(ranks)}) == 1
+
+
+# Sums and shards
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_gradients_are_summed_over_data_and_context(kind):
+    made = lower(workload(), Plan(data=2, context=2, context_kind=kind), 4)
+    sums = {op.partition: op for op in made.op_classes if op.operator == 'all_reduce'}
+    assert set(sums) == {'data_context'}
+    assert made.partitions['data_context'].groups_GP.tolist() == [[0, 1, 2, 3]]
+    assert made.partitions['context'].groups_GP.tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize('zero', [1, 3])
+def test_optimizer_shards_are_dealt_out_over_data_and_context(zero):
+    """Megatron-LM's distributed optimizer shards over its group of data × context ranks."""
+    made = lower(workload(), Plan(data=2, context=2, zero=zero), 4)
+    held = sum(made.local_bytes(tensor) for tensor in made.tensors if tensor.kind == 'state')
+    alone = lower(workload(), Plan(data=4, zero=zero), 4)
+    assert held == sum(alone.local_bytes(tensor) for tensor in alone.tensors if tensor.kind == 'state')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_grown_program_is_the_one_lowered_in_full(kind):
+    deep = replace(workload(position='rotary', kv_heads=4), model=replace(workload(kv_heads=4).model, layers=12))
+    for more in ({}, {'copies': 2, 'zero': 1}, {'recompute': 'full', 'zero': 3}):
+        plan = Plan(data=2, context=2, context_kind=kind, **more)
+        assert lower(deep, plan, 4).hash == lower(deep, plan, 4, grow=False).hash
+
+
+# When which wins
+
+PAGE = Path(__file__).parent.parent / 'docs' / 'context_parallel.md'
+
+
+def test_each_kind_wins_a_case_as_the_page_says():
+    from test_tiles_docs import PLACE, answer, printed
+
+    (place,) = PLACE.finditer(PAGE.read_text(encoding='utf-8'))
+    assert printed(place['command']) == place['table']
+    steps = [result.step for result in answer(place['command'])[1].results]
+    fastest = [KINDS[cells.index(min(cells))] for cells in (steps[at : at + 3] for at in range(0, 9, 3))]
+    assert fastest == ['all_gather', 'all_to_all', 'ring']
+
+
+# What does not fit
+
+FILE = """simpar: 1
+cluster: h100-sxm-8
+workload:
+  transformer: {{layers: 2, hidden: 64, heads: 8, kv_heads: 2, vocab: 32, sequence: {sequence}{more}}}
+  batch: 8
+plan: {{{plan}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ('plan', 'sequence', 'more', 'said'),
+    [
+        ('context: 4', 20, '', r'plan\.context: sequence 20 does not divide into 8 chunks .* that is a mul'),
+        ('context: 4, context_kind: all_to_all', 64, '', r'kv_heads 2 cannot .* write all_gather or ring'),
+        ('context: 4', 64, ', attention: unfused', r'plan\.context_kind: unfused attention .* write all_to_all'),
+        ('context: 4, search: exact', 64, '', r'plan\.context: context ranks share a sequence by degrees alone'),
+        ('context: 3', 48, '', r'plan\.context: data 2 × context 3 × tensor 1 = 6 ranks, .* a divisor'),
+        ('cp: 4', 64, '', r'plan\.cp: unknown key; write context'),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_at_its_key(plan, sequence, more, said, tmp_path):
+    from simpar.schedule.fit import check_against_cluster
+
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(FILE.format(plan=plan, sequence=sequence, more=more))
+    with pytest.raises(ScheduleError, match=said):
+        check_against_cluster(load_schedule(path), 8)
+
+
+def test_a_network_has_no_sequence_to_share(tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(
+        'simpar: 1\ncluster: h100-sxm-8\n'
+        'workload: {network: {input: [8], layers: [dense: {in: 8, out: 8}]}, batch: 8, loss: mse}\n'
+        'plan: {context: 2}\n'
+    )
+    with pytest.raises(ScheduleError, match=r'plan\.context: a network has no sequence'):
+        load_schedule(path)
+
+
+# Training, against models that we did not write
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+PLANS = {
+    'tensor-sequence-zero': (Plan(context=2, tensor=2, sequence_parallel=True, zero=1), 4),
+    'data-copies-zero': (Plan(context=2, data=2, copies=2, zero=3), 4),
+    'pipeline-recompute': (Plan(context=2, pipeline=2, micro_batches=2, recompute='full'), 4),
+    'all': (Plan(context=2, data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2,
+                 recompute='selective'), 16),
+    'contiguous-recompute': (Plan(context=4, context_split='contiguous', recompute='selective', copies=2), 4),
+    'contiguous-tensor-data': (Plan(context=2, context_split='contiguous', tensor=2, data=2, zero=1), 8),
+    'tensor-pipeline-copies': (Plan(context=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2), 8),
+}  # fmt: skip
+# Heads of keys and values for context × tensor; one token of eight a chunk for context 4.
+MODELS = {
+    'gpt2': {'n_head': 4},
+    'llama': {'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 4},
+    'mistral': {'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 4},
+}
+
+
+@pytest.fixture(scope='module')
+def oracles(tmp_path_factory):
+    """By model its workload and what transformers computes: loss and gradients."""
+    pytest.importorskip('transformers', reason='needs the extra test')
+    import huggingface_cases
+    import test_huggingface_numerics as theirs
+
+    folder, found = tmp_path_factory.mktemp('configs'), {}
+    for kind, more in MODELS.items():
+        config = {**huggingface_cases.TINY[kind], **more}
+        made = huggingface_cases.schedule_of(config, folder).workload
+        found[kind] = (made, *theirs.computed(kind, made, config))
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('how', KINDS)
+@pytest.mark.parametrize('kind', MODELS)
+def test_losses_and_gradients_are_those_of_transformers(kind, how, oracles):
+    from test_huggingface_numerics import TOLERANCE, deviation
+
+    of, *oracle = oracles[kind]
+    worst = {}
+    for name, (plan, ranks) in PLANS.items():
+        worst[name] = deviation(kind, of, oracle, replace(plan, context_kind=how), ranks)
+    assert {name: error for name, error in worst.items() if not error <= TOLERANCE} == {}
+
+
+def test_the_plans_cover_every_pair_of_axes_beside_context():
+    axes = {
+        'data': lambda plan: plan.data > 1,
+        'tensor': lambda plan: plan.tensor > 1,
+        'pipeline': lambda plan: plan.pipeline > 1,
+        'copies': lambda plan: plan.copies > 1,
+        'zero': lambda plan: plan.zero > 0,
+        'recompute': lambda plan: plan.recompute != 'none',
+    }
+    for one, other in combinations(axes, 2):
+        met = {(axes[one](plan), axes[other](plan)) for plan, _ in PLANS.values()}
+        # Data ranks are there for zero to shard over, but context ranks alone are enough.
+        assert {(True, True)} <= met, (one, other)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('how', KINDS)
+def test_dropout_and_documents_are_those_of_any_plan(how):
+    from executor.numerics import check
+
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, dropout=0.3)
+    for more in ({'window': 5}, {'position': 'rotary', 'documents': (3, 6, 7)}):
+        made = Workload(model=replace(model, **more), batch=4)
+        plan = Plan(context=2, context_kind=how, tensor=2, sequence_parallel=True, copies=2, recompute='full')
+        check(lower(made, plan, 4), made, plan, steps=1)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    'more', [{'zero': 3, 'data': 4}, {'data': 2, 'tensor': 2, 'sequence_parallel': True, 'copies': 2}]
+)
+def test_experts_are_shared_over_data_ranks_beside_context(more):
+    from executor.numerics import check
+    from simpar.model.library.experts import Experts
+
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, init_std=0.3, bias=())
+    made = Workload(model=replace(model, experts=Experts(count=4, top_k=2, aux_loss=0.1)), batch=8)
+    plan = Plan(context=2, context_kind='ring', expert=2, **more)
+    check(lower(made, plan, 8), made, plan, steps=1)
+
+
+@pytest.mark.torch
+def test_unfused_attention_exchanges_heads():
+    from executor.numerics import check
+
+    model = Transformer(layers=2, hidden=16, heads=4, vocab=24, sequence=16, attention='unfused', dropout=0.2)
+    made = Workload(model=model, batch=4)
+    plan = Plan(context=2, context_kind='all_to_all', data=2)
+    check(lower(made, plan, 4), made, plan, steps=1)
+
+
+@pytest.mark.torch
+def test_a_rank_that_takes_wrong_keys_is_found_wrong():
+    """A negative control: keys of another step than those that came."""
+    from sabotage import change_ops
+
+    from executor.numerics import check
+    from simpar.errors import NumericsWrong
+
+    made = replace(workload(), precision='fp32')
+    plan = Plan(context=4, context_kind='ring')
+    right = lower(made, plan, 4)
+    check(right, made, plan, steps=1)
+    wrong = change_ops(right, 'layer0.attention.step1.F', attributes={'step': 2})
+    with pytest.raises(NumericsWrong):
+        check(wrong, made, plan, steps=1)

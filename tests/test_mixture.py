@@ -1,0 +1,360 @@
+"""Mixtures of experts and expert parallelism: trained under plans, priced by the fullest rank, refused by name."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pytest
+from mixture_cases import mixture_case
+
+from simpar.case import case_of, load_case
+from simpar.cost.compute import DeviceCompute
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible, NumericsWrong, ScheduleError
+from simpar.lower import lower
+from simpar.model.library.experts import Experts
+from simpar.model.ops import Load
+from simpar.plan import Plan
+from simpar.profiles import load_profile
+from simpar.schedule import load_schedule
+from simpar.workload import AdamW, Transformer, Workload
+
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'mixtral_8x7b_h100.yaml'
+SIZES = {'layers': 2, 'hidden': 16, 'heads': 4, 'kv_heads': 2, 'vocab': 24, 'sequence': 8, 'init_std': 0.3}
+MODEL = Transformer(**SIZES, norm='rms_norm', activation='swiglu', bias=(), position='rotary', ffn=24)
+FOUR = Experts(count=4, top_k=2, ffn=12)
+MIXTURES = {
+    'balanced': replace(FOUR, aux_loss=0.1),
+    'of all ranks': replace(FOUR, aux_loss=0.1, aux_group='global', score='sigmoid'),
+    'by samples': replace(FOUR, aux_loss=0.1, aux_group='sample', normalise=False),
+    'groups': Experts(count=8, top_k=2, ffn=12, score='sigmoid', groups=4, group_top_k=2, correction_bias=True,
+                      scaling_factor=2.5, shared=8, first_dense=1, aux_loss=0.1),
+    'gated': Experts(count=4, top_k=1, shared=8, shared_gate=True, normalise=False),
+    'capacity': Experts(count=4, top_k=2, capacity=1.0, every=2),
+    'slots': Experts(count=4, top_k=2, capacity=1.5, aux_loss=0.01),
+}  # fmt: skip
+PLANS = {
+    'split': (Plan(data=4, expert=2, tensor=2, sequence_parallel=True, zero=2, micro_batches=2), 8),
+    'copies': (Plan(data=2, expert=2, copies=2, micro_batches=2, pipeline=2, order='gpipe', zero=1), 4),
+    'late': (Plan(data=4, expert=4, reduce='late', zero=3, recompute='full', tensor=2), 8),
+}
+
+
+CASES = [pair for number, pair in enumerate(product(MIXTURES, PLANS)) if number % 2 == 0]
+"""Of each mixture every other plan."""
+
+
+def workload(experts, **more):
+    model = replace(MODEL, **more.pop('model', {}), experts=experts)
+    return Workload(model=model, batch=16, **{'optimizer': AdamW(learning_rate=0.01), **more})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(('experts', 'plan'), CASES)
+def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+    from executor.validate import validate
+
+    chosen, ranks = PLANS[plan]
+    case = workload(MIXTURES[experts])
+    program = lower(case, chosen, ranks)
+    validate(program)
+    check(program, case, chosen)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ('more', 'plan'),
+    [
+        ({'phase': 'forward'}, Plan(data=4, expert=2, pipeline=2)),
+        ({'fp8': 'e4m3', 'model': {'hidden': 64, 'ffn': 32, 'sequence': 16}}, Plan(data=4, expert=2, zero=3)),
+        ({'model': {'activation': 'gelu', 'norm': 'layer_norm', 'position': 'learned'}}, Plan(data=4, expert=4)),
+        ({'model': {'parallel': True}, 'clip_norm': 0.1}, Plan(data=4, expert=2, hsdp='level2', shard_group=2)),
+        ({'model': {'post_norms': True, 'dropout': 0.1}, 'loss_scale': 8.0}, Plan(data=4, expert=2, zero=3, tiles=2)),
+        ({'gradients': 'fp32'}, Plan(data=8, expert=2, zero=1, shard_group=2, copies=2, copies_loss='sum')),
+        ({'model': {'window': 3, 'attention': 'unfused'}}, Plan(data=4, expert=2, recompute=('layer*.experts.*',))),
+    ],
+)
+def test_a_mixture_goes_with_every_other_key(more, plan):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+    from executor.validate import validate
+
+    case = workload(replace(FOUR, ffn=0, aux_loss=0.1), **more)
+    program = lower(case, plan, plan.data * plan.pipeline)
+    validate(program)
+    check(program, case, plan)
+
+
+@pytest.mark.torch
+def test_random_plans_with_experts_compute_what_torch_computes():
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.numerics import check
+    from executor.validate import validate
+
+    shared = set()
+    for seed in range(8):
+        case, plan, world = mixture_case(seed)
+        program = lower(case, plan, world)
+        validate(program)
+        check(program, case, plan, steps=2, seed=seed)
+        shared.add(plan.expert > 1)
+    assert shared == {True, False}
+
+
+WRONG = {
+    'another expert': ('layer1.route.F', {'attributes': {'top_k': 1}}),
+    'weights left as they are': ('layer1.route.F', {'attributes': {'factor': 1.5}}),
+    'another coefficient': ('layer0.aux_loss.I', {'attributes': {'scale': 0.02}}),
+    'tokens of other samples': ('layer1.aux_loss.F', {'attributes': {'group': 'sample'}}),
+    'fewer slots': ('layer0.dispatch.F', {'attributes': {'slots': 7}}),
+    'another gradient': ('layer0.mixture.weights.I', {'attributes': {'of': 'z'}}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize('case', WRONG)
+def test_a_part_that_does_something_else_is_found(case):
+    pytest.importorskip('torch', reason='needs the extra torch')
+    from sabotage import change_ops
+
+    from executor.numerics import check
+    from simpar.errors import ProgramError
+
+    named, changes = WRONG[case]
+    chosen, plan = workload(replace(FOUR, aux_loss=0.5)), Plan(data=2, expert=2)
+    with pytest.raises((NumericsWrong, ProgramError)):
+        check(change_ops(lower(chosen, plan, 2), named, **changes), chosen, plan)
+
+
+@pytest.mark.torch
+def test_expert_ranks_on_gloo_train_as_in_process():
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    from executor.backend import Pool
+    from executor.inprocess import InProcess
+
+    with Pool(4, timeout=30.0) as pool:
+        for plan in (
+            Plan(data=4, expert=4, copies=2, zero=1),
+            Plan(data=2, expert=2, tensor=2, sequence_parallel=True),
+        ):
+            program = lower(workload(replace(FOUR, aux_loss=0.1)), plan, 4)
+            found = pool.run(program, steps=2, keep=True)
+            own = InProcess(program, dtype=None).run(2)
+            assert found.losses == pytest.approx(own.losses, rel=1e-5)
+            for name, gradient in own.gradients.items():
+                assert torch.allclose(found.gradients[name], gradient, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.torch
+def test_groups_choose_as_the_router_of_deepseek_v3_with_a_bias():
+    """The bias of a program is zero: the kernel alone has another."""
+    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    transformers = pytest.importorskip('transformers', reason='needs the extra test')
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+    from executor.kernels import KERNELS, context
+
+    config = transformers.AutoConfig.for_model(
+        'deepseek_v3', hidden_size=12, n_routed_experts=16, n_group=4, topk_group=2, num_experts_per_tok=3
+    )
+    case = workload(Experts(count=16, top_k=3, score='sigmoid', groups=4, group_top_k=2, correction_bias=True,
+                            scaling_factor=config.routed_scaling_factor))  # fmt: skip
+    program = lower(case, Plan(), 1)
+    op = next(op for op in program.op_classes if op.operator == 'route' and op.phase == 'F')
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        router = DeepseekV3TopkRouter(config)
+        router.weight.data.normal_(generator=generator)
+        router.e_score_correction_bias.data.normal_(std=0.3, generator=generator)
+        x = torch.randn(2, 9, 12, generator=generator)
+        logits, weights, chosen = router(x)
+        found, mask = KERNELS['route', 'F'](
+            op, context(program, 0), [logits.detach().unflatten(0, (2, 9)), router.e_score_correction_bias]
+        )
+        dense = torch.zeros(18, 16).scatter(1, chosen, weights.detach())
+        assert torch.equal(mask.flatten(0, 1), dense > 0)
+        assert torch.allclose(found.flatten(0, 1), dense, atol=1e-6)
+
+
+# what a program has
+
+
+def operators(program):
+    return {op.name: op for op in program.op_classes}
+
+
+def test_tokens_travel_by_all_to_alls_on_a_stream_of_their_own():
+    program = lower(workload(FOUR), Plan(data=4, expert=4), 4)
+    exchanges = [op for op in program.op_classes if op.operator == 'all_to_all']
+    # There and back, forward and backward, in each layer.
+    assert len(exchanges) == 8
+    assert {op.partition for op in exchanges} == {'expert'}
+    assert {'expert', 'data'} <= set(program.roles[0].streams)
+    # A sample has two choices of each of its 8 tokens, of 16 numbers of 4 bytes; a rank has 4 samples.
+    assert {op.bytes for op in exchanges} == {4 * 8 * 2 * 16 * 4}
+
+
+def test_with_sequence_parallelism_slices_travel():
+    plan = Plan(data=4, expert=2, tensor=2, sequence_parallel=True)
+    program = lower(workload(FOUR), plan, 8)
+    ops = operators(program)
+    sent, gathered = (ops[f'layer0.dispatch.whole{end}'] for end in ('.0.all_to_all.F', '.all_gather.F'))
+    assert list(ops).index(sent.name) < list(ops).index(gathered.name)
+    assert gathered.bytes == 2 * sent.bytes
+
+
+def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them():
+    program = lower(workload(FOUR), Plan(data=4, expert=2, tensor=2, fusion='none'), 8)
+    over = {op.reads[0]: op.partition for op in program.op_classes if op.operator == 'all_reduce' and op.phase == 'W'}
+    assert over['d:layer0.experts.fc1.weight'] == 'expert_data'
+    assert over['d:layer0.router.weight'] == 'data'
+    groups = {name: program.partitions[name].groups_GP.tolist() for name in ('expert', 'expert_data')}
+    assert sorted(groups['expert']) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert sorted(groups['expert_data']) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize('expert', [1, 2, 4, 8])
+def test_ranks_hold_their_experts(expert):
+    program = lower(workload(replace(FOUR, count=8)), Plan(data=8, expert=expert), 8)
+    weight = program.tensor['layer0.experts.fc1.weight']
+    assert program.local_shape(weight) == (8 // expert, 12, 2, 16)
+    assert prod(weight.shape) == 8 * 12 * 2 * 16
+
+
+def test_zero_shards_experts_over_the_ranks_that_hold_the_same():
+    for plan, over in ((Plan(data=4, expert=2, zero=3), 'expert_data'), (Plan(data=4, expert=4, zero=3), '')):
+        program = lower(workload(FOUR), plan, 4)
+        splits = [split.partition for split in program.tensor['layer0.experts.fc1.weight'].splits]
+        assert splits[1:] == ([over] if over else [])
+        assert program.tensor['layer0.qkv.weight'].splits[-1].partition == 'data'
+
+
+def test_equal_layers_grow():
+    case = workload(replace(FOUR, aux_loss=0.1, shared=8), model={'layers': 12})
+    for plan in (Plan(data=4, expert=2, zero=3), Plan(data=4, expert=4, copies=2, recompute='full')):
+        assert lower(case, plan, 4).hash == lower(case, plan, 4, grow=False).hash
+
+
+# prices
+
+
+@pytest.mark.parametrize('experts', [2, 3, 8, 60])
+def test_the_fullest_rank_and_all_others_have_all_tokens(experts):
+    """By fractions: one expert has its share of the mean, the rest is dealt out equally."""
+    for imbalance in (Fraction(1), Fraction(5, 4), Fraction(3, 2)):
+        others = (experts - imbalance) / (experts - 1)
+        assert imbalance + (experts - 1) * others == experts
+        load = Load(dim=1, experts=experts, mean=0.125, imbalance=float(imbalance))
+        for ranks in (count for count in range(1, experts + 1) if experts % count == 0):
+            local = experts // ranks
+            fullest = (imbalance + (local - 1) * others) / local
+            assert load.fill(ranks) == pytest.approx(0.125 * float(fullest), rel=1e-15)
+        assert load.fill(1) == pytest.approx(0.125)
+
+
+def test_imbalance_is_priced_where_experts_are_shared():
+    def of(plan, **changes):
+        program = lower(workload(replace(FOUR, **changes)), plan, 4)
+        return program, operators(program)['layer0.experts.fc1.F']
+
+    even, fuller = (of(Plan(data=4, expert=4), imbalance=imbalance) for imbalance in (1.0, 1.5))
+    assert fuller[1].dims['m'] == 1.5 * even[1].dims['m']
+    # All ranks together do what all tokens need, however they are dealt out.
+    assert fuller[1].flops == even[1].flops
+    assert sum(map(int, fuller[0].sizes)) > sum(map(int, even[0].sizes))
+    alone = [of(Plan(data=4), imbalance=imbalance)[0].hash for imbalance in (1.0, 1.5)]
+    assert alone[0] == alone[1]
+
+
+def test_capacity_holds_sends_and_prices_all_slots():
+    program = lower(workload(replace(FOUR, capacity=2.0)), Plan(data=4, expert=4), 4)
+    # As many slots as tokens: twice as many as are used.
+    assert operators(program)['layer0.experts.fc1.F'].dims['m'] == 4 * 4 * 8
+    assert {tensor.fill for tensor in program.tensors} == {1.0}
+
+
+def test_a_grouped_product_costs_what_one_of_all_rows_costs_and_more_where_tiles_are_not_full():
+    compute = DeviceCompute(load_profile('h100-sxm-8'))
+    sizes = {'hidden': 1024, 'ffn': 2048, 'sequence': 2048, 'heads': 8}
+    case = workload(Experts(count=8, top_k=2), model=sizes, precision='bf16')
+    op = operators(lower(case, Plan(data=8), 8))['layer0.experts.fc1.F']
+    rows = op.dims['m']
+    one = replace(op, operator='matmul', dims={name: op.dims[name] for name in 'mnk'})
+    assert compute.seconds(op).seconds == compute.seconds(one).seconds
+    ragged = replace(op, dims={**op.dims, 'm': 8 * 130})
+    filled = replace(one, dims={**one.dims, 'm': 8 * 256})
+    assert compute.seconds(ragged).seconds == compute.seconds(filled).seconds
+    assert rows == 2 * 2048 * 2
+
+
+def test_copies_hide_the_all_to_all():
+    exposed = []
+    for copies in (1, 2):
+        changes = [f'plan.copies={copies}', 'plan.pipeline=1', 'plan.micro_batches=2', 'workload.transformer.layers=4']
+        steady = load_case(EXAMPLE, changes).predict().metrics.steady
+        exposed.append(steady.mean(lambda rank: rank.exposed_by.get('expert', 0.0)))
+    assert 0 < exposed[1] < 0.1 * exposed[0]
+
+
+def test_every_rank_unfolded_takes_as_long():
+    changes = ['workload.transformer.layers=4', 'plan.pipeline=2', 'plan.micro_batches=2', 'workload.batch=64']
+    case = load_case(EXAMPLE, changes)
+    costs = price(case.program, case.cluster)
+    folded, unfolded = (simulate(case.program, costs, unfold=unfold).step_ends for unfold in (None, True))
+    assert list(folded) == list(unfolded)
+
+
+# what does not fit
+
+
+@pytest.mark.parametrize(
+    ('changes', 'told'),
+    [
+        (['experts.top_k=9'], 'workload.transformer.experts.top_k: 9 of 8 experts; write at most 8'),
+        (['experts.first_dense=32'], 'workload.transformer.experts.first_dense: none of 32 layers has experts; '),
+        (['experts.groups=3'], 'workload.transformer.experts.groups: 3 groups do not divide 8 experts; write one of '),
+        (['experts.group_top_k=2'], 'workload.transformer.experts.group_top_k: 2 of 1 groups; write at most 1'),
+        (['experts.groups=8', 'experts.group_scores=1'], 'workload.transformer.experts.group_top_k: 1 experts in th'),
+        (['experts.groups=4'], ''),
+        (['experts.groups=4', 'experts.group_scores=3'], 'workload.transformer.experts.group_scores: 3 scores, but 2'),
+        (['experts.imbalance=5'], 'workload.transformer.experts.imbalance: 5 times the mean is more than all tokens; '),
+        (['experts.imbalance=2', 'experts.capacity=1'], 'workload.transformer.experts.imbalance: stands beside capac'),
+        (['experts.shared_gate=true'], 'workload.transformer.experts.shared_gate: there are no shared experts; '),
+        (
+            ['bias=[qkv, ffn]'],
+            'workload.transformer.bias: experts add no bias, and no layer is dense; write bias: [qkv]',
+        ),
+        (['plan.expert=3'], 'plan.expert: 3 ranks cannot share 8 experts equally; write one of 1, 2, 4, 8'),
+        (['plan.data=4', 'plan.expert=8'], 'plan.expert: 8 does not divide data 4; write one of 1, 2, 4'),
+        (['plan.search=exact'], 'plan.search: not yet beside a mixture of experts; '),
+        (['plan.strategies={"layer*.proj": [[1, 1, 1], [1, 1]]}'], 'plan.strategies: not yet beside a mixture of expe'),
+        (['workload.optimizer={muon: {}}'], 'workload.optimizer.muon: not yet beside experts'),
+    ],
+)
+def test_what_does_not_fit_is_told(changes, told):
+    settings = [one if one.startswith(('plan', 'workload')) else f'workload.transformer.{one}' for one in changes]
+    if not told:
+        load_schedule(EXAMPLE, settings)
+        return
+    with pytest.raises(ScheduleError) as caught:
+        load_schedule(EXAMPLE, settings)
+    found = [str(one) for one in caught.value.problems]
+    assert any(f': {told}' in one for one in found), found
+
+
+def test_expert_ranks_need_experts_and_data_ranks():
+    with pytest.raises(ScheduleError, match=r'plan\.expert: the transformer has no experts; leave it out'):
+        load_schedule(EXAMPLE.parent / 'transformer_h100.yaml', ['plan.expert=2'])
+    with pytest.raises(Infeasible, match=r'plan\.expert: 4 does not divide the 2 data ranks; choose a divisor of 2'):
+        lower(workload(FOUR), Plan(tensor=2, expert=4), 4)
+
+
+def test_the_example_answers_with_the_published_count_of_numbers():
+    case = load_case(EXAMPLE)
+    assert len(EXAMPLE.read_text().splitlines()) <= 15
+    assert case_of(case.schedule).predict().throughput.parameters == 46_702_792_704
