@@ -115,13 +115,13 @@ def _copies(size: int, program: Program, role: Role) -> Iterator[_Life]:
 
 
 def _pairs(program: Program) -> int:
-    """Pairs of tokens of a micro-batch: samples × sequence², of its integers of shape [samples, sequence]."""
+    """Pairs of tokens of a micro-batch: samples × a rank's tokens × sequence, of its integers [samples, sequence]."""
     found = [
-        tensor.local_shape(program.partitions, program.copies)
+        (*tensor.local_shape(program.partitions, program.copies), tensor.shape[1])
         for tensor in program.tensors
         if tensor.kind == 'input' and tensor.dtype.startswith('int') and len(tensor.shape) == 2
     ]
-    return max((samples * sequence**2 for samples, sequence in found), default=0)
+    return max((samples * tokens * sequence for samples, tokens, sequence in found), default=0)
 
 
 def _received(program: Program, role: Role) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from simpar.plan import Plan
 from simpar.stacks import load_stack
 from simpar.validate.rows import Row
 from simpar.validate.settings import ORDERS, Skipped, put_under, stack_name
@@ -45,8 +44,6 @@ def _unstated(row: Row) -> str:
 
 def _unmodelled(row: Row) -> str:
     """What simpar has no keys for."""
-    if row.whole('cp', 1) > 1 and 'context' not in Plan.__dataclass_fields__:
-        return 'context parallelism'
     if row.text('fp8'):
         return 'fp8 with weights gathered in 8 bits'
     if row.whole('mtp_layers'):
