@@ -155,9 +155,10 @@ def _plan(row: Row) -> dict[str, Any]:
         plan['expert'] = row.whole('ep')
     if pipeline > 1:
         chunks = row.whole('vpp_chunks', 1)
-        plan['order'] = ORDERS[row.text('schedule').replace('_', '-')] if chunks == 1 else 'interleaved-1f1b'
-        if row.text('schedule') == 'interleaved_1f1b':
-            plan['order'] = 'interleaved-1f1b'
+        order = ORDERS.get(row.text('schedule').replace('_', '-'), '')
+        if not order:
+            raise Skipped(f'schedule {row.text("schedule") or "not stated"}')
+        plan['order'] = order
         if chunks > 1:
             plan['chunks'] = chunks
         counts = stage_layers(row, pipeline * chunks)

@@ -102,11 +102,19 @@ def measured(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that tell both numbers, by plan and devices; rows that are marked partial make a group of their own."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        if row.whole(PEAK) and row.whole(END):
+        if _number(row.text(PEAK)) and _number(row.text(END)):
             groups.setdefault(
                 (row.text('completeness') == 'partial', *(row.text(column) for column in MODEL)), []
             ).append(row)
     return list(groups.values())
+
+
+def _number(word: str) -> float:
+    """A cell as a number of bytes; 0 for what is none."""
+    try:
+        return max(0.0, float(word or 0))
+    except ValueError:
+        return 0.0
 
 
 def memory_pairs(
@@ -116,9 +124,15 @@ def memory_pairs(
     pairs: list[MemoryPair] = []
     skipped: dict[str, int] = {}
     groups = measured(rows)
+    left = len(rows) - sum(map(len, groups))
+    if left:
+        skipped['no measured bytes'] = left
     for number, group in enumerate(groups, start=1):
         try:
             held = memory_of(group[0], without)
+        except (ValueError, ZeroDivisionError) as wrong:
+            reason = f'{group[0].name}: a cell or flag is not a number as it should be ({wrong})'[:200]
+            skipped[reason] = skipped.get(reason, 0) + 1
         except (Skipped, SimparError) as why:
             reason = str(why).splitlines()[0][:200].removeprefix(f'{group[0].name}: ')
             skipped[reason] = skipped.get(reason, 0) + 1
