@@ -219,6 +219,15 @@ def test_the_command_prints_and_answers_as_json(tmp_path, capsys):
     assert 'no stack has such facts (got los)' in capsys.readouterr().err
 
 
+def test_the_forks_of_2021_keep_their_gradients_and_nothing_else_is_told():
+    for name in ('megatron-2021', 'zero-bubble'):
+        program = program_of(Plan(data=1))
+        mine, plain = last_rank(program, load_stack(name).memory), last_rank(program)
+        kept = memory(sequential(program), always={'parameter', 'state', 'gradient'}).rank(0)
+        assert (mine.peak_bytes, end_of(mine)) == (kept.peak_bytes, end_of(kept))
+        assert end_of(mine) > end_of(plain)
+
+
 def test_a_prediction_on_a_stack_holds_what_the_stack_holds():
     def held(**cluster):
         tree = {
