@@ -162,6 +162,13 @@ def parser() -> argparse.ArgumentParser:
     validate.add_argument('--set', dest='only', metavar='NAME', help='one of its files, without .csv')
     validate.add_argument('--jobs', type=_positive, default=1, metavar='N', help='processes at once (default: 1)')
     validate.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted against measured')
+    validate.add_argument('--memory', action='store_true', help='predict measured bytes in place of seconds')
+    validate.add_argument(
+        '--without',
+        default='',
+        metavar='FACTS',
+        help="with --memory, facts of the stack to leave out, e.g. 'loss,mask'",
+    )
 
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')

@@ -20,7 +20,7 @@ from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
 from simpar.lazy import card
-from simpar.memory import Memory, memory
+from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
 from simpar.program.rows import stand
@@ -73,6 +73,7 @@ class Prediction:
 
     Arguments:
         profile: the cluster's hardware profile.
+        framework: what the cluster's stack holds beside a program.
         baseline: a prediction without a baseline.
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
@@ -83,6 +84,7 @@ class Prediction:
     trace: Trace
     costs: Costs
     profile: Profile
+    framework: Framework | None = None
     baseline: Prediction | None = None
     explanation: tuple[Contribution, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
@@ -125,7 +127,8 @@ class Prediction:
         """What every rank holds over a step."""
         # With gloo the executor copies the tensors of a fused collective into one buffer; other libraries work in
         # place.
-        return memory(self.trace, flattened=self.profile.library.name.lower() == 'gloo')
+        flattened = self.profile.library.name.lower() == 'gloo'
+        return memory(self.trace, flattened=flattened, framework=self.framework)
 
     @property
     def device_memory(self) -> float:
@@ -224,7 +227,9 @@ def predict(
         # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
         trace = followed(program, costs, steps)
-        return Prediction(name=names[0], trace=trace, costs=costs, profile=cluster.profile)
+        return Prediction(
+            name=names[0], trace=trace, costs=costs, profile=cluster.profile, framework=framework_of(cluster)
+        )
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, other_cluster).costs
@@ -234,7 +239,14 @@ def predict(
         trace=mine.trace,
         costs=mine.costs,
         profile=cluster.profile,
-        baseline=Prediction(name=names[1], trace=others.trace, costs=others.costs, profile=other_cluster.profile),
+        framework=framework_of(cluster),
+        baseline=Prediction(
+            name=names[1],
+            trace=others.trace,
+            costs=others.costs,
+            profile=other_cluster.profile,
+            framework=framework_of(other_cluster),
+        ),
         explanation=_explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack)),
     )
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from simpar.commands.progress import Progress
+from simpar.errors import Problem, ScheduleError
 from simpar.shipped import measured_folder
+from simpar.validate.memory import known_facts, memory_pairs
+from simpar.validate.memory_text import memory_to_dict, render_memory
 from simpar.validate.rows import read_rows
 from simpar.validate.run import SetAnswer, answers, outcomes
 from simpar.validate.text import render, to_dict
@@ -18,6 +22,11 @@ FORMATS = ('.png', '.pdf', '.svg')
 
 def command(options: argparse.Namespace) -> int:
     """Predict every row, print the scores, draw where asked."""
+    problems = list(_useless(options))
+    if problems:
+        raise ScheduleError(problems)
+    if options.memory:
+        return _memory(options)
     rows = read_rows(options.data or measured_folder(), options.only or '')
     with Progress() as progress:
         found = answers(outcomes(rows, options.jobs, progress))
@@ -29,6 +38,29 @@ def command(options: argparse.Namespace) -> int:
         sys.stdout.write(render(found))
         if options.plot:
             print(f'wrote {options.plot}')
+    return 0
+
+
+def _useless(options: argparse.Namespace) -> Iterator[Problem]:
+    """Flags that would change nothing."""
+    if options.without and not options.memory:
+        yield Problem('--without', 'steps are predicted with all facts', 'write --memory too, or leave it out')
+    if options.memory and options.plot:
+        yield Problem('--plot', 'there is no picture of memory', 'leave it out, or write --json')
+    if options.memory and options.jobs > 1:
+        yield Problem('--jobs', 'memory is predicted in one process', 'leave it out')
+
+
+def _memory(options: argparse.Namespace) -> int:
+    """The same of bytes."""
+    without = known_facts(name.strip() for name in options.without.split(',') if name.strip())
+    rows = read_rows(options.data or measured_folder() / 'memory', options.only or '')
+    with Progress() as progress:
+        pairs, skipped = memory_pairs(rows, without, progress)
+    if options.json:
+        print(json.dumps(memory_to_dict(pairs, skipped), ensure_ascii=False, allow_nan=False))
+    else:
+        sys.stdout.write(render_memory(pairs, skipped))
     return 0
 
 

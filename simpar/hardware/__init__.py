@@ -27,12 +27,14 @@ from simpar.hardware.profile import (
     Tables,
 )
 from simpar.hardware.stack import AttentionKernel, HostTimes, Launches, Stack, Waits
+from simpar.hardware.stack_memory import Beside, StackMemory, Workspace
 from simpar.hardware.topology import Cluster, Shape, Topology
 
 __all__ = [
     'GRADES',
     'Attention',
     'AttentionKernel',
+    'Beside',
     'Cluster',
     'Device',
     'Figure',
@@ -54,10 +56,12 @@ __all__ = [
     'SizeFigure',
     'SlowDown',
     'Stack',
+    'StackMemory',
     'TableFile',
     'Tables',
     'TimeFigure',
     'Topology',
     'Waits',
+    'Workspace',
     'worst',
 ]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simpar.hardware.figure import Figure, Grade, ShareFigure, Text, TimeFigure
+from simpar.hardware.stack_memory import StackMemory
 
 Wait = Literal['receive', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
@@ -71,6 +72,7 @@ class Stack:
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
+        memory: what it holds beside the tensors of a program.
     """
 
     format: Literal[1]
@@ -84,6 +86,7 @@ class Stack:
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
+    memory: StackMemory | None = None
 
 
-__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'Waits']
+__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'StackMemory', 'Waits']

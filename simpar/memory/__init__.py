@@ -3,6 +3,8 @@
 from simpar.memory.answer import memory_to_dict as memory_to_dict
 from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
+from simpar.memory.framework import Framework as Framework
+from simpar.memory.framework import framework_of as framework_of
 from simpar.memory.lifetimes import ALWAYS as ALWAYS
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
 from simpar.memory.lifetimes import lifetimes as lifetimes
@@ -16,12 +18,14 @@ from simpar.memory.rank import Timeline as Timeline
 
 __all__ = [
     'ALWAYS',
+    'Framework',
     'Lifetimes',
     'Memory',
     'Peak',
     'RankMemory',
     'Timeline',
     'check_fit',
+    'framework_of',
     'in_flight',
     'lifetimes',
     'memory',

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
+from simpar.memory.framework import Framework, with_framework
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory, fold
 from simpar.program import OpClass, Program, Role
@@ -50,7 +51,13 @@ class Memory:
         return min(rank.share_that_fits(size) for rank in self.ranks)
 
 
-def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Memory:
+def memory(
+    trace: Trace,
+    *,
+    always: Collection[str] = ALWAYS,
+    flattened: bool = False,
+    framework: Framework | None = None,
+) -> Memory:
     """What every rank holds over the last step of a trace, as its steady state has it.
 
     A tensor is held from the start of the op that first writes it to the end of the op that frees it: the outputs of
@@ -59,17 +66,23 @@ def memory(trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = 
     its micro-batch to its last reader. Ops of the last step that ran before its window, under the end of the step
     before, are counted at the window's end, as in ``metrics``; what is written in one step and freed in the next is
     counted over the boundary.
-    Arguments: ``always`` and ``flattened`` as of ``lifetimes``.
+    Arguments: ``always`` and ``flattened`` as of ``lifetimes``; ``framework``, what a stack holds besides, and whether
+    its gradients live always.
     Raises ``ProgramError`` where an op reads or frees what nothing has written.
-    Not modelled: workspaces of kernels and libraries, fragmentation, an allocator that frees in issue order.
+    Not modelled: without a framework, workspaces of kernels and libraries; fragmentation, an allocator that frees in
+    issue order.
     """
     counts = np.bincount(trace.representative_of_rank, minlength=len(trace.representatives)).tolist()
     end = float(trace.step_ends[-1])
     # The last step, as in ``metrics``: it is the one in the steady state.
     begin = end - trace.step
+    kinds = frozenset(always) | ({'gradient'} if framework and framework.contiguous else frozenset())
     ranks = []
     for times, count in zip(trace.representatives, counts, strict=True):
-        lives = _lives(trace.program, trace.role(times), frozenset(always), flattened=flattened)
+        role = trace.role(times)
+        lives = _lives(trace.program, role, kinds, flattened=flattened)
+        if framework:
+            lives = with_framework(lives, trace.program, role, framework)
         ranks.append(
             RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
         )

@@ -10,7 +10,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.memory import memory
+from simpar.memory import framework_of, memory
 from simpar.pipeline.orders import AUTOMATIC
 from simpar.plan import Plan
 from simpar.program import Program, Role
@@ -47,7 +47,7 @@ def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Prop
     """
     program = lower(workload, _decided(plan), cluster.world)
     trace = simulate(program, price(program, cluster))
-    lacking = memory(trace).peak - cluster.profile.device.memory.size.value
+    lacking = memory(trace, framework=framework_of(cluster)).peak - cluster.profile.device.memory.size.value
     return Proposal(
         name=name,
         workload=workload,

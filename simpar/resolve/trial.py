@@ -9,7 +9,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.memory import memory
+from simpar.memory import framework_of, memory
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -35,5 +35,5 @@ def tried(workload: Workload, plan: Plan, cluster: Cluster) -> Trial:
     """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
     program = lower(workload, plan, cluster.world)
     trace = simulate(program, price(program, cluster), steps=_STEPS)
-    too_much = memory(trace).peak - cluster.profile.device.memory.size.value
+    too_much = memory(trace, framework=framework_of(cluster)).peak - cluster.profile.device.memory.size.value
     return Trial(plan, float(trace.step_times[-2]), max(0.0, too_much))

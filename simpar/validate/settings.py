@@ -51,7 +51,7 @@ def schedule_tree(row: Row) -> dict[str, Any]:
         'plan': _plan(row),
     }
     for key, value in load_stack(stack).schedule.items():
-        _put_under(tree, key.split('.'), value)
+        put_under(tree, key.split('.'), value)
     return tree
 
 
@@ -60,7 +60,7 @@ def stack_name(row: Row) -> str:
     return row.text('stack') or stack_of(row.text('framework'), row.text('hardware'))
 
 
-def _put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:
+def put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:
     """A value of the stack where the row has none."""
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
