@@ -20,6 +20,7 @@ MARKS = {
         'test_executor_route',
         'test_files',
         'test_measure',
+        'test_notebooks',
         'test_validation',
         'test_validation_optimizer',
         'test_validation_pipeline',
