@@ -74,7 +74,7 @@ def drawn(draw, families, rows):
 def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path):
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
-    rows = json.dumps(list(drawn(draw, 8, 5)))
+    rows = json.dumps(list(drawn(draw, 10, 6)))
     path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
     here = Path(__file__).parent
     fresh = subprocess.run(
