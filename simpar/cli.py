@@ -170,6 +170,13 @@ def parser() -> argparse.ArgumentParser:
         help="with --memory, facts of the stack to leave out, e.g. 'loss,mask'",
     )
 
+    replay = _verb(verbs, 'replay', 'replay a recorded job, and tell what its stragglers cost')
+    replay.add_argument('file', type=Path, metavar='FILE', help='recorded ops: CSV, .csv.gz or Parquet')
+    replay.add_argument(
+        '--scale', action='append', default=[], metavar='OPS:FACTOR',
+        help='what if these lasted so many times as long, e.g. data=0,stage=1,optype=forward-*:0.5; may be repeated',
+    )  # fmt: skip
+
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 

@@ -41,6 +41,7 @@ FLAGS = {
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--memory', '--plot', '--set', '--without'],
+    'replay': ['--json', '--scale', 'file'],
     'warmup': ['--json'],
 }  # fmt: skip
 
