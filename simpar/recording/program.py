@@ -23,7 +23,8 @@ class Replayed:
     """A recorded job as what an engine takes.
 
     Arguments: ``op_class``, shape [ops], the class of each recorded op; ``entry``, shape [ops], which of a collective's
-    entries is its group's, ``NONE`` of compute, ``TOLD`` of a send, whose receiver tells; ``entries``, how many entries each class has.
+    entries is its group's, ``NONE`` of compute, ``TOLD`` of a send, whose receiver tells; ``entries``,
+    how many entries each class has.
     """
 
     job: RecordedJob

@@ -10,6 +10,7 @@ from simpar.recording.answer import Part, Straggling
 from simpar.units import format_time
 
 MOST: Final = 12
+MOST_OF_IT: Final = 0.5
 LITTLE: Final = 1.01
 """Below so many times the time of alike ops nobody straggles."""
 
@@ -47,11 +48,28 @@ def _headline(found: Straggling) -> str:
         return (
             f'Nobody straggles: a step takes {found.slowdown:.3f} times what it takes if all ops of a kind are alike.'
         )
-    who = ' and '.join(found.worst) if len(found.worst) < 3 else f'{len(found.worst)} workers, {found.worst[0]} first,'
-    return (
-        f'Stragglers make a step {found.slowdown:.2f} times as long. '
-        f'Without those of {who} {max(found.explained, 0.0):.0%} of that is gone.'
-    )
+    return f'Stragglers make a step {found.slowdown:.2f} times as long. {_culprit(found)}'
+
+
+def _culprit(found: Straggling) -> str:
+    """Whoever costs more than half of it, the narrowest first."""
+    if found.explained >= MOST_OF_IT:
+        who = (
+            ' and '.join(found.worst)
+            if len(found.worst) < 3
+            else f'{len(found.worst)} workers, {found.worst[0]} first,'
+        )
+        return f'Were {who} like the others, {found.explained:.0%} of that would be gone.'
+    for parts in (found.stages, found.data_ranks, found.families):
+        share = [_share(part, found) for part in parts]
+        # Where a second one costs as much, the first is no culprit.
+        if share[0] >= MOST_OF_IT and all(other < MOST_OF_IT for other in share[1:]):
+            return f'{parts[0].name.capitalize()} alone costs {share[0]:.0%} of that.'
+    return 'No worker, stage, data rank or kind of op alone costs half of that.'
+
+
+def _share(part: Part, found: Straggling) -> float:
+    return (part.seconds - found.alike) / (found.replayed - found.alike)
 
 
 def _line(part: Part, found: Straggling) -> str:
