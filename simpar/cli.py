@@ -185,7 +185,13 @@ def parser() -> argparse.ArgumentParser:
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
 
     bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
-    bring.add_argument('file', type=Path, metavar='FILE', help='script, argument list, TOML, JSON or YAML')
+    bring.add_argument(
+        'file', type=Path, metavar='FILE',
+        help="script, argument list, TOML, JSON, YAML; or a trace of torch.profiler, or a folder of all ranks' traces",
+    )  # fmt: skip
+    bring.add_argument(
+        '--for', dest='schedule', type=Path, metavar='SCHEDULE', help='of a trace: join it with this schedule, by op'
+    )
     bring.add_argument(
         '--set', action='append', default=[], metavar='NAME=v',
         help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
@@ -194,7 +200,10 @@ def parser() -> argparse.ArgumentParser:
     bring.add_argument(
         '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
     )
-    bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
+    bring.add_argument(
+        '--output', type=Path, metavar='YAML',
+        help='write the schedule here (default: standard output); of a trace, a profile with what its ops took',
+    )  # fmt: skip
 
     init = _verb(verbs, 'init', 'a first schedule with comments, from model, devices and batch')
     init.add_argument('--model', required=True, metavar='NAME', help='such as llama3-8b or gpt3-175b, or a config.json')

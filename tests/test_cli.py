@@ -36,7 +36,7 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
-    'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
+    'import': ['--cluster', '--for', '--json', '--model', '--output', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
