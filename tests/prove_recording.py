@@ -31,10 +31,10 @@ HEAD = """\
 
 Written by `make prove-recording` at commit {commit}.
 
-`tests/recorded_training.py` is a GPT in plain torch, with DDP where there are two ranks. It is timed over 20 steps, then
-recorded by torch.profiler over 5. `simpar import TRACE --for SCHEDULE --output PROFILE.yaml` writes what its ops took into
-a profile. The step is predicted with that profile, and with the one of `simpar calibrate --quick`. Both are of this
-machine, in one run. An error is predicted / measured − 1.
+`tests/recorded_training.py` is a GPT in plain torch, with DDP where there are two ranks. It is timed over 20 steps, and
+recorded by torch.profiler over 5. `simpar import TRACE --for SCHEDULE --output PROFILE.yaml` writes what its ops took
+into a profile. The step is predicted with that profile, and with the one of `simpar calibrate --quick`. Both are of
+this machine, in one run. An error is predicted / measured − 1.
 
 | ranks | hidden | layers | sequence | samples | measured | by `simpar calibrate` | error | by the recording | error |
 |---|---|---|---|---|---|---|---|---|---|

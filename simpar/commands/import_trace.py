@@ -135,11 +135,18 @@ def _table(beside: _Beside) -> Iterator[str]:
     if len(lines) > SHOWN:
         yield f'and {len(lines) - SHOWN} more'
     if found.missing:
-        names = ', '.join(f'{name} ({often})' for name, often in found.missing[:SHOWN])
+        names = ', '.join(f'{name} ({often})' for name, often in _missing(found).most_common(SHOWN))
         yield f'Not in the recording: {names}'
     if beside.written:
         files = f'{beside.written[0]} and {len(beside.written) - 1} tables'
         yield f'wrote {files}: with them the predicted step is {format_time(beside.after)}'
+
+
+def _missing(found: Join) -> Counter[str]:
+    names: Counter[str] = Counter()
+    for key, often in found.missing:
+        names[named(key)] += often
+    return names
 
 
 def _line(line: Joined, beside: _Beside) -> str:
@@ -161,7 +168,7 @@ def _json(recordings: Sequence[Recording], beside: _Beside | None) -> dict[str, 
         'ranks': ranks,
         'step': {'recorded': found.step, 'predicted': beside.step, 'matched': found.matched},
         'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
-        'missing': dict(Counter(dict(found.missing))),
+        'missing': dict(_missing(found)),
         'written': [str(path) for path in beside.written],
         'predicted_with_them': beside.after if beside.written else None,
     }

@@ -40,12 +40,14 @@ class Join:
     """A recording beside a Program.
 
     Arguments:
-        lines: what both have. missing: the program's kinds without a match, and how many a step.
+        lines: what both have. missing: keys of the program without a match, and how many a step.
+        host: whether the host alone was recorded, so that the time of what is missing lies in the ops beside it.
         step: seconds of the median recorded step. matched: of it in compute ops that both have.
     """
 
     lines: tuple[Joined, ...]
-    missing: tuple[tuple[str, int], ...]
+    missing: tuple[tuple[Key, int], ...]
+    host: bool
     step: float
     matched: float
 
@@ -67,15 +69,12 @@ def join(program: Program, recordings: Sequence[Recording]) -> Join:
     wanted = Counter(_keys(program, recordings[0].rank))
     lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
     known = {line.key for line in lines}
-    missing = Counter({named(key): 0 for key in wanted if key not in known})
-    for key, often in wanted.items():
-        if key not in known:
-            missing[named(key)] += often
     ends = [each.seconds for recording in recordings for each in recording.steps]
     compute = [line for line in lines if line.key[0] != 'collective']
     return Join(
         lines=lines,
-        missing=tuple(missing.most_common()),
+        missing=tuple((key, often) for key, often in wanted.items() if key not in known),
+        host=not any(recording.kernels for recording in recordings),
         step=median(ends) if ends else 0.0,
         matched=sum(line.seconds * min(line.program, line.recorded) for line in compute),
     )

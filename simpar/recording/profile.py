@@ -14,9 +14,11 @@ from simpar.cost.interpolate import is_grid
 from simpar.files import read_regular, write_atomically
 from simpar.hardware import Profile
 from simpar.profiles import COLUMNS, Row, load_profile, profile_path, read_table
-from simpar.recording.join import Join, Joined
+from simpar.recording.join import OPERATOR, Join, Joined
 
 MOST_BYTES: Final = 2**22
+NOTHING: Final = 1e-9
+"""Seconds of an op whose time lies in others; rows must be above 0."""
 SAME: Final = {'matmul': 3, 'operator': 2, 'collective': 3}
 """How many leading columns tell which rows of the other profile a recorded row stands for."""
 
@@ -51,7 +53,11 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) 
 
 def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
     """The recorded rows of a table."""
-    return [row for line in found.lines for row in _row(kind, line, profile.devices)]
+    rows = [row for line in found.lines for row in _row(kind, line, profile.devices)]
+    if kind == 'operator' and found.host:
+        # On a thread an op lasts until the next known one: the time of those between is in it already.
+        rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == OPERATOR]
+    return rows
 
 
 def _row(kind: str, line: Joined, devices: int) -> Iterator[Row]:

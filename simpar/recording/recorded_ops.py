@@ -6,14 +6,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import median
-from typing import Final
 
+import numpy as np
+
+from simpar.interval_sets import length, minus
 from simpar.kineto.read import Interval, Recording
 from simpar.recording.torch_ops import Key, TorchOp, kernel_key, key_of
 
-LONG_GAP: Final = 10.0
-"""A gap of so many times the median one is no launch but a wait."""
 _Known = list[tuple[Interval, Key]]
 
 
@@ -24,7 +23,7 @@ def compute_ops(recording: Recording) -> Iterator[TorchOp]:
     until the next known op of its thread begins: what Python and views take between belongs to it.
     """
     known = _known(recording)
-    yield from _by_kernels(recording, known) if recording.kernels else _by_threads(known)
+    yield from _by_kernels(recording, known) if recording.kernels else _by_threads(recording, known)
 
 
 def _known(recording: Recording) -> _Known:
@@ -35,16 +34,18 @@ def _known(recording: Recording) -> _Known:
     return [(each, key) for each, key in found if key is not None and key[0] != 'collective']
 
 
-def _by_threads(known: _Known) -> Iterator[TorchOp]:
+def _by_threads(recording: Recording, known: _Known) -> Iterator[TorchOp]:
+    """The seconds of each op until the next one; what a thread waits for a collective is not its own."""
+    waits = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
     threads: dict[int, _Known] = defaultdict(list)
     for each, key in known:
         threads[each.place].append((each, key))
     for ops in threads.values():
-        gaps = [max(0.0, behind.start - each.end) for (each, _), (behind, _) in pairwise(ops)]
-        # A longer gap is a wait for data or for a collective.
-        most = LONG_GAP * median(gaps) if gaps else 0.0
-        for (each, key), gap in zip(ops, [*gaps, 0.0], strict=True):
-            yield TorchOp(key, each.seconds + (gap if gap <= most else 0.0))
+        for (each, key), (behind, _) in pairwise(ops):
+            gap = np.array([(each.end, max(each.end, behind.start))])
+            yield TorchOp(key, each.seconds + length(minus(gap, waits)))
+        last, key = ops[-1]
+        yield TorchOp(key, last.seconds)
 
 
 def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
