@@ -15,9 +15,9 @@ PLANS = {
         data=2, expert=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2,
         recompute='full'),
     'expert, data, tensor, copies, zero 3': Plan(data=4, expert=2, tensor=2, copies=2, zero=3, recompute='selective'),
-    'ring of runs, expert, tensor, sequence, copies, zero 3': Plan(
+    'ring of runs, expert, tensor, sequence, zero 3': Plan(
         data=2, expert=2, context=2, context_kind='ring', context_split='contiguous', tensor=2, sequence_parallel=True,
-        copies=2, zero=3, recompute='full'),
+        zero=3, recompute='full'),
     'gather in 4, expert': Plan(data=2, expert=2, context=4, context_split='contiguous', recompute='full'),
     'gather, expert, pipeline, late': Plan(
         data=2, expert=2, context=2, pipeline=2, micro_batches=4, reduce='late', recompute='selective'),

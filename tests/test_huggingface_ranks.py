@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 IN_PROCESS = {
     'gpt2': 'gather in 4, expert',
     'llama': 'gather, expert, pipeline, late',
-    'mistral': 'ring of runs, expert, tensor, sequence, copies, zero 3',
+    'mistral': 'ring of runs, expert, tensor, sequence, zero 3',
     'qwen3': 'gather, tensor, sequence, pipeline, copies, recompute',
     'mixtral': 'heads, expert, pipeline, copies, zero 2',
     'deepseek_v3': 'ring, zero 1',
