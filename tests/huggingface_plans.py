@@ -11,9 +11,8 @@ PLANS = {
         context=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, recompute='full'),
     'heads, expert, pipeline, copies, zero 2': Plan(
         data=2, expert=2, context=2, context_kind='all_to_all', pipeline=2, micro_batches=2, copies=2, zero=2),
-    'expert, tensor, sequence, pipeline, copies, zero 2, recompute': Plan(
-        data=2, expert=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2,
-        recompute='full'),
+    'expert, tensor, sequence, pipeline, copies, zero 2': Plan(
+        data=2, expert=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, copies=2, zero=2),
     'expert, data, tensor, copies, zero 3': Plan(data=4, expert=2, tensor=2, copies=2, zero=3, recompute='selective'),
     'ring of runs, expert, tensor, sequence, zero 3': Plan(
         data=2, expert=2, context=2, context_kind='ring', context_split='contiguous', tensor=2, sequence_parallel=True,
