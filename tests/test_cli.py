@@ -38,6 +38,7 @@ FLAGS = {
     'completion': ['shell'],
     'import': ['--cluster', '--for', '--json', '--model', '--output', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
+    'script': ['--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--memory', '--plot', '--set', '--without'],
