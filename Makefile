@@ -14,6 +14,7 @@
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
@@ -104,6 +105,9 @@ prove-context: .venv-test/installed
 
 prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py
+
+prove-by-hand: .venv-test/installed
+	.venv-test/bin/python tests/prove_by_hand.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
