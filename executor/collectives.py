@@ -62,6 +62,7 @@ class Channel:
     Arguments:
         members: ranks by position.
         upward, downward: the process groups of messages to higher and to lower positions.
+    ``through`` is since when the last exchange was through by the link's clock; None where real time counts.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Channel:
         self._downward = downward
         self._clock = clock
         self._meeting: _Meeting | None = None
+        self.through: float | None = None
 
     @property
     def size(self) -> int:
@@ -100,6 +102,7 @@ class Channel:
         A paced message starts at once, but counts as received when a stamp comes behind it, which leaves when the link
         and the latency have let the message through. Returns since when an answer can go, None: now.
         """
+        self.through = None
         # Both ends know the sizes, so both leave empty messages out.
         sends = [(out, peer) for out, peer in sends if out.numel()]
         receives = [(into, peer) for into, peer in receives if into.numel()]
@@ -125,9 +128,11 @@ class Channel:
             work.wait()
         # Data that came long after their stamp were due: then the machine, not the modelled link, was the limit, and
         # the real time counts.
-        if pace is None or not pace.virtual or not stamps or arrived - looked > LATE:
-            return None
-        return max(map(float, stamps))
+        if pace is not None and pace.virtual and arrived - looked <= LATE:
+            # Who only sends is through when its message is; an answer to what came can go when that came.
+            ends = stamps or ([through] if sends else [])
+            self.through = max(map(float, ends), default=None)
+        return self.through
 
     def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
         """Agree with ``peers`` on the latest of their moments and this one, and call ``known`` with it.

@@ -85,7 +85,8 @@ class EmulatedMachine:
         _transfer(work.op, channel, self._pace(work), start)
         # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
-        end = self._clock.now()
+        # By the link's clock, so that late wake-ups of threads do not add up from op to op.
+        end = self._clock.now() if channel.through is None else channel.through
         if self._link is None and work.op.kind != 'collective':
             # What was sent may be in a buffer: it is through when the other end has it.
             end = _meet(work.op, channel, end)
