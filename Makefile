@@ -10,6 +10,7 @@
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
+# make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
@@ -21,7 +22,7 @@
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -108,6 +109,8 @@ prove-recording: .venv-test/installed
 
 prove-by-hand: .venv-test/installed
 	.venv-test/bin/python tests/prove_by_hand.py
+prove-experts: .venv-test/installed
+	.venv-test/bin/python tests/prove_experts.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
