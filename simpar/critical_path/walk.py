@@ -18,7 +18,7 @@ from simpar.cost.costs import Costs, entry_of
 from simpar.cost.entries import lasts
 from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
 from simpar.metrics import Meetings, is_communication, is_pipeline
-from simpar.program import OpClass, Role
+from simpar.program import Csr, OpClass, Role
 from simpar.trace import RankTimes, Trace
 
 
@@ -303,13 +303,18 @@ def _view(trace: Trace, rank_times: RankTimes) -> _RankView:
         _numbers((needs == 0) & (before >= 0)),
         _numbers(role.op_class),
         _numbers(role.stream),
-        *(_Rows(_numbers(rows.start), _numbers(rows.item)) for rows in (role.need, role.carry)),
+        _rows(role.need),
+        _rows(role.carry),
     )
+
+
+def _rows(lists: Csr) -> _Rows:
+    return _Rows(_numbers(lists.start), _numbers(lists.item))
 
 
 def _numbers(array: NDArray[Any]) -> _Numbers:
     # What comes out of a pickle or is sliced may not lie behind one another.
-    return memoryview(np.ascontiguousarray(array))
+    return np.ascontiguousarray(array).data
 
 
 def _stream_order(role: Role) -> tuple[NDArray[np.int64], dict[int, int]]:
