@@ -128,8 +128,8 @@ class Channel:
         for work in stamped:
             work.wait()
         moments += map(float, stamps)
-        # Data for which this rank waited, and that came long after their stamp: then the machine, not the modelled link,
-        # was the limit, and the real time counts. A peer whose own link was busy for longer stamps its data later.
+        # Data for which this rank waited, and that came long after their stamp: then the machine, not the modelled
+        # link, was the limit, and the real time counts. A peer whose own link was busy longer stamps its data later.
         timed = pace is not None and pace.virtual and bool(moments) and arrived - max(looked, *moments) <= LATE
         self.done = max(moments) if timed else None
         return self.done

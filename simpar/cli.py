@@ -155,6 +155,12 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
     calibrate.add_argument('--ranks', type=_positive, default=2, metavar='N', help='processes (default: 2)')
     calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
+    calibrate.add_argument(
+        '--compute',
+        choices=('real', 'emulated'),
+        default='real',
+        help='emulated: measure the messages of emulated compute alone (default: real)',
+    )
     calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
 
     validate = _verb(verbs, 'validate', 'predict published steps, and tell how far predictions are from them')

@@ -32,7 +32,7 @@ FLAGS = {
         '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
-    'calibrate': ['--json', '--net', '--quick', '--ranks', 'output'],
+    'calibrate': ['--compute', '--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
