@@ -49,7 +49,9 @@ class Job:
     @property
     def sizes(self) -> str:
         """``2 hosts with 4 ranks each``."""
-        return f'{self.hosts} host{"s" if self.hosts > 1 else ""} with {self.each} rank{"s" if self.each > 1 else ""} each'
+        return (
+            f'{self.hosts} host{"s" if self.hosts > 1 else ""} with {self.each} rank{"s" if self.each > 1 else ""} each'
+        )
 
     @property
     def example(self) -> str:
