@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
-from executor.handshake import Card, Store, asked, refuse, shake_hands
+from executor.handshake import POLL, Card, Store, asked, on_host, refuse, shake_hands
 from executor.launch import Launch
 from executor.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
 from executor.pulse import Pulse
@@ -111,6 +111,8 @@ class _External:
         self._cards = shake_hands(
             self._store, launch.rank, launch.world, launch.host, wanted, seconds=meet, where=launch.where
         )
+        # From here on ranks wait for work of one another, not for hosts that may not come.
+        self._store.set_timeout(datetime.timedelta(seconds=max(meet, INIT_TIMEOUT)))
         _set_interface(launch.host, launch.rank, self._cards)
         self._status = Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
@@ -153,11 +155,16 @@ class _External:
 
     def _agree(self) -> float:
         """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
+        # Without end: drawing the weights of a large model takes minutes, and the pulse tells who is lost. In Python, so
+        # that signals are heard; the more ranks, the less often each asks.
+        pause = max(POLL, self._program.world / 5000)
         self._store.set(f'simpar/ready/{self._rank}', b'1')
+        keys = [f'simpar/ready/{rank}' for rank in range(self._program.world)] if self._rank == 0 else ['simpar/begin']
+        while not self._store.check(keys):
+            time.sleep(pause)
         if self._rank == 0:
-            self._store.wait([f'simpar/ready/{rank}' for rank in range(self._program.world)])
             # A moment ahead, so that every rank has read it before it comes.
-            self._store.set('simpar/begin', repr(self._clock.now() + 0.05))
+            self._store.set('simpar/begin', repr(self._clock.now() + 0.05 + 2 * pause))
         return float(self._store.get('simpar/begin'))
 
     def _watch(self, streams: Streams) -> None:
@@ -235,7 +242,8 @@ class _External:
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
             elif age > SILENT and not told:
-                quiet = f'has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
+                host = on_host(card, self._cards)
+                quiet = f'{host}has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet
         seen = Seen(dead, frozenset(stopped), busy)
         explained = explain(self._program, self._status, seen, failures, self._timeout)

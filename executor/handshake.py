@@ -186,15 +186,15 @@ def _differences(cards: list[Card], noun: str) -> list[str]:
         if topics:
             told = ', '.join(f'{topic} ({card.asked.get(topic, "?")}, not {first.get(topic, "?")})' for topic in topics)
             lines.append(
-                f'{noun} {rank}{_on(card, cards)} was asked for another run than {noun} 0: {told}; '
+                f'{noun} {rank} {on_host(card, cards)}was asked for another run than {noun} 0: {told}; '
                 f'give every {noun} the same command'
             )
     return lines
 
 
-def _on(card: Card, cards: list[Card]) -> str:
-    """Which host it is on, where there are several."""
-    return f' on {card.host.name}' if len({one.host.name for one in cards}) > 1 else ''
+def on_host(card: Card, cards: Sequence[Card]) -> str:
+    """``on NAME `` where there are several hosts."""
+    return f'on {card.host.name} ' if len({one.host.name for one in cards}) > 1 else ''
 
 
 def let_all_see(store: Store, rank: int, world: int, what: str = 'seen') -> None:

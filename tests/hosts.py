@@ -90,6 +90,10 @@ class Hosts:
                     found.append(int(entry.name))
         return [pid for pid in found if pid not in (self._inside[index], self._holders[index].pid)]
 
+    def process(self, index):
+        """The id of the process that holds a host."""
+        return self._inside[index]
+
     def kill(self, index):
         """The host dies: every process on it is killed, and its card is gone."""
         for pid in self.processes(index) if Path(f'/proc/{self._inside[index]}').exists() else []:

@@ -3,7 +3,7 @@
 import pytest
 
 from executor.launch import Launch, detect
-from executor.slurm import first_host, hosts_of_ranks
+from executor.slurm import first_host
 from simpar.errors import RunFailed
 
 TORCHRUN = {
