@@ -30,9 +30,10 @@ HEAD = """\
 
 Written by `make prove-by-hand` at commit {commit}.
 
-`tests/by_hand.py` trains the same GPT by hand in torch: two ranks with a thread each for computing, gloo, fp32, Adam, hidden {hidden}, {layers} layers,
-sequence {sequence}, batch {batch}. Both take turns, {rounds} rounds of {steps} steps behind {warm} that do not count. A number is the median over
-rounds of the median step. By hand again: the same by hand, in the same turns; what it differs by is noise.
+`tests/by_hand.py` trains the same GPT by hand in torch: two ranks with a thread each for computing, gloo, fp32, Adam,
+hidden {hidden}, {layers} layers, sequence {sequence}, batch {batch}. Both take turns, {rounds} rounds of {steps} steps
+behind {warm} that do not count. A number is the median over rounds of the median step. By hand again: the same by hand,
+in the same turns; what it differs by is noise.
 
 | by hand | plan | by hand | by hand again | executor | ratio | noise |
 |---|---|---|---|---|---|---|
