@@ -202,6 +202,9 @@ def parser() -> argparse.ArgumentParser:
         '--set', action='append', default=[], metavar='NAME=v',
         help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
     )  # fmt: skip
+    bring.add_argument(
+        '--save', type=Path, metavar='JSON', help='of a trace: write it as a measured trace for `simpar compare`'
+    )
     bring.add_argument('--model', metavar='JSON', help="Hugging Face config.json, in place of the file's model")
     bring.add_argument(
         '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'

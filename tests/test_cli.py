@@ -36,7 +36,7 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
-    'import': ['--cluster', '--for', '--json', '--model', '--output', '--set', 'file'],
+    'import': ['--cluster', '--for', '--json', '--model', '--output', '--save', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'script': ['--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],

@@ -14,6 +14,7 @@ from simpar.kineto.overlap import busy
 from simpar.kineto.read import read_recording, read_recordings
 from simpar.recording.join import join
 from simpar.recording.recorded_ops import collectives, compute_ops
+from simpar.trace_files import load_trace
 
 FOLDER = Path(__file__).parent / 'recorded' / 'kineto'
 ANSWERS = json.loads((FOLDER / 'hta.json').read_text(encoding='utf-8'))['answers']
@@ -26,6 +27,7 @@ workload:
   optimizer: adam
 plan: {data: 1}
 """
+ALONE = SCHEDULE.replace('cluster: cpu-gloo', 'cluster: {profile: cpu-gloo, devices: 1}')
 
 
 @pytest.mark.parametrize('name', ANSWERS)
@@ -64,9 +66,7 @@ def test_every_product_of_a_training_is_found_in_the_program(trained):
 
 def test_a_profile_with_recorded_ops_prices_them_as_recorded(trained, tmp_path, capsys):
     path, schedule = trained
-    schedule.write_text(
-        SCHEDULE.replace('cluster: cpu-gloo', 'cluster: {profile: cpu-gloo, devices: 1}'), encoding='utf-8'
-    )
+    schedule.write_text(ALONE, encoding='utf-8')
     output = tmp_path / 'new' / 'mine.yaml'
     assert cli.main(['import', str(path), '--for', str(schedule), '--output', str(output), '--json']) == 0
     told = json.loads(capsys.readouterr().out)
@@ -75,6 +75,35 @@ def test_a_profile_with_recorded_ops_prices_them_as_recorded(trained, tmp_path, 
     for before, after in zip(told['ops'], again['ops'], strict=True):
         assert after['predicted'] == pytest.approx(before['seconds'], rel=1e-3), before['key']
     assert told['predicted_with_them'] == again['step']['predicted']
+
+
+def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path, capsys):
+    path, schedule = trained
+    schedule.write_text(ALONE, encoding='utf-8')
+    saved, predicted = tmp_path / 'measured.json', tmp_path / 'predicted.json'
+    assert cli.main(['import', str(path), '--for', str(schedule), '--save', str(saved)]) == 0
+    assert cli.main(['run', str(schedule), '--save', str(predicted)]) == 0
+    trace = load_trace(saved)
+    assert trace.origin == 'measured'
+    # Steps follow one another, and every op that was found lies in its own.
+    ends = trace.representatives[0].end_KS.max(axis=1)
+    assert (trace.representatives[0].start_KS[1:].min(axis=1) >= ends[:-1] - 1e-3).all()
+    recording = read_recording(path)
+    assert trace.step_times[1:] == pytest.approx([step.seconds for step in recording.steps[1:]], rel=0.25)
+    capsys.readouterr()
+    assert cli.main(['compare', str(predicted), str(saved), '--json']) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told['origin'] == 'measured'
+
+
+def test_a_rank_that_the_schedule_has_not_is_told(trained, tmp_path, capsys):
+    _, schedule = trained
+    step = ('ProfilerStep#1', 'user_annotation', 0, 100, {})
+    op = ('aten::mm', 'cpu_op', 1, 8, {'Input Dims': [[128, 64], [64, 512]]})
+    path = made(tmp_path, 'a.json', [step, op], rank=3, world_size=4)
+    schedule.write_text(ALONE, encoding='utf-8')
+    assert cli.main(['import', str(path), '--for', str(schedule), '--save', str(tmp_path / 'm.json')]) == 2
+    assert 'rank 3: is recorded, and the schedule has 1 ranks' in capsys.readouterr().err
 
 
 def _on(profile, schedule):
@@ -104,9 +133,10 @@ def test_a_collective_lasts_from_its_last_arrival(tmp_path):
         events = [('ncclDevKernel_AllReduce', 'kernel', start, 180 - start, REDUCE)]
         # An event before, at another time of each rank, that clocks must not be counted from.
         made(tmp_path, f'r{rank}.json', [('aten::add', 'cpu_op', 10 * rank, 1, {}), *events], rank=rank, world_size=2)
-    (found,) = collectives(read_recordings(tmp_path))
-    assert found.key == ('collective', 'all_reduce', 2, 2000)
-    assert found.seconds == pytest.approx(20e-6, rel=1e-6)
+    for (found,), waited in zip(collectives(read_recordings(tmp_path)), (60e-6, 0.0), strict=True):
+        assert found.key == ('collective', 'all_reduce', 2, 2000)
+        assert found.seconds == pytest.approx(20e-6, rel=1e-6)
+        assert found.start - found.arrive == pytest.approx(waited, abs=1e-9)
 
 
 def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):

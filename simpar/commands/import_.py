@@ -26,8 +26,9 @@ def command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
     if is_recording(options.file):
         return import_trace.command(options)
-    if options.schedule:
-        raise ScheduleError(Problem('--for', f'{options.file} is no recording of a profiler', 'leave it out'))
+    useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
+    if useless:
+        raise ScheduleError([Problem(flag, f'{options.file} is no recording', 'leave it out') for flag in useless])
     given, over = _given(options.set)
     made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
     if options.model and options.output:

@@ -20,6 +20,8 @@ from simpar.kineto.read import Recording, read_recordings
 from simpar.predict import step_of
 from simpar.recording.join import Join, Joined, join, named, program_key
 from simpar.recording.profile import write_measured
+from simpar.recording.trace import measured_trace
+from simpar.trace_files import save_trace
 from simpar.units import format_time
 
 SHOWN: Final = 12
@@ -31,7 +33,7 @@ class _Beside:
     """A recording beside the prediction of its schedule.
 
     Arguments: ``priced``, seconds of each line as the schedule's cluster has them; ``written``, the profile's files,
-    and the step that it predicts.
+    and the step that it predicts; ``saved``, the share of the program's ops that the saved trace has times of.
     """
 
     join: Join
@@ -39,6 +41,7 @@ class _Beside:
     priced: dict[Any, float]
     written: tuple[Path, ...] = ()
     after: float = 0.0
+    saved: float = 0.0
 
 
 def command(options: argparse.Namespace) -> int:
@@ -60,8 +63,9 @@ def _useless(options: argparse.Namespace) -> Iterator[Problem]:
     for flag, given in (('--set', options.set), ('--model', options.model), ('--cluster', options.cluster)):
         if given:
             yield Problem(flag, 'a recording has no settings', 'leave it out, or write it into the schedule of --for')
-    if options.output and not options.schedule:
-        yield Problem('--output', "a profile is written of a schedule's ops", 'write --for SCHEDULE.yaml too')
+    for flag, given, what in (('--output', options.output, 'profile'), ('--save', options.save, 'measured trace')):
+        if given and not options.schedule:
+            yield Problem(flag, f"a {what} is written of a schedule's ops", 'write --for SCHEDULE.yaml too')
     if options.output:
         require_profile_path(options.output)
 
@@ -78,12 +82,16 @@ def _joined(options: argparse.Namespace, recordings: Sequence[Recording]) -> _Be
             )
         )
     step, priced = step_of(case.program, case.cluster), _priced(case)
+    saved = 0.0
+    if options.save:
+        trace, saved = measured_trace(case.program, recordings)
+        save_trace(options.save, trace)
     if not options.output:
-        return _Beside(found, step, priced)
+        return _Beside(found, step, priced, saved=saved)
     source = f'{options.file.name}, recorded ops of {_device(recordings)}, read {datetime.now(timezone.utc):{DATE}}'
     files = write_measured(options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision))
     again = load_case(options.schedule, [f'cluster.profile={options.output.resolve()}'])
-    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster))
+    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster), saved)
 
 
 def _priced(case: Case) -> dict[Any, float]:
@@ -137,6 +145,8 @@ def _table(beside: _Beside) -> Iterator[str]:
     if found.missing:
         names = ', '.join(f'{name} ({often})' for name, often in _missing(found).most_common(SHOWN))
         yield f'Not in the recording: {names}'
+    if beside.saved:
+        yield f"the saved trace has times of {beside.saved:.0%} of the program's ops; the others take none in it"
     if beside.written:
         files = f'{beside.written[0]} and {len(beside.written) - 1} tables'
         yield f'wrote {files}: with them the predicted step is {format_time(beside.after)}'
@@ -170,5 +180,6 @@ def _json(recordings: Sequence[Recording], beside: _Beside | None) -> dict[str, 
         'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
         'missing': dict(_missing(found)),
         'written': [str(path) for path in beside.written],
+        'saved': beside.saved,
         'predicted_with_them': beside.after if beside.written else None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from typing import Final
 
@@ -62,7 +63,7 @@ def join(program: Program, recordings: Sequence[Recording]) -> Join:
     for recording in recordings:
         for one in compute_ops(recording):
             found[one.key].append(one.seconds)
-    for one in collectives(recordings):
+    for one in chain.from_iterable(collectives(recordings)):
         found[one.key].append(one.seconds)
     of_rank = [(recording.steps and len(recording.steps)) or 1 for recording in recordings]
     steps = sum(of_rank)

@@ -43,9 +43,13 @@ def _by_threads(recording: Recording, known: _Known) -> Iterator[TorchOp]:
     for ops in threads.values():
         for (each, key), (behind, _) in pairwise(ops):
             gap = np.array([(each.end, max(each.end, behind.start))])
-            yield TorchOp(key, each.seconds + length(minus(gap, waits)))
+            yield _op(key, each.start, each.start, each.end + length(minus(gap, waits)))
         last, key = ops[-1]
-        yield TorchOp(key, last.seconds)
+        yield _op(key, last.start, last.start, last.end)
+
+
+def _op(key: Key, issued: float, start: float, end: float) -> TorchOp:
+    return TorchOp(key, issued, start, start, end)
 
 
 def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
@@ -55,7 +59,7 @@ def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
     for number, (each, _) in enumerate(known):
         threads[each.place].append(number)
     starts = {place: [known[number][0].start for number in numbers] for place, numbers in threads.items()}
-    seconds = [0.0] * len(known)
+    begin, seconds = [float('inf')] * len(known), [0.0] * len(known)
     for kernel in recording.whole_kernels:
         launch = launches.get(kernel.args.get('correlation'))
         if launch is None or launch.place not in starts or kernel.kind == 'communication':
@@ -63,32 +67,37 @@ def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
         at = bisect_right(starts[launch.place], launch.start) - 1
         if at >= 0 and launch.start < known[number := threads[launch.place][at]][0].end:
             seconds[number] += kernel.seconds
-    yield from (TorchOp(key, took) for (_, key), took in zip(known, seconds, strict=True) if took)
+            begin[number] = min(begin[number], kernel.start)
+    for (each, key), start, took in zip(known, begin, seconds, strict=True):
+        if took:
+            yield _op(key, each.start, start, start + took)
 
 
-def collectives(recordings: Sequence[Recording]) -> Iterator[TorchOp]:
-    """Collectives of all recorded ranks: from the last arrival to the end.
+def collectives(recordings: Sequence[Recording]) -> list[list[TorchOp]]:
+    """The collectives of each recording: from the last arrival over all recorded ranks to the end.
 
     The n-th of a group on one rank meets the n-th on the others. Where ranks hold different numbers of them, or one
     rank alone was recorded, each counts from its own arrival, and the wait for its peers is in it.
     """
     first = min(recording.origin for recording in recordings)
-    met: dict[tuple[Key, str], list[list[tuple[float, float]]]] = defaultdict(list)
-    for recording in recordings:
-        later = recording.origin - first
-        mine: dict[tuple[Key, str], list[tuple[float, float]]] = defaultdict(list)
+    found: list[list[TorchOp]] = []
+    met: dict[tuple[Key, str], list[tuple[int, list[Interval]]]] = defaultdict(list)
+    for number, recording in enumerate(recordings):
+        found.append([])
+        mine: dict[tuple[Key, str], list[Interval]] = defaultdict(list)
         for each, key in _talking(recording):
-            group = str(each.args.get('Process Group Ranks', ''))
-            mine[key, group].append((later + each.start, later + each.end))
+            mine[key, str(each.args.get('Process Group Ranks', ''))].append(each)
         for told, times in mine.items():
-            met[told].append(times)
+            met[told].append((number, times))
+    later = [recording.origin - first for recording in recordings]
     for (key, _), ranks in met.items():
-        if len({len(times) for times in ranks}) > 1:
-            yield from (TorchOp(key, end - start) for times in ranks for start, end in times)
-            continue
-        for together in zip(*ranks, strict=True):
-            arrived = max(start for start, _ in together)
-            yield TorchOp(key, max(0.0, max(end for _, end in together) - arrived))
+        alike = len({len(times) for _, times in ranks}) == 1
+        for number, times in ranks:
+            for turn, each in enumerate(times):
+                arrived = [later[other] - later[number] + its[turn].start for other, its in ranks] if alike else []
+                start = min(max([each.start, *arrived]), each.end)
+                found[number].append(TorchOp(key, each.start, each.start, start, each.end))
+    return found
 
 
 def _talking(recording: Recording) -> Iterator[tuple[Interval, Key]]:

@@ -22,12 +22,22 @@ BYTES: Final[Mapping[str, int]] = {
 class TorchOp:
     """A recorded op.
 
-    Arguments: ``key``: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase;
-    ``collective`` with operator, ranks and bytes; a name of ``FAMILIES``; or ``UPDATE``.
+    Arguments:
+        key: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase; ``collective``
+            with operator, ranks and bytes; a name of ``FAMILIES``; or ``UPDATE``.
+        issued: seconds, when the host came to it. arrive: when it was there; start: when its last peer was, too; end.
     """
 
     key: Key
-    seconds: float
+    issued: float
+    arrive: float
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, without waiting for peers."""
+        return self.end - self.start
 
 
 FAMILIES: Final[Mapping[str, tuple[frozenset[str], str]]] = {
