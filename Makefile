@@ -22,7 +22,8 @@
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
+# Every target without a slash or a dot is a command, not a file.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
