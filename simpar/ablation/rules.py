@@ -7,13 +7,18 @@ They only spare lowering: a key of which no rule says anything is left out, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.ablation.facts import Facts
 from simpar.ablation.keys import Key
 from simpar.cost.compute import FP8
+from simpar.errors import SimparError
+from simpar.lower.lower import order_of
 from simpar.model.library.experts import Experts
+from simpar.pipeline.order import Order
+from simpar.plan import Plan
 
 Rule = Callable[[Facts], str]
 """Why a key can have no effect; empty where it may have one."""
@@ -139,6 +144,30 @@ def _always(facts: Facts) -> bool:
     return True
 
 
+def _other_actions(facts: Facts) -> bool:
+    """Whether some rank has other stages, or their forwards and backwards in another sequence, than by default."""
+    rows = () if not facts.asked.rows else facts.plan.rows
+    try:
+        own, other = (order_of(plan) for plan in (facts.plan, replace(facts.plan, order=Plan().order, rows=rows)))
+    except SimparError:
+        # It is left out, and what comes of it is looked at.
+        return False
+    return _passes(own) != _passes(other)
+
+
+def _passes(order: Order) -> list[list[tuple[int, str, int | None]]]:
+    """By rank what surely has ops: all forwards, and all backwards but that of the first stage, which sends none."""
+    return [
+        [
+            (part.stage, 'F' if part.kind == 'F' else 'B', part.micro_batch)
+            for action in row
+            for part in action.parts
+            if part.kind == 'F' or (part.kind in ('B', 'I') and part.stage)
+        ]
+        for row in order.actions
+    ]
+
+
 def _experts(facts: Facts) -> Experts:
     experts: Experts | None = getattr(facts.workload.model, 'experts', None)
     assert experts is not None, 'a key of theirs was written'
@@ -188,6 +217,7 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     'plan.receive': lambda facts: facts.sends and (facts.plan.streams, facts.plan.exchange) == ('group', 'separate'),
     'plan.exchange': lambda facts: facts.sends and (facts.plan.streams, facts.plan.receive) == ('group', 'early'),
     'plan.accumulate': lambda facts: facts.sharded,
+    'plan.order': lambda facts: facts.workload.phase != 'forward' and _other_actions(facts),
     'plan.recompute': lambda facts: bool(facts.recomputed) and not _marks(facts),
     'plan.fusion': lambda facts: facts.plan.fusion != 'layer' and bool(facts.sums_gradients or facts.sharded),
 }
