@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from simpar.clocks import under_load
 from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
@@ -187,7 +188,7 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
 
 def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
-    return _step(program, Pricer(program, cluster).costs(EFFECTS[-1][1]), steps)
+    return _step(program, Pricer(program, under_load(program, cluster)).costs(EFFECTS[-1][1]), steps)
 
 
 def _step(program: Program, costs: Costs, steps: int) -> float:
@@ -222,7 +223,7 @@ def predict(
     Raises ``Deadlock``.
     Not modelled: noise; what a gain costs in memory.
     """
-    priced = partial(pricing, program, cluster) if pricing else Pricer(program, cluster).costs
+    priced = partial(pricing, program, cluster) if pricing else Pricer(program, under_load(program, cluster)).costs
     if baseline is None:
         # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
@@ -232,7 +233,8 @@ def predict(
         )
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
-    priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, other_cluster).costs
+    loaded = other_cluster if pricing else under_load(baseline, other_cluster)
+    priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, loaded).costs
     others = _states(baseline, priced, steps)
     return Prediction(
         name=names[0],

@@ -13,6 +13,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from simpar.clocks import under_load
 from simpar.cost.price import Effects, Pricer
 from simpar.hardware import Cluster
 from simpar.predict import followed
@@ -106,7 +107,7 @@ def effects() -> list[str]:
 def _mean(bench: Bench, change: Any, on: Effects) -> float:
     found = []
     for row, case in zip(bench.rows, bench.cases, strict=True):
-        cluster = change(case.cluster)
+        cluster = under_load(case.program, change(case.cluster))
         step = followed(case.program, Pricer(case.program, cluster).costs(on), 2).step
         found.append(abs(step / row.seconds - 1))
     return sum(found) / len(found) if found else exp(0.0) - 1

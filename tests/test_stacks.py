@@ -114,7 +114,7 @@ def test_without_a_stack_nothing_changes():
     sustained = load_profile('a100-sxm-8').device.sustained.value
     fc1 = place(program, 'layer0.fc1.F')
     stacked = costs(program, on(load_stack('eager')))
-    assert stacked.compute[fc1] <= plain.compute[fc1] / sustained * (1 + 1e-9)
+    assert stacked.compute[fc1] <= plain.compute[fc1] / sustained * (1 + 1e-6)
     assert stacked.compute[fc1] >= plain.compute[fc1]
 
 

@@ -29,7 +29,7 @@ def row(**cells: object) -> Row:
 
 def write(folder: Path, *rows: dict[str, object], name: str = 'mine.csv') -> Path:
     with (folder / name).open('w', encoding='utf-8', newline='') as file:
-        table = csv.DictWriter(file, [*CELLS, 'mfu_pct', 'recompute', 'n_experts'])
+        table = csv.DictWriter(file, [*CELLS, 'mfu_pct', 'recompute', 'n_experts', 'source', 'params_b', 'vocab'])
         table.writeheader()
         table.writerows({**CELLS, **cells} for cells in rows)
     return folder
@@ -58,6 +58,31 @@ def test_identical_rows_count_once_with_their_median(tmp_path):
     rows = [{'id': f'mine:{number}', 'step_time_s': seconds} for number, seconds in enumerate((0.1, 0.3, 0.2))]
     found = read_rows(write(tmp_path, *rows, {'id': 'mine:9', 'global_batch': 64}))
     assert [(one.seconds, one.same) for one in found] == [(0.2, 3), (0.1, 1)]
+
+
+def test_a_vocabulary_that_contradicts_the_stated_weights_is_that_of_most_models(tmp_path):
+    """46 layers of 5120 have 14.47 billion weights: 14.6 leaves room for 32000 tokens, and not for 50304."""
+    large = {'source': 'paper', 'n_layers': 46, 'hidden': 5120, 'seq': 1024, 'vocab': 50304}
+    small = {'id': 'mine:2', 'source': 'paper', 'n_layers': 22, 'hidden': 2304, 'params_b': '1.5', 'vocab': 50304}
+
+    def vocabularies(*rows):
+        return [one.text('vocab') for one in read_rows(write(tmp_path, *rows))]
+
+    # Rows of one source have one tokenizer, also where a small model's weights would leave room for either.
+    assert vocabularies({**large, 'params_b': '14.6'}, small) == ['32000', '32000']
+    assert vocabularies({**large, 'params_b': '14.6'}, {**small, 'source': 'other'}) == ['32000', '50304']
+    # Stated weights that fit, and some that neither fits, change nothing.
+    assert vocabularies({**large, 'params_b': '14.7'}, small) == ['50304', '50304']
+    assert vocabularies({**large, 'params_b': '19.9'}, small) == ['50304', '50304']
+
+
+def test_zero_bubble_orders_with_post_validation_wait_for_no_norm():
+    fork = {'framework': 'Megatron-LM fork (sail-sg zero-bubble)', 'overlap_flags': 'optimizer post-validation (ZB-*)'}
+    names = {order: stack_name(row(**fork, pp=8, dp=1, schedule=order)) for order in ('1F1B', 'ZB-1p', 'ZB-V')}
+    assert names == {'1F1B': 'zero-bubble', 'ZB-1p': 'zero-bubble-post', 'ZB-V': 'zero-bubble-post'}
+    tree = schedule_tree(row(**fork, pp=8, dp=1, global_batch=32, schedule='ZB-1p'))
+    assert tree['workload']['clip_norm'] == 0
+    assert tree['workload']['transformer']['tied'] is False
 
 
 def test_the_null_model_is_exact_where_utilisation_is_constant():

@@ -72,8 +72,11 @@ class Kernel:
 class Device:
     """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get.
 
-    Arguments: ``sustained``, the clock that matrix units keep under load over that of short measurements; it holds
-    where a stack is named.
+    Arguments:
+        sustained: the clock that matrix units keep under load over that of short measurements; it holds where a stack
+            is named.
+        power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
+            a step that uses less keeps more (``simpar.clocks``). Else it holds whatever a step does.
     """
 
     name: Text
@@ -85,6 +88,7 @@ class Device:
     matmul: Matmul
     attention: Attention
     sustained: ShareFigure | None = None
+    power_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ OF_MEASUREMENT: Final = frozenset(
     | {'tflops_per_gpu', 'mfu_pct', 'tokens_per_s_per_gpu', 'samples_per_s_per_gpu', 'mem_gib'}
 )
 """Columns that say how a step was measured, and not what was trained."""
+VOCABULARY: Final = 32000
+"""Tokens where a row does not say: those of LLaMA, of most such models."""
 MOST_BYTES: Final = 16 * 2**20
 FITTED: Final = 3
 """One row in so many is for fitting."""
@@ -92,7 +94,7 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
     rows = [row for path in files if wanted in ('', path.stem) for row in _read(path, problems)]
     if problems:
         raise ScheduleError(problems[:20])
-    return _once(_completed(rows))
+    return _once(_one_tokenizer(list(_completed(rows))))
 
 
 def _completed(rows: Sequence[Row]) -> Iterator[Row]:
@@ -101,6 +103,33 @@ def _completed(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
         known = told.get(row.shape, '')
         yield replace(row, cells={**row.cells, 'vocab': known}) if known and not row.text('vocab') else row
+
+
+def _one_tokenizer(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one source have one tokenizer: its usual size where the stated one contradicts their numbers of weights.
+
+    Tables of papers state weights and no vocabulary, and whoever copies them assumes one.
+    """
+    by: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by.setdefault((row.of, row.text('source')), []).append(row)
+    found = []
+    for group in by.values():
+        wrong = any(not _fits(row, row.whole('vocab')) for row in group)
+        usual = wrong and all(_fits(row, VOCABULARY) for row in group)
+        found += [replace(row, cells={**row.cells, 'vocab': str(VOCABULARY)}) if usual else row for row in group]
+    return found
+
+
+def _fits(row: Row, vocab: int) -> bool:
+    """Whether a plain GPT of this vocabulary has as many billions of weights as stated, to the last digit stated."""
+    stated = row.text('params_b')
+    plain = row.text('mlp') in ('', 'gelu') and row.whole('ffn', 4 * row.whole('hidden')) == 4 * row.whole('hidden')
+    if not plain or not vocab or not _is_number(stated) or '.' not in stated:
+        return True
+    layers, hidden = row.whole('n_layers'), row.whole('hidden')
+    weights = layers * (12 * hidden + 13) * hidden + (vocab + row.whole('seq') + 2) * hidden
+    return round(weights / 1e9, len(stated.partition('.')[2])) == float(stated)
 
 
 def _read(path: Path, problems: list[Problem]) -> list[Row]:

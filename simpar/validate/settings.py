@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simpar.profiles import load_profile
 from simpar.stacks import load_stack, stack_of
-from simpar.validate.rows import Row
+from simpar.validate.rows import VOCABULARY, Row
 
 PROFILES: Final = (
     ('a100', 'a100-sxm-8'),
@@ -26,8 +26,6 @@ ORDERS: Final = {
     'zb-2p': 'zb-2p', 'zb-v': 'zb-v', 'gpipe': 'gpipe',
 }  # fmt: skip
 """A row's schedule, in small letters, and the order that it stands for."""
-VOCABULARY: Final = 32000
-"""Tokens where a row does not say: those of LLaMA, of most such models."""
 NODE: Final = 8
 _ALIKE: Final = 0.05
 """Bandwidths that differ by less are the same."""

@@ -1,0 +1,63 @@
+"""Clocks under load: a step that uses the matrix units less keeps a higher clock, as the power of a device allows."""
+
+from dataclasses import replace
+
+import pytest
+
+from simpar.clocks import clock, under_load, utilisation
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.predict import predict, step_of
+from simpar.profiles import cluster, load_profile
+from simpar.stacks import load_stack
+from simpar.workload import Adam, Transformer, Workload
+
+A100 = load_profile('a100-sxm-8')
+MODEL = Transformer(layers=4, hidden=2048, heads=16, vocab=1024, sequence=1024)
+WORK = Workload(model=MODEL, batch=16, precision='bf16', optimizer=Adam())
+
+
+def clock_of(plan, devices, stack='torch-fsdp', profile=A100):
+    hardware = cluster(profile, devices=devices, stack=load_stack(stack))
+    return under_load(lower(WORK, plan, devices), hardware).profile.device.sustained.value
+
+
+def test_a_device_that_does_nothing_but_its_largest_products_has_the_sustained_clock():
+    device = A100.device
+    assert clock(device, 0.83, device.matmul.share.value) == pytest.approx(0.83)
+    # Half of the work in a second leaves the cube root of two more clock; none leaves all of it.
+    assert clock(device, 0.7, device.matmul.share.value / 2) == pytest.approx(0.7 * 2 ** (1 / 3))
+    assert clock(device, 0.83, 0.0) == clock(device, 0.83, 1e-3) == 1.0
+
+
+def test_the_work_of_a_step_is_counted_by_hand():
+    program = lower(replace(WORK, model=replace(MODEL, vocab=1024)), Plan(), 1)
+    tokens, hidden = 16 * 1024, 2048
+    products = 3 * 2 * tokens * (4 * 12 * hidden**2 + 1024 * hidden)
+    attention = 4 * (2 + 5) * tokens * 1024 * hidden
+    peak = A100.device.matrix['bf16'].value
+    assert utilisation(program, A100.device, 2.0) == pytest.approx((products + attention) / peak / 2, rel=1e-6)
+
+
+def test_a_pipeline_that_waits_keeps_a_higher_clock_than_one_device_that_does_not():
+    busy = clock_of(Plan(), 1)
+    waiting = clock_of(Plan(pipeline=4, micro_batches=4), 4)
+    assert A100.device.sustained.value < busy < waiting <= 1
+
+
+def test_without_a_stack_or_the_bound_of_power_clocks_are_as_they_were():
+    program = lower(WORK, Plan(), 1)
+    bare = cluster(A100, devices=1)
+    assert under_load(program, bare) is bare
+    free = replace(A100, device=replace(A100.device, power_bound=False))
+    assert clock_of(Plan(), 1, profile=free) == A100.device.sustained.value
+
+
+def test_all_answers_have_the_clock_of_their_own_program():
+    program, hardware = lower(WORK, Plan(), 1), cluster(A100, devices=1, stack=load_stack('torch-fsdp'))
+    loaded = replace(A100, device=replace(A100.device, power_bound=False))
+    step = step_of(program, replace(under_load(program, hardware), profile=replace(loaded, device=replace(
+        loaded.device, sustained=under_load(program, hardware).profile.device.sustained))))  # fmt: skip
+    assert step_of(program, hardware) == step == predict(program, None, hardware, steps=2).step
+    both = predict(program, program, hardware)
+    assert both.gain == 0 and sum(one.seconds for one in both.explanation) == 0  # noqa: PT018
