@@ -36,6 +36,9 @@ HEAD_START: Final = 0.01
 """Seconds from the moment that all ranks are ready until the program begins."""
 
 
+Finish = Callable[[Execution, Sequence[Outcome]], None]
+
+
 class Pool:
     """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
 
@@ -141,8 +144,11 @@ class Pool:
         )
         return self.perform(program, request)
 
-    def perform(self, program: Program, request: Request) -> Execution:
-        """Run a program as a request says; see ``run``."""
+    def perform(self, program: Program, request: Request, finish: Finish | None = None) -> Execution:
+        """Run a program as a request says; see ``run``.
+
+        Arguments: ``finish``, what is done with the outcomes of all ranks.
+        """
         if not self._children:
             raise RunFailed('the pool is closed')
         if program.world > self.world:
@@ -156,7 +162,10 @@ class Pool:
         except BaseException:
             self.close(grace=0.0)
             raise
-        return assemble_run(program, outcomes, request.compute, self.notes)
+        execution = assemble_run(program, outcomes, request.compute, self.notes)
+        if finish is not None:
+            finish(execution, outcomes)
+        return execution
 
     def cut(self, rank: int) -> None:
         """Take a rank's cable out (namespaces only); the run in progress then fails."""

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from typing import Final
@@ -38,6 +38,7 @@ SILENT: Final = 1.0
 PINGS: Final = 16
 REFUSAL: Final = 10.0
 """Seconds for which a rank that will not run looks for the others."""
+Finish = Callable[[Execution, Sequence[Outcome]], None]
 KILLED: Final = 'was killed, or has ended without a word'
 
 
@@ -65,13 +66,18 @@ def run_external(
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
     sharpen_sleep()
     try:
-        ranks = _External(launch, program, timeout, asked(program, request, net), meet)
+        ranks = External(launch, program, timeout, asked(program, request, net), meet)
         if check:
             ranks.preflight(bytes_of_ranks(program, request.dtype))
-        return ranks.run(request, net, meet)
+        return ranks.run(request, net)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunFailed(f'rank {launch.rank}: {reason}') from error
+        raise of_rank(launch, error) from error
+
+
+def of_rank(launch: Launch, error: RuntimeError) -> RunFailed:
+    """An error of torch's, as that of a rank."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RunFailed(f'rank {launch.rank}: {reason}')
 
 
 def refuse_external(launch: Launch, reason: str) -> None:
@@ -94,7 +100,7 @@ def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
         os.environ['GLOO_SOCKET_IFNAME'] = name
 
 
-class _External:
+class External:
     """What a rank knows of the others through the store."""
 
     def __init__(
@@ -104,7 +110,9 @@ class _External:
         self._rank = launch.rank
         self._program = program
         self._timeout = timeout
-        self._store = store_of(launch, meet)
+        self._base = self._store = store_of(launch, meet)
+        self._ready: Rank | None = None
+        self._runs = 0
         # Where torchrun's agent serves the store, it outlives rank 0.
         self._served = launch.served
         # Before any group is made: ranks that want different runs would hang in different collectives.
@@ -128,14 +136,18 @@ class _External:
         self._store.set(f'simpar/wall/{self._rank}', repr(time.time() - self._clock.now()))
         return {rank: float(self._store.get(f'simpar/wall/{rank}')) for rank in range(len(self._cards))}
 
-    def run(self, request: Request, net: Net, meet: float) -> Execution | None:
-        world = self._program.world
-        rank = Rank(self._rank, world, self._store, net, self._status, self._timeout, self._clock)
-        again = replace(self._launch, served=True)
+    def run(self, request: Request, net: Net, finish: Finish | None = None) -> Execution | None:
+        """Run once, or one stretch of a training, and go on together with the others.
+
+        Arguments: ``finish``, what rank 0 does with the outcome before any rank goes on.
+        """
+        # Each run has keys of its own.
+        self._store = dist.PrefixStore(f'run{self._runs}', self._base)
+        self._runs += 1
         # Nobody else starts or watches this rank, so it agrees and watches by itself.
         with ExitStack() as preparing:
-            preparing.enter_context(Pulse(lambda: store_of(again, meet), self._rank, self._cards))
-            rank.load(self._program)
+            preparing.enter_context(self._pulse('ready'))
+            rank = self._loaded(net)
 
             def agree() -> float:
                 begin = self._agree()
@@ -143,28 +155,53 @@ class _External:
                 return begin
 
             outcome = rank.run(self._program, request, agree, self._watch)
+        with self._pulse('outcome'):
+            return self._finish(outcome, request, finish)
+
+    def _finish(self, outcome: Outcome, request: Request, finish: Finish | None) -> Execution | None:
+        world = self._program.world
         self._store.set(f'simpar/outcome/{self._rank}', _packed(outcome))
         if self._rank:
             # Ranks leave together, once rank 0 has read all outcomes.
-            self._store.wait(['simpar/end'])
+            self._await(['simpar/end'])
             return None
+        self._await([f'simpar/outcome/{rank}' for rank in range(world)])
         outcomes = [_unpacked(self._store.get(f'simpar/outcome/{other}')) for other in range(world)]
         execution = assemble_run(self._program, outcomes, request.compute, self._notes)
+        if finish is not None:
+            finish(execution, outcomes)
         self._store.set('simpar/end', b'1')
         return execution
 
+    def _loaded(self, net: Net) -> Rank:
+        """The rank, with the groups that the program needs."""
+        if self._ready is None:
+            world = self._program.world
+            self._ready = Rank(self._rank, world, self._base, net, self._status, self._timeout, self._clock)
+            self._ready.load(self._program)
+        self._status.clear()
+        return self._ready
+
+    def _pulse(self, done: str) -> Pulse:
+        """Signs of life on a connection of its own. Arguments: ``done``, the key of those that are through."""
+        again, prefix = replace(self._launch, served=True), f'run{self._runs - 1}'
+        return Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, self._cards, done)
+
+    def _await(self, keys: list[str]) -> None:
+        """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
+        # The more ranks, the less often each asks.
+        while not self._store.check(keys):
+            time.sleep(max(POLL, self._program.world / 5000))
+
     def _agree(self) -> float:
         """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
-        # Without end: drawing the weights of a large model takes minutes, and the pulse tells who is lost. In Python, so
-        # that signals are heard; the more ranks, the less often each asks.
-        pause = max(POLL, self._program.world / 5000)
+        # Drawing the weights of a large model takes minutes.
         self._store.set(f'simpar/ready/{self._rank}', b'1')
-        keys = [f'simpar/ready/{rank}' for rank in range(self._program.world)] if self._rank == 0 else ['simpar/begin']
-        while not self._store.check(keys):
-            time.sleep(pause)
         if self._rank == 0:
+            self._await([f'simpar/ready/{rank}' for rank in range(self._program.world)])
             # A moment ahead, so that every rank has read it before it comes.
-            self._store.set('simpar/begin', repr(self._clock.now() + 0.05 + 2 * pause))
+            self._store.set('simpar/begin', repr(self._clock.now() + 0.05 + self._program.world / 2500))
+        self._await(['simpar/begin'])
         return float(self._store.get('simpar/begin'))
 
     def _watch(self, streams: Streams) -> None:
@@ -323,6 +360,7 @@ def _packed(outcome: Outcome) -> bytes:
         'losses': outcome.losses,
         'parameters': outcome.parameters,
         'gradients': outcome.gradients,
+        'written': outcome.written,
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -339,4 +377,5 @@ def _unpacked(content: bytes) -> Outcome:
         losses=found['losses'],
         parameters=found['parameters'],
         gradients=found['gradients'],
+        written=found['written'],
     )

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from executor.host import Host, this_host
 from executor.process_state import Process, this_process
 from executor.rank import INIT_TIMEOUT, Request
 from executor.route import local_address
+from executor.stretch import Stretch
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed
 from simpar.hardware.net import Net
@@ -79,8 +80,24 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         'network': str(net),
         'data (DATA_PATH)': _data(program),
         'saving of the state': 'on' if request.keep else 'off',
+        **_stretch(request.stretch),
         'costs': _digest_of_costs(request.costs),
         'program': program.hash[:12],
+    }
+
+
+def _stretch(stretch: Stretch | None) -> dict[str, str]:
+    """Where a training goes on, and with what."""
+    if stretch is None:
+        return {}
+    digest = hashlib.sha256()
+    for batch in stretch.batches:
+        for name, tensor in sorted(batch.items()):
+            digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        'steps trained before (do all hosts see one checkpoint folder?)': str(stretch.first),
+        'batches': digest.hexdigest()[:12] if stretch.batches else 'drawn',
     }
 
 
@@ -126,7 +143,7 @@ def shake_hands(
     problems = [f'{noun} {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
     problems = problems or _differences(cards, noun)
     if problems:
-        let_all_see(store, rank, world)
+        let_all_see(store, rank, range(world))
         raise RunFailed('\n'.join(problems))
     return cards
 
@@ -136,7 +153,7 @@ def refuse(store: Store, rank: int, world: int, reason: str) -> None:
     # Whoever cannot be told has its own timeout.
     with suppress(RuntimeError):
         store.set(f'simpar/card/{rank}', Card({}, this_process(), refusal=reason).packed())
-        let_all_see(store, rank, world)
+        let_all_see(store, rank, range(world))
 
 
 def _exchange(
@@ -147,14 +164,18 @@ def _exchange(
     for other in range(world):
         while not store.check([f'simpar/card/{other}']):
             if time.perf_counter() > until:
-                raise RunFailed(_absent(store, world, seconds, where, noun))
+                came = [one for one in range(world) if store.check([f'simpar/card/{one}'])]
+                told = _absent(store, world, came, seconds, where, noun)
+                let_all_see(store, rank, came, 'given-up')
+                raise RunFailed(told)
             time.sleep(POLL)
     return [Card.read(store.get(f'simpar/card/{other}').decode()) for other in range(world)]
 
 
-def _absent(store: Store, world: int, seconds: float, where: Callable[[int], str], noun: str) -> str:
+def _absent(
+    store: Store, world: int, came: Sequence[int], seconds: float, where: Callable[[int], str], noun: str
+) -> str:
     """Who did not come, on which hosts, and who did."""
-    came = [other for other in range(world) if store.check([f'simpar/card/{other}'])]
     missing = [other for other in range(world) if other not in came]
     hosts = ', '.join(dict.fromkeys(filter(None, map(where, missing))))
     cards = [Card.read(store.get(f'simpar/card/{other}').decode()) for other in came]
@@ -197,12 +218,12 @@ def on_host(card: Card, cards: Sequence[Card]) -> str:
     return f'on {card.host.name} ' if len({one.host.name for one in cards}) > 1 else ''
 
 
-def let_all_see(store: Store, rank: int, world: int, what: str = 'seen') -> None:
-    """Stay, as the store may be rank 0's, until all ranks have read what it holds.
+def let_all_see(store: Store, rank: int, ranks: Iterable[int], what: str = 'seen') -> None:
+    """Stay, as the store may be rank 0's, until these ranks have read what it holds.
 
     Arguments: ``what``, another word for every such meeting of a run.
     """
     store.set(f'simpar/{what}/{rank}', b'1')
     # Who does not come has gone by itself.
     with suppress(RuntimeError):
-        store.wait([f'simpar/{what}/{other}' for other in range(world)], datetime.timedelta(seconds=LINGER))
+        store.wait([f'simpar/{what}/{other}' for other in ranks], datetime.timedelta(seconds=LINGER))

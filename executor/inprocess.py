@@ -68,6 +68,7 @@ class InProcess:
         dtype: takes the place of every floating dtype; None keeps the program's own.
         trace: a trace; the ops run in the order of its last step.
         shuffle: a seed for a random one of the orders that needs and streams allow, which must give the same bits.
+        first: the number of the first step, where a training goes on.
     Neither: every stream in turn, as far as it goes.
     """
 
@@ -79,10 +80,12 @@ class InProcess:
         *,
         trace: Trace | None = None,
         shuffle: int | None = None,
+        first: int = 0,
     ) -> None:
         ranks = range(program.world)
         slots = {role.name: _slots(program, role) for role in program.roles}
         self._program = program
+        self._first = first
         self._memory = [Memory(program, rank, seed, dtype) for rank in ranks]
         self._contexts = [context(program, rank) for rank in ranks]
         self._finished = [[0] * len(program.role(rank)) for rank in ranks]
@@ -126,6 +129,11 @@ class InProcess:
                 {name: {rank: of[name] for rank, of in enumerate(self._gradients) if name in of} for name in gradients}
             ),
         )
+
+    @property
+    def held(self) -> list[dict[str, torch.Tensor]]:
+        """Parameters and states of every rank, the very tensors."""
+        return [memory.held for memory in self._memory]
 
     # order
 
@@ -209,7 +217,7 @@ class InProcess:
         return self._seats[key]
 
     def _read(self, walker: _Walker) -> list[torch.Tensor]:
-        return self._memory[walker.rank].read(walker.head.op, *walker.head.part, walker.step)
+        return self._memory[walker.rank].read(walker.head.op, *walker.head.part, self._first + walker.step)
 
     def _packed(self, walker: _Walker) -> list[torch.Tensor]:
         packing = self._packing.get(walker.head.op.name)
@@ -236,9 +244,10 @@ class InProcess:
                 self._gradients[rank][name] = self._memory[rank][name, -1, -1].clone()
 
     def _context(self, walker: _Walker) -> Context:
-        if self._contexts[walker.rank].step != walker.step:
+        step = self._first + walker.step
+        if self._contexts[walker.rank].step != step:
             # Streams of a rank are rarely in different steps, so one context a rank is enough.
-            self._contexts[walker.rank] = replace(self._contexts[walker.rank], step=walker.step)
+            self._contexts[walker.rank] = replace(self._contexts[walker.rank], step=step)
         return self._contexts[walker.rank].at(*walker.head.part)
 
     # answers

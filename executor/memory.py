@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from executor.pieces import kept
 from executor.tensors import initial, inputs
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program
@@ -15,24 +16,37 @@ from simpar.program.touches import Instance, instance
 class Memory:
     """The tensors of one rank, by name and, where they belong to one, by micro-batch and copy.
 
-    Arguments: ``dtype`` takes the place of every floating dtype of the program.
+    Arguments:
+        dtype: takes the place of every floating dtype of the program.
+        held: parameters and states as they are; None, as the seed draws them.
     Inputs are drawn when they are first read in a step.
     """
 
-    def __init__(self, program: Program, rank: int, seed: int = 0, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        held: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self._program = program
         self._rank = rank
         self._seed = seed
         self._dtype = dtype
         self._tensors: dict[Instance, torch.Tensor] = {
-            instance(tensor, 0, 0): initial(program, tensor, rank, seed, dtype)
-            for tensor in program.tensors
-            if tensor.kind in ('parameter', 'state') and program.holds(rank, tensor.name)
+            instance(tensor, 0, 0): initial(program, tensor, rank, seed, dtype) if held is None else held[tensor.name]
+            for tensor in kept(program, rank)
         }
         self._drawn: dict[Instance, int] = {}
 
     def __getitem__(self, key: Instance) -> torch.Tensor:
         return self._tensors[key]
+
+    @property
+    def held(self) -> dict[str, torch.Tensor]:
+        """Parameters and states, the very tensors."""
+        return {tensor.name: self._tensors[tensor.name, -1, -1] for tensor in kept(self._program, self._rank)}
 
     def read(self, op: OpClass, micro_batch: int, copy: int, step: int) -> list[torch.Tensor]:
         """What an op reads, in order.

@@ -72,7 +72,7 @@ def preflight(
     if len(places) > 1:
         problems += unreachable(store, own, cards, places)
     if problems:
-        let_all_see(store, own, len(cards))
+        let_all_see(store, own, range(len(cards)))
         raise RunFailed('\n'.join(problems))
     return crowded(places)
 

@@ -24,15 +24,22 @@ class Pulse:
 
     Arguments:
         connect: gives a connection to the store, of its own: those that wait block all others on theirs.
+        done: the key of ranks that are through, and need give no more signs.
         end: what ends the process, given the reason.
     """
 
     def __init__(
-        self, connect: Callable[[], Store], rank: int, cards: Sequence[Card], end: Callable[[str], None] | None = None
+        self,
+        connect: Callable[[], Store],
+        rank: int,
+        cards: Sequence[Card],
+        done: str,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self._connect = connect
         self._rank = rank
         self._cards = cards
+        self._done = done
         self._end = end or _leave
         self._through = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -53,9 +60,8 @@ class Pulse:
             number = 0
             while not self._through.wait(PERIOD):
                 number += 1
-                store.set(f'simpar/pulse/{self._rank}', str(number))
-                # One rank looks at all, so that the store of a large world is not asked by everybody for everybody.
-                if self._rank == 0 and (lost := self._lost(store, seen)):
+                store.set(f'simpar/pulse-{self._done}/{self._rank}', str(number))
+                if lost := self._lost(store, seen):
                     store.set('simpar/lost', self._told(lost))
                 if store.check(['simpar/lost']):
                     self._end(store.get('simpar/lost').decode())
@@ -64,23 +70,25 @@ class Pulse:
         except (RuntimeError, OSError, RunFailed):
             if not self._through.is_set():
                 host = self._cards[0].host.name
-                self._end(f'rank 0 on {host}, or the launcher there, was lost while ranks prepared: its store is gone')
+                self._end(f'rank 0 on {host}, or the launcher there, was lost: its store is gone')
 
     def _lost(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> list[int]:
         """Ranks whose beat has not changed for long. Arguments: ``seen``, rank → its last beat and when that came."""
         now = time.perf_counter()
-        for rank in range(1, len(self._cards)):
-            key = f'simpar/pulse/{rank}'
+        # One rank looks at all, so that the store of a large world is not asked by everybody for everybody.
+        others = range(1, len(self._cards)) if self._rank == 0 else range(1 if self._rank == 1 else 0)
+        for rank in others:
+            key = f'simpar/pulse-{self._done}/{rank}'
             beat = store.get(key) if store.check([key]) else b''
             if rank not in seen or seen[rank][0] != beat:
                 seen[rank] = (beat, now)
         # Who is through says no more, and is not lost.
         quiet = [rank for rank, (_, since) in seen.items() if now - since > LOST]
-        return [rank for rank in quiet if not store.check([f'simpar/ready/{rank}'])]
+        return [rank for rank in quiet if not store.check([f'simpar/{self._done}/{rank}'])]
 
     def _told(self, lost: Sequence[int]) -> str:
         hosts = ', '.join(dict.fromkeys(self._cards[rank].host.name for rank in lost))
-        return f'{many("rank", lost)} on {hosts} died or lost the network while ranks prepared'
+        return f'{many("rank", lost)} on {hosts} died or lost the network outside of a step'
 
 
 def _leave(reason: str) -> None:

@@ -6,11 +6,14 @@ import datetime
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal, cast
 
 import torch
 import torch.distributed as dist
 
+from executor.batches import fed
+from executor.checkpoint import contents_of, read_rank, write_rank
 from executor.clock import Clock
 from executor.collectives import Channel
 from executor.emulated import EmulatedMachine
@@ -19,6 +22,7 @@ from executor.link import Link
 from executor.real import Part, RealMachine
 from executor.status import Status
 from executor.streams import Streams
+from executor.stretch import Stretch
 from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.cost.costs import Costs
@@ -41,6 +45,7 @@ class Request:
         dtype: takes the place of every floating dtype in real compute.
         keep: whether parameters and gradients come back.
         favour: whether communication goes first where both want one core.
+        stretch: which part of a longer training this is.
     """
 
     compute: Compute = 'real'
@@ -51,6 +56,7 @@ class Request:
     keep: bool = False
     favour: bool = False
     faults: tuple[Fault, ...] = ()
+    stretch: Stretch | None = None
 
     def __post_init__(self) -> None:
         if self.compute == 'emulated' and self.costs is None:
@@ -60,7 +66,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a rank saw: times since the program began, shape [steps, slots]; its shards of losses, parameters and
-    gradients; ``notes``, what was logged on the way."""
+    gradients; ``notes``, what was logged on the way; ``written``, its part of a checkpoint."""
 
     arrive_KS: Times
     end_KS: Times
@@ -68,6 +74,7 @@ class Outcome:
     losses: list[dict[Part, torch.Tensor]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    written: str = ''
 
 
 class Rank:
@@ -92,6 +99,7 @@ class Rank:
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
+        self._held: dict[str, torch.Tensor] | None = None
 
     def load(self, program: Program) -> None:
         """Open the channels that a program needs; all ranks must have the same program."""
@@ -142,10 +150,22 @@ class Rank:
             agree: called when this rank is ready; it returns the moment at which all begin.
             watch: returns when all streams are through, and raises otherwise.
         """
+        stretch = request.stretch or Stretch()
+        with fed(stretch.first, stretch.batches):
+            return self._run(program, request, agree, watch)
+
+    def _run(
+        self,
+        program: Program,
+        request: Request,
+        agree: Callable[[], float],
+        watch: Callable[[Streams], None],
+    ) -> Outcome:
         log = _Log()
         # Only while data are read: that is when the executor's modules have something to say.
         with log:
             machine = self._machine(program, request)
+            self._go_on(machine, program, request.stretch)
         channels = self._channels[program.hash]
         streams = Streams(
             program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
@@ -165,12 +185,31 @@ class Rank:
             losses=real.losses if real else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
+            written=self._stop(machine, program, request.stretch),
         )
+
+    def _go_on(self, machine: EmulatedMachine | RealMachine, program: Program, stretch: Stretch | None) -> None:
+        """Read the checkpoint that a stretch begins from, if it does."""
+        if stretch and stretch.source and isinstance(machine, RealMachine):
+            folder = Path(stretch.source)
+            read_rank(folder, contents_of(folder), program, self.rank, machine.held)
+
+    def _stop(self, machine: EmulatedMachine | RealMachine, program: Program, stretch: Stretch | None) -> str:
+        """Keep what the next stretch begins with, and write a checkpoint of it, if one is due."""
+        if stretch is None or not isinstance(machine, RealMachine):
+            return ''
+        self._held = machine.held
+        return write_rank(Path(stretch.save), program, self.rank, self._held).packed() if stretch.save else ''
 
     def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:
         if request.compute == 'real':
             dtype = TORCH[request.dtype] if request.dtype else None
-            return RealMachine(program, self.rank, request.steps, request.seed, dtype, self._clock, self._link)
+            stretch = request.stretch or Stretch()
+            # What the stretch before has left, unless a checkpoint is read.
+            held = self._held if stretch.first and not stretch.source else None
+            return RealMachine(
+                program, self.rank, request.steps, request.seed, dtype, self._clock, self._link, stretch.first, held
+            )
         costs = cast('Costs', request.costs)
         return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
 

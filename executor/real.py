@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -35,14 +35,22 @@ def parts(program: Program, tensor: Tensor) -> Iterator[tuple[int, int]]:
 class FedMemory(Memory):
     """A rank's memory that has its inputs drawn before the run starts, as far as they take no more than FEED_LIMIT."""
 
-    def __init__(self, program: Program, rank: int, steps: int, seed: int, dtype: torch.dtype | None) -> None:
-        super().__init__(program, rank, seed, dtype)
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        steps: range,
+        seed: int,
+        dtype: torch.dtype | None,
+        held: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        super().__init__(program, rank, seed, dtype, held)
         self._feed: dict[tuple[Part, int], torch.Tensor] = {}
         role = program.role(rank)
         read = {name for index in set(role.op_class.tolist()) for name in program.op_classes[index].reads}
         wanted = [tensor for tensor in program.tensors if tensor.kind == 'input' and tensor.name in read]
         room = FEED_LIMIT
-        for step in range(steps):
+        for step in steps:
             for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
                 shard = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
                 room -= shard.nbytes
@@ -63,6 +71,8 @@ class RealMachine:
 
     Arguments:
         steps: how many steps will run.
+        first: the number of the first of them.
+        held: parameters and states before it; None, as the seed draws them.
         dtype: takes the place of every floating dtype of the program.
         link: what the rank sends through where the network is paced.
     """
@@ -76,16 +86,19 @@ class RealMachine:
         dtype: torch.dtype | None,
         clock: Clock,
         link: Link | None,
+        first: int = 0,
+        held: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._program = program
         self._rank = rank
-        self._memory = FedMemory(program, rank, steps, seed, dtype)
+        self._first = first
+        self._memory = FedMemory(program, rank, range(first, first + steps), seed, dtype, held)
         self._dtype = dtype
         self._clock = clock
         self._pace = None if link is None else Pace(link)
         self._last = steps - 1
-        first = context(program, rank)
-        self._contexts = [replace(first, step=step) for step in range(steps)]
+        begin = context(program, rank)
+        self._contexts = [replace(begin, step=first + step) for step in range(steps)]
         # Only this rank's ops: a program has the op classes of all stages.
         used = {int(index) for index in program.role(rank).op_class.tolist()}
         self._bound: dict[int, Bound] = {
@@ -111,7 +124,7 @@ class RealMachine:
     def compute(self, work: Work, arrived: float) -> float:
         """The kernel, and the keeping and freeing of tensors."""
         op = work.op
-        reads = self._memory.read(op, work.micro_batch, work.copy, work.step)
+        reads = self._memory.read(op, work.micro_batch, work.copy, self._first + work.step)
         if op.phase == 'U' and work.step == self._last:
             # Before the kernel runs, since an update may change or free its gradients.
             self._remember(op, reads)
@@ -126,7 +139,7 @@ class RealMachine:
         """The collective, send or receive, of the tensors that it reads."""
         if work.channel is None:
             return arrived
-        reads = self._memory.read(work.op, work.micro_batch, work.copy, work.step)
+        reads = self._memory.read(work.op, work.micro_batch, work.copy, self._first + work.step)
         packing = self._packing.get(work.index, Packing())
         received = None
         if work.op.kind == 'recv':
@@ -139,6 +152,11 @@ class RealMachine:
         """The rank's shards of the parameters."""
         names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
         return {name: self._memory[name, -1, -1] for name in names if self._program.holds(self._rank, name)}
+
+    @property
+    def held(self) -> dict[str, torch.Tensor]:
+        """The rank's shards of parameters and states, the very tensors."""
+        return self._memory.held
 
     def _keep(self, work: Work, results: list[torch.Tensor]) -> float:
         self._memory.keep(work.op, work.micro_batch, work.copy, results)

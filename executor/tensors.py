@@ -75,8 +75,21 @@ def stable_seed(seed: int, *key: object) -> int:
     return int.from_bytes(digest[:8], 'big') >> 1
 
 
-@lru_cache(maxsize=16)
+own_batches: Final[dict[int, Mapping[str, torch.Tensor]]] = {}
+"""Batches that the user has given, by step and name, in place of drawn ones; see ``executor.batches``."""
+
+
 def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
+    """One input of a step in full: the user's own, or drawn."""
+    if step not in own_batches:
+        return _drawn(name, initial, shape, dtype, seed, step)
+    full = own_batches[step][name].to(dtype)
+    _, _, ranks = initial.partition('@')
+    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
+
+
+@lru_cache(maxsize=16)
+def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
     """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
     if initial == data.INITIAL:
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)

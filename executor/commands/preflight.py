@@ -46,7 +46,7 @@ def command(options: argparse.Namespace) -> int:
     notes += clocks_apart(places, walls)
     if own == 0:
         _show(places, needs, notes)
-    let_all_see(store, own, len(hosts), 'left')
+    let_all_see(store, own, range(len(hosts)), 'left')
     return 0
 
 

@@ -122,8 +122,8 @@ exec mpirun -n {job.ranks} python {job.run}
 {_head(job, 'Run it on the first host')}
 export MASTER_ADDR=${{NAMES[0]}} MASTER_PORT={STORE}
 if mpirun --version | grep -q 'Open MPI'; then
-  exec mpirun -n {job.ranks} --host "${{HOSTS//,/:{job.each},}}:{job.each}" --map-by ppr:{job.each}:node --bind-to none \\
-    -x MASTER_ADDR -x MASTER_PORT -x PATH -x PYTHONPATH \\
+  exec mpirun -n {job.ranks} --host "${{HOSTS//,/:{job.each},}}:{job.each}" \\
+    --map-by ppr:{job.each}:node --bind-to none -x MASTER_ADDR -x MASTER_PORT -x PATH -x PYTHONPATH \\
     python {job.run}
 fi
 # MPICH and Intel MPI
@@ -204,7 +204,8 @@ def _head(job: Job, when: str = 'Run it on every host, at about the same time') 
 set -euo pipefail
 HOSTS=${{1:?name the {job.hosts} hosts, that of rank 0 first, as in: bash FILE {job.example}}}
 IFS=, read -ra NAMES <<< "$HOSTS"
-[ "${{#NAMES[@]}}" = {job.hosts} ] || {{ echo "{job.hosts} hosts are needed, ${{#NAMES[@]}} were named" >&2; exit 2; }}"""
+[ "${{#NAMES[@]}}" = {job.hosts} ] ||
+  {{ echo "{job.hosts} hosts are needed, ${{#NAMES[@]}} were named" >&2; exit 2; }}"""
 
 
 def _own_number(job: Job) -> str:

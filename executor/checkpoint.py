@@ -1,0 +1,317 @@
+"""Checkpoints: parameters and optimizer states by name, whole or not at all, read back into any plan.
+
+A checkpoint is a folder in the format of torch.distributed.checkpoint, with a list of its own, ``simpar.json``, of what
+stands where. torch's list, ``.metadata``, is a pickle, which can run code: it is written for other readers, and never
+read here. Tensors are read by ``torch.load(weights_only=True)``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+from executor.pieces import Piece, kept, pieces
+from executor.tensors import bounds
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular, write_atomically
+from simpar.program import Program
+from simpar.torch_module.names import module_name
+
+LIST: Final = 'simpar.json'
+FORMAT: Final = 'simpar checkpoint 1'
+KEPT: Final = 2
+"""Checkpoints that stay: the last, and the one before it."""
+MOST_BYTES: Final = 2**32
+_FOLDER: Final = re.compile(r'step-(\d{6,})')
+_FILE: Final = re.compile(r'__\d+_0\.distcp')
+
+
+class Chunk(BaseModel):
+    """A box of a tensor, and where its bytes are."""
+
+    model_config = ConfigDict(extra='forbid', frozen=True)
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    offset: int
+    length: int
+
+
+class Stored(BaseModel):
+    """A full tensor."""
+
+    model_config = ConfigDict(extra='forbid', frozen=True)
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[Chunk, ...]
+
+
+class Contents(BaseModel):
+    """What a checkpoint holds.
+
+    Arguments:
+        step: how many steps were trained.
+        seed: of weights and data.
+        program: the hash of the program that wrote it.
+        losses: of all steps so far.
+    """
+
+    model_config = ConfigDict(extra='forbid', frozen=True)
+    format: Literal['simpar checkpoint 1'] = FORMAT
+    step: int
+    seed: int
+    program: str
+    losses: tuple[float, ...]
+    tensors: dict[str, Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank has written: the entries of its file, by name of the tensor."""
+
+    entries: tuple[tuple[str, tuple[int, ...], str, Chunk], ...]
+
+    def packed(self) -> str:
+        """As JSON."""
+        return json.dumps([[name, shape, dtype, chunk.model_dump()] for name, shape, dtype, chunk in self.entries])
+
+    @classmethod
+    def read(cls, text: str) -> Written:
+        """From JSON."""
+        return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
+
+
+def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Written:
+    """Write what a rank holds and no lower rank does, into the folder of a checkpoint that is not yet whole."""
+    folder = _unfinished(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f'__{rank}_0.distcp'
+    entries = []
+    with (folder / name).open('wb') as file:
+        for piece in _own(program, rank, held):
+            begin = file.tell()
+            # A clone: a view would be saved with all of the memory that it looks into.
+            torch.save(piece.values.detach().cpu().clone(memory_format=torch.contiguous_format), file)
+            length = file.tell() - begin
+            chunk = Chunk(offsets=piece.offsets, sizes=piece.sizes, file=name, offset=begin, length=length)
+            entries.append((piece.name, piece.shape, str(piece.values.dtype).removeprefix('torch.'), chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(tuple(entries))
+
+
+def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path:
+    """Make a checkpoint whole once all ranks have written; removes old ones. Returns its folder."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for one in written:
+        for name, shape, dtype, chunk in one.entries:
+            stored = tensors.setdefault(name, {'shape': shape, 'dtype': dtype, 'chunks': []})
+            stored['chunks'].append(chunk)
+    whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
+    unfinished = _unfinished(folder)
+    write_atomically(unfinished / '.metadata', pickle.dumps(_for_torch(whole)))
+    write_atomically(unfinished / LIST, whole.model_dump_json())
+    # One rename: a reader finds all of it or nothing.
+    unfinished.rename(folder)
+    _sync(folder.parent)
+    for old in _all(folder.parent)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps is."""
+    return root / f'step-{step:06d}'
+
+
+def latest(root: Path) -> Path | None:
+    """The last whole checkpoint of a folder; None where it has none."""
+    return found[-1] if (found := _all(root)) else None
+
+
+def clear(root: Path) -> None:
+    """Remove what an interrupted run has left half written."""
+    for path in root.glob('step-*.unfinished'):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def contents_of(folder: Path) -> Contents:
+    """Read the list of a checkpoint; raises ``ScheduleError`` where it is none."""
+    path = folder / LIST
+    try:
+        found = Contents.model_validate_json(read_regular(path, MOST_BYTES))
+    except OSError as error:
+        raise _wrong(path, error.strerror or str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = '.'.join(map(str, first['loc'])) or 'the file'
+        raise _wrong(path, f'is not the list of a checkpoint: {place}: {first["msg"]}') from None
+    for name, stored in found.tensors.items():
+        if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
+            raise _wrong(path, f'{name} is said to be in a file of another name than __RANK_0.distcp')
+    return found
+
+
+def read_rank(folder: Path, contents: Contents, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> None:
+    """Fill what a rank holds from a checkpoint of any plan of the same model.
+
+    Raises ``ScheduleError`` where something is missing or has another shape.
+    """
+    wanted: dict[Chunk, list[tuple[str, Piece]]] = {}
+    for tensor in kept(program, rank):
+        for piece in pieces(program, rank, tensor, held[tensor.name]):
+            for chunk in _overlapping(folder, contents, piece):
+                wanted.setdefault(chunk, []).append((piece.name, piece))
+    # File after file, each from its beginning to its end.
+    for chunk in sorted(wanted, key=lambda one: (one.file, one.offset)):
+        values = _values(folder, chunk)
+        for name, piece in wanted[chunk]:
+            if tuple(values.shape) != chunk.sizes:
+                raise _wrong(folder / chunk.file, f'{name} has shape {list(values.shape)}, not {list(chunk.sizes)}')
+            here, there = _common(piece, chunk)
+            piece.values[here].copy_(values[there])
+
+
+def parameters_of(folder: Path, contents: Contents, program: Program) -> dict[str, torch.Tensor]:
+    """The full parameters of a checkpoint, by the names that the program has for them."""
+    names = [one.name for one in program.tensors if one.kind == 'parameter' and not one.members]
+    names += [member for one in program.tensors if one.kind == 'parameter' for member in one.members]
+    found = {program.tensor[name].like or name: program.tensor[name].shape for name in names}
+    return {name: _full(folder, contents, name, tuple(shape)) for name, shape in found.items()}
+
+
+def _full(folder: Path, contents: Contents, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    told = module_name(name)
+    dtype = getattr(torch, contents.tensors[told].dtype) if told in contents.tensors else torch.float32
+    piece = Piece(told, shape, tuple(0 for _ in shape), shape, torch.empty(shape, dtype=dtype))
+    for chunk in _overlapping(folder, contents, piece):
+        here, there = _common(piece, chunk)
+        piece.values[here].copy_(_values(folder, chunk)[there])
+    return piece.values
+
+
+def _overlapping(folder: Path, contents: Contents, piece: Piece) -> list[Chunk]:
+    """The chunks of a checkpoint that a piece has elements of; together they must have all of them."""
+    stored = contents.tensors.get(piece.name)
+    if stored is None:
+        what = f'has no {piece.name}; it has {len(contents.tensors)} tensors of another model or optimizer'
+        raise _wrong(folder / LIST, what)
+    if stored.shape != piece.shape:
+        raise _wrong(folder / LIST, f'{piece.name} has shape {list(stored.shape)}, the model {list(piece.shape)}')
+    found = [chunk for chunk in stored.chunks if all(low < high for low, high in _overlap(piece, chunk))]
+    covered = sum(_product(high - low for low, high in _overlap(piece, chunk)) for chunk in found)
+    if covered != piece.values.numel():
+        raise _wrong(folder / LIST, f'{piece.name} is not whole: {covered} of {piece.values.numel()} elements')
+    return found
+
+
+def _overlap(piece: Piece, chunk: Chunk) -> list[tuple[int, int]]:
+    """Begin and end of what both have, along each dim of the full tensor."""
+    return [
+        (max(mine, theirs), min(mine + size, theirs + length))
+        for mine, size, theirs, length in zip(piece.offsets, piece.sizes, chunk.offsets, chunk.sizes, strict=True)
+    ]
+
+
+def _common(piece: Piece, chunk: Chunk) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """What both have, as indices into each."""
+    both = _overlap(piece, chunk)
+    here = tuple(slice(low - at, high - at) for (low, high), at in zip(both, piece.offsets, strict=True))
+    there = tuple(slice(low - at, high - at) for (low, high), at in zip(both, chunk.offsets, strict=True))
+    return here, there
+
+
+def _product(sizes: Iterable[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def _values(folder: Path, chunk: Chunk) -> torch.Tensor:
+    path = folder / chunk.file
+    try:
+        with path.open('rb') as file:
+            file.seek(chunk.offset)
+            content = file.read(chunk.length)
+        # Tensors alone: a file that is read must not run code.
+        found = torch.load(io.BytesIO(content), weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _wrong(path, f'cannot be read: {reason[:100]}') from None
+    if not isinstance(found, torch.Tensor):
+        raise _wrong(path, 'holds something else than tensors')
+    return found
+
+
+def _own(program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Iterable[Piece]:
+    """The pieces of a rank that no lower rank has."""
+    told: set[tuple[str, tuple[int, ...]]] = set()
+    for tensor in kept(program, rank):
+        # Replicas: the lowest of the ranks whose shards begin at one place writes.
+        if _first_holder(program, tensor.name, rank) == rank:
+            for piece in pieces(program, rank, tensor, held[tensor.name]):
+                if (piece.name, piece.offsets) not in told:
+                    told.add((piece.name, piece.offsets))
+                    yield piece
+
+
+def _first_holder(program: Program, name: str, rank: int) -> int:
+    """The lowest rank that holds the same shard as this one."""
+    tensor = program.tensor[name]
+    # A packed tensor's members may be shards of their own, by other partitions.
+    parts = [tensor, *(program.tensor[member] for member in tensor.members)]
+    mine = [bounds(program, part, rank) for part in parts]
+    for other in range(rank):
+        if program.holds(other, name) and [bounds(program, part, other) for part in parts] == mine:
+            return other
+    return rank
+
+
+def _for_torch(contents: Contents) -> dcp.Metadata:
+    """The list as torch.distributed.checkpoint reads it."""
+    tensors: dict[str, Any] = {}
+    places = {}
+    for name, stored in contents.tensors.items():
+        chunks = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in stored.chunks]
+        properties = dcp.TensorProperties(dtype=getattr(torch, stored.dtype))
+        tensors[name] = dcp.TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
+        for one in stored.chunks:
+            places[dcp.MetadataIndex(name, one.offsets)] = _StorageInfo(one.file, one.offset, one.length)
+    return dcp.Metadata(state_dict_metadata=tensors, storage_data=places)
+
+
+def _all(root: Path) -> Sequence[Path]:
+    """All whole checkpoints of a folder, the oldest first."""
+    found = [path for path in root.glob('step-*') if _FOLDER.fullmatch(path.name) and (path / LIST).is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix('step-')))
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(f'{folder.name}.unfinished')
+
+
+def _sync(folder: Path) -> None:
+    """Let the disk know of a rename."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _wrong(path: Path, what: str) -> ScheduleError:
+    return ScheduleError(Problem(str(path), what, 'name a folder that a run with checkpoint=DIR has written, whole'))
