@@ -119,6 +119,16 @@ def parser() -> argparse.ArgumentParser:
         '--journal', type=Path, metavar='FILE', help='keep finished rows here and go on from them (default: PATH.rows)'
     )
 
+    plan = _verb(verbs, 'plan', 'the best plan for the model on the devices, with a proven gap', file=True)
+    plan.add_argument('--save', type=Path, metavar='YAML', help='write the schedule of the best plan')
+    plan.add_argument('--seconds', type=_positive, metavar='N', help='end after so many seconds with what is known')
+    plan.add_argument(
+        '--gap', type=_percent, metavar='PERCENT', help='end when no plan can be faster by more, e.g. 5%%'
+    )
+    plan.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
+    plan.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
+    plan.add_argument('--journal', type=Path, metavar='FILE', help='keep predicted plans here and go on from them')
+
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
@@ -132,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
 
-    for verb in (run, check, resolve, sweep, measure):
+    for verb in (run, check, resolve, sweep, plan, measure):
         verb.add_argument(
             '--module', default='', metavar='PKG:FUNCTION',
             help='train or predict this torch module: a function that returns (module, example inputs)',

@@ -29,7 +29,7 @@ def written_out(case: Case) -> dict[str, Any]:
     """
     settled = _settled(case)
     tree = written(settled)
-    del tree['sweep']
+    del tree['sweep'], tree['planner']
     unused = _inert(case)
     tree['plan'] = {
         key: value for key, value in tree['plan'].items() if key not in unused and (value not in _ALL or key in _MEANT)

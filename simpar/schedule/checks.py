@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from math import prod
 
 from simpar.errors import Problem
@@ -13,6 +14,7 @@ from simpar.plan import Plan
 from simpar.schedule.contents import Contents
 from simpar.schedule.optimizer_parallel import shards_fit
 from simpar.schedule.pipelines import pipeline_fits
+from simpar.schedule.planner import planner_fits
 from simpar.schedule.recompute import recompute_fits
 from simpar.schedule.searches import search_fits
 from simpar.schedule.strategies import full_batch, strategies_fit
@@ -37,6 +39,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
+    yield from planner_fits(contents.planner, {part.name: None for part in fields(Plan)})
 
 
 def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Problem]:

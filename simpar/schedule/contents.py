@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from simpar.document import Short
 from simpar.plan import Plan
+from simpar.schedule.planner import Planner
 from simpar.workload import Workload
 
 VERSION: Final = 1
@@ -75,4 +76,7 @@ class Contents:
         Any,
         WithJsonSchema(SWEEP_SCHEMA),
         Field(description='rows of `simpar sweep`: dotted keys with lists of values, or a list of mappings'),
+    ] = None
+    planner: Annotated[
+        Planner | None, Field(description='what `simpar plan` may choose: keys of the plan, and when it is enough')
     ] = None

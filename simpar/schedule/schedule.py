@@ -34,7 +34,7 @@ from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, 
 from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
 
-_FIXED = ('simpar', 'against', 'sweep')
+_FIXED = ('simpar', 'against', 'sweep', 'planner')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network', 'module')
 _TERMS: Final = Terms(key=key_term, value=value_term)

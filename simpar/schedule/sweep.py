@@ -18,7 +18,7 @@ from simpar.errors import Problem, ScheduleError
 
 MOST_ROWS: Final = 4096
 MOST_KEYS: Final = 32
-_FIXED: Final = ('simpar', 'against', 'sweep')
+_FIXED: Final = ('simpar', 'against', 'sweep', 'planner')
 _KEY: Key = ('sweep',)
 _EXAMPLE: Final = 'plan.copies: [1, 2, 4]'
 _ROW: Final = '- {plan.copies: 2, plan.tensor: 4}'

@@ -18,7 +18,7 @@ from simpar.schedule import Schedule, written
 def identity(schedule: Schedule) -> str:
     """Equal for schedules of which, in one run, the same prediction comes."""
     # ``against`` and ``sweep`` change no prediction of the row itself.
-    return json.dumps({**written(schedule), 'against': None, 'sweep': None})
+    return json.dumps({**written(schedule), 'against': None, 'sweep': None, 'planner': None})
 
 
 def content_key(name: str, schedule: Schedule) -> str:

@@ -1,0 +1,138 @@
+"""Answer: what a search found: the ranking, plans within noise, the front of step and memory, and what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.planner.search import Found, Path
+from simpar.planner.space import KEYS, Space
+from simpar.plan import Plan
+from simpar.schedule import Schedule
+from simpar.sweep.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A plan that the engine predicted.
+
+    Arguments:
+        settings: keys and their values.
+        schedule: its schedule, without a baseline.
+        step: seconds; peak, bytes of the fullest device.
+        bound: least seconds, as known before it was predicted.
+        parts: how many keys are not as in a plan that splits nothing.
+    """
+
+    settings: Mapping[str, Any]
+    schedule: Schedule = field(repr=False)
+    outcome: Outcome
+    step: float
+    peak: int
+    bound: float
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How many plans a rule cut off, and what it said of the first of them."""
+
+    rule: str
+    plans: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The best plan that is known, and how much faster another could be at most.
+
+    Arguments:
+        schedule: the file's; keys, what was chosen, with their values.
+        ranking: predicted plans that fit, the fastest first; of equal ones the simpler.
+        infeasible: how many predicted plans do not fit, or have no program.
+        pruned: by rule, most plans first.
+        plans: of the space; open, those neither predicted nor cut off.
+        least: seconds; no open plan, and none cut off by its bound, takes less.
+        gap: 1 − least / the best step; 1 where no plan is known.
+        noise: share of the fastest step within which plans are one class.
+        complete: whether the search ended by itself; else it was interrupted.
+        nodes: of the tree that were looked at.
+    """
+
+    schedule: Schedule = field(repr=False)
+    keys: Mapping[str, tuple[Any, ...]]
+    ranking: tuple[Ranked, ...]
+    infeasible: int
+    pruned: tuple[Pruned, ...]
+    plans: int
+    open: int
+    least: float
+    gap: float
+    noise: float
+    complete: bool
+    nodes: int
+
+    @property
+    def best(self) -> Ranked | None:
+        """The fastest plan; None where none is known to fit."""
+        return self.ranking[0] if self.ranking else None
+
+    @property
+    def alike(self) -> tuple[Ranked, ...]:
+        """The plans whose steps are within noise of the fastest."""
+        best = self.best
+        return tuple(one for one in self.ranking if best and one.step <= best.step * (1 + self.noise))
+
+    @property
+    def choice(self) -> Ranked | None:
+        """The simplest of those; of equally simple ones the faster."""
+        return min(self.alike, key=lambda one: (one.parts, one.step), default=None)
+
+    @property
+    def front(self) -> tuple[Ranked, ...]:
+        """Predicted plans than which no other is as fast with less memory, the fastest first."""
+        found: list[Ranked] = []
+        for one in self.ranking:
+            if not found or one.peak < found[-1].peak:
+                found.append(one)
+        return tuple(found)
+
+
+def answer_of(space: Space, found: Found, noise: float) -> Answer:
+    """The answer of a search."""
+    ranking = [
+        _ranked(space, path, outcome, found.bounds.get(path, 0.0))
+        for path, outcome in found.outcomes.items()
+        if outcome.feasible and outcome.figures
+    ]
+    pruned = [Pruned(rule=rule, plans=count, example=found.examples[rule]) for rule, count in found.pruned.items()]
+    return Answer(
+        schedule=space.base,
+        keys={f'plan.{key}': values for key, values in zip(space.keys, space.values, strict=True)},
+        ranking=tuple(one for _, one in sorted(ranking, key=lambda pair: (pair[1].step, pair[1].parts, pair[0]))),
+        infeasible=len(found.outcomes) - len(ranking),
+        pruned=tuple(sorted(pruned, key=lambda one: (-one.plans, one.rule))),
+        plans=space.count,
+        open=found.open,
+        least=found.least,
+        gap=found.gap,
+        noise=noise,
+        complete=found.complete,
+        nodes=found.nodes,
+    )
+
+
+def _ranked(space: Space, path: Path, outcome: Outcome, bound: float) -> tuple[Path, Ranked]:
+    assert outcome.figures is not None
+    schedule = space.schedule(path)
+    simple = Plan()
+    return path, Ranked(
+        settings={f'plan.{key}': value for key, value in space.chosen(path).items()},
+        schedule=schedule,
+        outcome=outcome,
+        step=outcome.figures.step,
+        peak=outcome.peak,
+        bound=bound,
+        parts=sum(getattr(schedule.plan, key) != getattr(simple, key) for key in (*KEYS, 'data')),
+    )

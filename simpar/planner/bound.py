@@ -1,0 +1,287 @@
+"""Bound: least seconds of a step and least bytes at the peak of a plan, without its program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simpar.planner.clock import Timed
+from simpar.planner.held import STANDING, Standing
+from simpar.planner.pieces import Span
+from simpar.planner.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else."""
+
+    parameter: int = 1
+    state: int = 1
+    gradient: int = 1
+    experts: int = 1
+
+    def bytes(self, dense: Standing, experts: Standing) -> Standing:
+        """Least bytes of a rank."""
+        found = {}
+        for kind in STANDING:
+            share = getattr(self, kind)
+            few = max(1, share // self.experts)
+            found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
+        return Standing(**found)
+
+
+def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> Span:
+    """Least seconds of a stage's action; arguments as of ``pieces_of``."""
+    front, behind = pieces_of(sample, stages, stage, kind, slowed=slowed)
+    return front + behind
+
+
+def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
+    """The same up to the stage's last layer, and from there on; stages of as many layers of each kind share it."""
+    layers, edge = stages[stage], sample.few.edge
+    ends = (stage == 0, stage == len(stages) - 1)
+    key = (kind, slowed, ends, len(layers), sum(layer < edge for layer in layers))
+    if key not in sample.known:
+        sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
+    return sample.known[key]
+
+
+def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
+    """Least seconds of a stage's action up to its last layer, and from there on.
+
+    Arguments: ``stages``, the layers of each; ``kind``, F, B, I or W.
+    """
+    layers = stages[stage]
+    first, last = stage == 0, stage == len(stages) - 1
+    end = sample.stages - 1
+    forward = kind == 'F'
+    edge = sample.few.edge
+    blocks = {own: sample.blocks.get((own, kind, slowed)) for own in range(sample.stages)}
+
+    def of(own: int) -> int:
+        """The small program's stage whose layers are like a layer."""
+        return 0 if own < edge else sample.stages - 2
+
+    done = layers if forward else layers[::-1]
+    begins = (0 if first else end) if forward else (end if last else of(done[0]) if done else end - 1)
+    ends = (end if last else of(done[-1]) if done else 0) if forward else (0 if first else end)
+    if not done:
+        return Span(), Span()
+    total = Span()
+    if (block := blocks[begins]) is not None and ((forward and (first or done)) or last or begins != end):
+        total = total + block.before
+    for layer in done[:-1]:
+        block = blocks[of(layer)]
+        if block is not None and block.layers:
+            total = total + block.layers[0]
+    block = blocks[ends]
+    # The end of a stage that begins with a layer like the very first ones, and is not the first, is in no sample.
+    if block is not None and not (not forward and not first and done[-1] < edge):
+        return total, block.behind
+    return total, Span()
+
+
+def least_seconds(sample: Sample, stages: list[list[int]], timed: Timed, travel: float) -> float:
+    """Least seconds of a step.
+
+    Arguments: ``stages``, the layers of each; ``travel``, seconds of a message between two stages.
+    """
+    known: dict[tuple[str, int, bool], Span] = {}
+
+    def span(kind: str, stage: int, *, slowed: bool) -> Span:
+        key = (kind, stage, slowed)
+        if key not in known:
+            known[key] = stage_span(sample, stages, stage, kind, slowed=slowed)
+        return known[key]
+
+    seconds = {}
+    for parts, slowed in timed.works:
+        spans = [(kind, span(kind[0], stage, slowed=slowed)) for kind, stage in parts]
+        forward = span('F', parts[0][1], slowed=slowed) if parts[0][0].endswith('+') else Span()
+        seconds[parts, slowed] = _lasts(spans, forward, sample.copies, travel)
+    return timed.period(seconds)
+
+
+def _lasts(spans: Sequence[tuple[str, Span]], forward: Span, copies: int, travel: float) -> tuple[float, float]:
+    """How long a task lasts at least, and when at the earliest its result is with the neighbour.
+
+    Arguments: ``spans`` of its parts, by kind; ``forward``, that of the stage where both are done as one.
+    """
+    if len(spans) > 1:
+        lasts = max(sum(one.busy for _, one in spans), *(one.chain for _, one in spans))
+        return lasts, min(one.ready for _, one in spans) + travel
+    kind, one = spans[0]
+    if copies == 1 or not kind.endswith('+'):
+        return one.chain, one.ready + travel
+    # Copies of a forward and of its backward interleave: only the first copy is surely behind its own forward.
+    if kind == 'F+':
+        return one.busy / copies, one.busy / copies
+    return one.busy + forward.busy * (1 - 1 / copies), one.ready + travel
+
+
+def least_bytes(sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True) -> float:
+    """Least bytes of the fullest rank at its peak.
+
+    Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone.
+    """
+    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks) for rank in range(timed.ranks))
+
+
+def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
+    """Least bytes of the fullest rank without any activation; gradients may be gone."""
+    total = dict.fromkeys(placement, 0.0)
+    if len({len(one) for one in stages}) == 1 and len(stages) > 3:
+        # The first, the last and one between: all others are as that.
+        stages, placement = [stages[0], stages[1], stages[-1]], [placement[0], placement[1], placement[-1]]
+    for stage, rank in enumerate(placement):
+        held = shares.bytes(*standing_of(sample, stages, stage))
+        total[rank] += held.parameter + held.state
+    return max(total.values())
+
+
+def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool) -> float:
+    mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
+    standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
+    kept = {stage: _kept(sample, stages, stage) for stage in mine}
+    fixed = sum(one.parameter + one.state for one in standing.values())
+    live = dict.fromkeys(mine, 0)
+    backward: set[int] = set()
+    most = 0.0
+    for kind, stage in timed.rows[rank]:
+        # Gradients of a stage are there from its first backward on, for all other micro-batches.
+        held = fixed + sum(live[one] * kept[one][0] for one in mine)
+        held += sum(standing[one].gradient for one in backward)
+        if kind == 'F':
+            most = max(most, held + kept[stage][0])
+            live[stage] += 1
+        elif kind in ('B', 'I'):
+            most = max(most, held - kept[stage][0] + kept[stage][peaks])
+            live[stage] -= 1
+        if kind in ('B', 'W'):
+            backward.add(stage)
+    return most
+
+
+def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, float]:
+    """Bytes of a micro-batch's activations in a stage: between forward and backward, and at the peak of both."""
+    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
+    if not layers:
+        return 0.0, 0.0
+
+    def of(layer: int) -> int:
+        return 0 if layer < edge else sample.stages - 2 if layer != layers[-1] or stage != len(stages) - 1 else end
+
+    outer = sample.held[0].others if stage == 0 else sample.held[1].received if sample.stages > 1 else 0.0
+    if stage == len(stages) - 1:
+        outer += sample.held[end].others
+    total = outer + sum(sample.held[of(layer)].inner for layer in layers[:-1]) + sample.held[of(layers[-1])].end
+    like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
+    return total, total + max(0.0, like.most - like.kept)
+
+
+def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:
+    """Bytes of a stage's weights, states and gradients, of experts and of all else."""
+    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
+    first, last = stage == 0, stage == len(stages) - 1
+    early = sum(layer < edge for layer in layers)
+    key = ('standing', first, last, early, len(layers))
+    if key not in sample.known:
+        found = [Standing(), Standing()]
+        own = (0, early), (max(0, end - 1), len(layers) - early)
+        rest = [sample.held[here].rest for here, there in ((0, first), (end, last)) if there]
+        parts = [(next(iter(sample.held[here].layers.values())), count) for here, count in own]
+        for pair, count in [*parts, *((pair, 1) for pair in rest)]:
+            found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
+        sample.known[key] = found[0], found[1]
+    standing: tuple[Standing, Standing] = sample.known[key]
+    return standing
+
+
+def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> float:
+    """Least seconds of a step in any order: some rank does at least its even share of all work.
+
+    Arguments:
+        sample: of all samples of a step at once.
+        shares: among how many pipelines and ranks of each they are shared out.
+        chains: whether communication inside of layers is surely not hidden: one copy and no tiles.
+    """
+    total = Span()
+    for kind in ('F', 'B'):
+        total = total + stage_span(sample, [list(range(layers))], 0, kind, slowed=False)
+    return (total.chain if chains else max(total.busy, total.wire)) / shares
+
+
+def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: float, copies: int) -> float:
+    """Least seconds of a step in an order, by computation alone.
+
+    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies`` of it at most.
+    """
+    busy = _Busy(sample, stages, share)
+    seconds = {}
+    for parts, slowed in timed.works:
+        lasts = sum(busy(kind[0], stage, slowed) for kind, stage in parts)
+        # A gradient may be handed on before the weights' gradients are done, the first copy's before the others'.
+        ready = min(busy.ready(kind[0], stage, slowed) for kind, stage in parts) / copies
+        kind, stage = parts[0]
+        if kind == 'F+':
+            lasts = ready = lasts / copies
+        elif kind.endswith('+'):
+            lasts += busy('F', stage, slowed) * (1 - 1 / copies)
+        seconds[parts, slowed] = lasts, ready
+    return timed.period(seconds)
+
+
+def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: float, micro_batches: int) -> float:
+    """The same for more micro-batches than were walked: as many actions of a rank as there are not slowed.
+
+    How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends as
+    it does with few of them.
+    """
+    busy = _Busy(sample, stages, share)
+    unslowed = timed.unslowed()
+    total = [0.0] * timed.ranks
+    for stage, rank in enumerate(timed.placement):
+        total[rank] += sum(busy(kind, stage, True) for kind in ('F', 'B')) * micro_batches
+        for kind in ('F', 'B', 'I', 'W'):
+            count = unslowed.get((kind, stage), 0)
+            if count:
+                total[rank] -= count * (busy(kind, stage, True) - busy(kind, stage, False))
+    return max(total)
+
+
+def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], share: float) -> float:
+    """Least seconds of a step of stages on their ranks, in any order.
+
+    Arguments: ``sample``, of all samples of a step at once; ``share`` of them on one data rank.
+    """
+    busy = _Busy(sample, stages, share)
+    total = dict.fromkeys(placement, 0.0)
+    for stage, rank in enumerate(placement):
+        total[rank] += sum(busy(kind, stage, False) for kind in ('F', 'B'))
+    return max(total.values())
+
+
+class _Busy:
+    """Least seconds of computation of an action, known once asked."""
+
+    def __init__(self, sample: Sample, stages: list[list[int]], share: float) -> None:
+        self._sample, self._stages, self._share = sample, stages, share
+        self._known: dict[tuple[str, int, bool], tuple[Span, Span]] = {}
+
+    def _pieces(self, kind: str, stage: int, slowed: bool) -> tuple[Span, Span]:
+        key = (kind, stage, slowed)
+        if key not in self._known:
+            # The parts of a backward are told apart by what they compute.
+            whole = kind if kind == 'F' else 'B'
+            self._known[key] = pieces_of(self._sample, self._stages, stage, whole, slowed=slowed)
+        return self._known[key]
+
+    def __call__(self, kind: str, stage: int, slowed: bool) -> float:
+        front, behind = self._pieces(kind, stage, slowed)
+        busy, inputs = front.busy + behind.busy, front.inputs + behind.inputs
+        return self._share * (inputs if kind == 'I' else busy - inputs if kind == 'W' else busy)
+
+    def ready(self, kind: str, stage: int, slowed: bool) -> float:
+        """When its result may be ready: of a backward, when it comes to its last layer."""
+        front, behind = self._pieces(kind, stage, slowed)
+        return self._share * (front.busy + behind.busy if kind == 'F' else 0.0 if kind == 'W' else front.inputs)

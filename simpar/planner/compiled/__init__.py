@@ -1,0 +1,1 @@
+"""Compiled: walks over the tasks of an order, by numba."""

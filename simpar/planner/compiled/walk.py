@@ -1,0 +1,42 @@
+"""Walks over the tasks of an order, by numba; each as the function of its name in `simpar.planner.clock`."""
+
+from __future__ import annotations
+
+from simpar.jit import Array, kernel
+
+
+@kernel
+def period(
+    rank: Array, start: Array, item: Array, lasts: Array, gives: Array, steps: int, free: Array, ready: Array
+) -> float:
+    """Seconds of the last of so many steps; ``free`` by rank and ``ready`` by task are written over."""
+    before = latest = 0.0
+    for _ in range(steps):
+        for task in range(len(rank)):
+            begin = free[rank[task]]
+            for place in range(start[task], start[task + 1]):
+                if ready[item[place]] > begin:
+                    begin = ready[item[place]]
+            free[rank[task]] = begin + lasts[task]
+            ready[task] = begin + gives[task]
+        before = latest
+        latest = 0.0
+        for one in free:
+            latest = max(latest, one)
+    return latest - before
+
+
+@kernel
+def slowed_until(rank: Array, start: Array, item: Array, clock: Array, own: Array, until: Array) -> None:
+    """Write how many actions of each rank are slowed; ``clock`` by task and rank, ``own`` by rank, all 0 before."""
+    ranks = len(until)
+    for task in range(len(rank)):
+        mine = rank[task]
+        for place in range(start[task], start[task + 1]):
+            other = item[place]
+            until[mine] = max(until[mine], clock[other, mine])
+            for one in range(ranks):
+                own[mine, one] = max(own[mine, one], clock[other, one])
+        own[mine, mine] += 1
+        for one in range(ranks):
+            clock[task, one] = own[mine, one]

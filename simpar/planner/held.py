@@ -1,0 +1,147 @@
+"""Held: least bytes of parts of a stage, from the same small program: weights, states, gradients, activations.
+
+Counted is what is surely there while a compute op runs: compute is in order, so no clock is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
+from simpar.planner.pieces import MIDDLE, PARTS, layer_of
+from simpar.program import Program, Role
+
+STANDING: Final = ('parameter', 'state', 'gradient')
+EXPERT: Final = 'expert'
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Bytes of weights by kind: of experts, and of all else."""
+
+    parameter: float = 0.0
+    state: float = 0.0
+    gradient: float = 0.0
+
+    def plus(self, other: Standing, times: int = 1) -> Standing:
+        """Both together, the other so many times."""
+        return Standing(*(getattr(self, kind) + times * getattr(other, kind) for kind in STANDING))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a stage of the small program holds.
+
+    Arguments:
+        layers: standing bytes of each layer, dense and of experts; rest: of all that is in no layer.
+        inner, end: bytes of activations that a layer, and the stage's last layer, keep from forward to backward.
+        received, others: the same of what is received, and of what is in no layer.
+        most: bytes of one micro-batch's activations at the peak of its forward's end and its backward's begin.
+    """
+
+    layers: dict[int, tuple[Standing, Standing]] = field(default_factory=dict)
+    rest: tuple[Standing, Standing] = (Standing(), Standing())
+    inner: float = 0.0
+    end: float = 0.0
+    received: float = 0.0
+    others: float = 0.0
+    most: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        """Bytes that a micro-batch keeps between forward and backward."""
+        return self.inner + self.end + self.received + self.others
+
+
+def held_by(program: Program, role: Role, layers: Sequence[int]) -> Held:
+    """What a role holds; ``layers`` of its stage, two of them."""
+    lives = lifetimes(program, role)
+    known = [row for row in range(len(lives)) if lives.tensor[row] != NONE]
+    standing = _standing(program, lives, known, layers)
+    forward, backward = _parts(program, role)
+    mine = [
+        row for row in known if lives.micro_batch[row] == MIDDLE and not lives.always[row] and not lives.before[row]
+    ]
+    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
+    for row in mine:
+        if not (lives.begin[row] <= forward[-1] and lives.end[row] >= backward[0]):
+            continue
+        if program.tensors[int(lives.tensor[row])].kind != 'activation' or lives.writer[row] == NONE:
+            continue
+        sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
+    most = _most(program, role, lives, mine, forward, backward, layers)
+    return Held(layers=standing[0], rest=standing[1], most=max(most, sum(sums.values())), **sums)
+
+
+def _standing(
+    program: Program, lives: Lifetimes, known: Sequence[int], layers: Sequence[int]
+) -> tuple[dict[int, tuple[Standing, Standing]], tuple[Standing, Standing]]:
+    sums = {(layer, expert): dict.fromkeys(STANDING, 0.0) for layer in (*layers, NONE) for expert in (False, True)}
+    for row in known:
+        tensor = program.tensors[int(lives.tensor[row])]
+        if tensor.kind in STANDING:
+            layer = next((one for one in layers if f'layer{one}.' in tensor.name), NONE)
+            sums[layer, EXPERT in tensor.name][tensor.kind] += float(lives.bytes[row])
+    both = {layer: (Standing(**sums[layer, False]), Standing(**sums[layer, True])) for layer in (*layers, NONE)}
+    return {layer: both[layer] for layer in layers}, both[NONE]
+
+
+def _parts(program: Program, role: Role) -> tuple[list[int], list[int]]:
+    """The compute slots of the middle micro-batch, of its forward and of its backward."""
+    found: tuple[list[int], list[int]] = ([], [])
+    mine = np.flatnonzero((role.micro_batch == MIDDLE) & program.is_sliced[role.op_class])
+    for slot in mine.tolist():
+        op = program.op_classes[role.op_class.item(slot)]
+        if op.kind == 'compute':
+            found[op.part not in PARTS['F']].append(slot)
+    return found
+
+
+def _place(program: Program, role: Role, slot: int, layers: Sequence[int]) -> str:
+    op = program.op_classes[role.op_class.item(slot)]
+    if op.kind == 'recv':
+        return 'received'
+    layer = layer_of(op.name)
+    return 'others' if layer not in layers else 'end' if layer == layers[-1] else 'inner'
+
+
+def _most(
+    program: Program,
+    role: Role,
+    lives: Lifetimes,
+    mine: Sequence[int],
+    forward: Sequence[int],
+    backward: Sequence[int],
+    layers: Sequence[int],
+) -> float:
+    """Bytes of the middle micro-batch at the fullest compute op between its last layer's begin and end."""
+    ops = program.op_classes
+    last = [slot for slot in forward if layer_of(ops[role.op_class.item(slot)].name) == layers[-1]]
+    first = [slot for slot in backward if layer_of(ops[role.op_class.item(slot)].name) == layers[0]]
+    # Behind it layers of the stage are given back already, and a longer stage has more of them.
+    seen = [slot for slot in forward if last and slot >= last[0]]
+    seen += [slot for slot in backward if not first or slot < first[0]]
+    held = {slot: 0.0 for slot in seen}
+    needs = role.need
+    compute = {*forward, *backward}
+    waited: dict[int, int] = {}
+    for slot in sorted(compute, reverse=True):
+        waited.update(dict.fromkeys(needs.items(slot), slot))
+    for row in mine:
+        begin, end = int(lives.begin[row]), int(lives.end[row])
+        if program.tensors[int(lives.tensor[row])].kind != 'activation':
+            continue
+        if end not in compute:
+            before = [need for need in needs.items(end) if need in compute]
+            end = max(before, default=NONE)
+        if begin not in compute:
+            # What a message brings is surely there for the first that waits for it.
+            begin = waited.get(begin, int(end) + 1)
+        for slot in seen:
+            if begin <= slot <= end:
+                held[slot] += float(lives.bytes[row])
+    return max(held.values(), default=0.0)

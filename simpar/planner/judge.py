@@ -1,0 +1,291 @@
+"""Judge: least seconds and bytes of all plans below a node of the tree, the deeper the closer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from simpar.cost.kept import cluster_collectives
+from simpar.errors import Infeasible, ScheduleError
+from simpar.hardware import Cluster
+from simpar.lower.lower import order_of
+from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
+from simpar.planner.bound import (
+    Shares,
+    least_busy,
+    least_bytes,
+    least_mean,
+    least_of_ranks,
+    least_seconds,
+    least_slowed,
+    least_standing,
+    standing_of,
+)
+from simpar.planner.clock import Timed, timed
+from simpar.planner.layers import few_of, layers_of_stages
+from simpar.planner.rules import MEMORY, ORDER, Refusal
+from simpar.planner.sample import Sample, sample_of
+from simpar.planner.space import Space
+from simpar.plan import Plan
+from simpar.program import OpClass
+from simpar.units import format_size
+
+ROUNDS: Final = 2
+"""Micro-batches for each pipeline rank up to which an order is walked for all that may be sliced."""
+LEVELS: Final = ('pipeline', 'chunks', 'recompute', 'tiles', 'shard_group')
+"""Behind these keys a node is judged anew."""
+
+
+class Judged(NamedTuple):
+    """Least seconds of a step of all plans below a node; why none of them can be."""
+
+    seconds: float = 0.0
+    refusal: Refusal | None = None
+
+
+class Judge:
+    """Judges nodes of one space; keeps samples and orders, which many nodes share."""
+
+    def __init__(self, space: Space, cluster: Cluster) -> None:
+        self._space = space
+        self._cluster = cluster
+        self._few = few_of(space.base.workload)
+        self._device = cluster.profile.device.memory.size.value
+        self._samples: dict[tuple[Any, ...], Sample | None] = {}
+        self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
+        self._depths = {_depth(space, key): key for key in LEVELS}
+        self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
+
+    def judges(self, depth: int) -> int:
+        """How often nodes of a depth are judged, ever closer."""
+        if self._few is None or depth not in self._depths:
+            return 0
+        return 3 if self._depths[depth] == 'chunks' else 1
+
+    def __call__(self, path: Sequence[int], turn: int = 0) -> Judged:
+        """Judge a node at one of the depths; ``turn``, how often it was judged before."""
+        plan = self._space.plan(path)
+        level = self._depths[len(path)]
+        try:
+            if level == 'pipeline':
+                return self._wide(plan)
+            if level == 'chunks':
+                return (self._placed, self._sliced, self._walked)[turn](plan)
+            return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
+        except (ScheduleError, Infeasible) as wrong:
+            return Judged(0.0, Refusal(ORDER, str(wrong).partition('\n')[0]))
+
+    def _widest(self, plan: Plan) -> Sample | None:
+        """A sample of the whole batch at once: nothing takes less time for each of its samples."""
+        return self._sample(self._base(plan), self._space.base.workload.batch, split=False)
+
+    def _wide(self, plan: Plan) -> Judged:
+        """Any number of micro-batches, in any order."""
+        sample = self._widest(plan)
+        if sample is None:
+            return Judged()
+        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, chains=self._only)
+        return self._with_shards(plan, sample, mean, 1)
+
+    def _placed(self, plan: Plan) -> Judged:
+        """Any order of these stages on these ranks."""
+        sample = self._widest(plan)
+        if sample is None or plan.order in AUTOMATIC or plan.order not in ORDERS:
+            return Judged()
+        found = family(plan.order)
+        chunks = plan.chunks or (found.chunks[0] if plan.pipeline > 1 else 1)
+        rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
+        placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
+        layers = layers_of_stages(self._layers, len(placement), self._given(plan))
+        return Judged(least_of_ranks(sample, layers, placement, 1 / plan.data))
+
+    def _sliced(self, plan: Plan) -> Judged:
+        """Any copies, tiles and recomputation: what is computed in any case, in this order."""
+        sample = self._widest(plan)
+        if sample is None or plan.order in AUTOMATIC:
+            return Judged()
+        few = min(plan.micro_batches, ROUNDS * plan.pipeline)
+        few -= few % plan.pipeline if few > plan.pipeline else 0
+        clock, _, stages = self._order(replace(plan, micro_batches=few))
+        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        seconds = least_slowed(sample, layers, clock, self._share(plan), plan.micro_batches)
+        return self._with_shards(plan, sample, seconds, plan.micro_batches)
+
+    def _walked(self, plan: Plan) -> Judged:
+        """The same with what the order makes ranks wait for."""
+        sample = self._widest(plan)
+        if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
+            return Judged()
+        clock, _, stages = self._order(plan)
+        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        most = max(self._space.values_of('copies'))
+        return Judged(least_busy(sample, layers, clock, self._share(plan), most))
+
+    def _share(self, plan: Plan) -> float:
+        """Of the batch, that of a micro-batch on one data rank."""
+        return 1 / (plan.data * plan.micro_batches)
+
+    def _given(self, plan: Plan) -> tuple[int, ...]:
+        return plan.stages if not isinstance(plan.stages, str) else ()
+
+    def _with_shards(self, plan: Plan, sample: Sample, seconds: float, micro_batches: int) -> Judged:
+        """The least of all ways to shard that leave room for weights and states."""
+        layers, placement = self._even(plan)
+        found: list[float] = []
+        least = float('inf')
+        for zero in self._space.values_of('zero'):
+            for group in self._space.values_of('shard_group') if zero else (0,):
+                one = replace(plan, zero=zero, shard_group=group)
+                held = least_standing(sample, layers, placement, self._shares(one))
+                least = min(least, held)
+                if held <= self._device:
+                    found.append(self._wire(one, sample, micro_batches))
+        return Judged(max(seconds, min(found))) if found else Judged(0.0, self._too_much(least))
+
+    def _even(self, plan: Plan) -> tuple[list[list[int]], list[int]]:
+        """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even."""
+        layers = [[*range(self._layers)]]
+        least = self._layers // plan.pipeline
+        return (
+            ([layers[0][self._layers - least :]] * plan.pipeline, [*range(plan.pipeline)]) if least else (layers, [0])
+        )
+
+    def _wire(self, plan: Plan, sample: Sample, micro_batches: int) -> float:
+        """Least seconds of messages of one stream of shards in a step: gathers of weights, and sums of gradients."""
+        if plan.zero < 3 or plan.gather or plan.accumulate or plan.shard or plan.hsdp != 'off':
+            return 0.0
+        count = self._layers // plan.pipeline
+        group = min(plan.shard_group or plan.data * plan.context, plan.data * plan.context)
+        if group == 1 or not count:
+            return 0.0
+        dense, _ = standing_of(sample, [[]] * 2 + [[*range(self._layers)][-count:]] + [[]], 2)
+        ranks = [number * plan.tensor for number in range(group)]
+        collectives = cluster_collectives(self._cluster)
+        total = 0.0
+        for operator, size, times in (
+            # Forward and backward gather; the backward may begin with weights that the forward ended with.
+            ('all_gather', dense.parameter, 2 - 1 / count),
+            ('reduce_scatter', dense.gradient, 1.0),
+        ):
+            op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
+            cost = collectives.cost(op, ranks)
+            total += (cost.alpha + cost.transfer) * times
+        return total * micro_batches
+
+    def _recomputed(self, plan: Plan) -> Judged:
+        """Any copies and tiles: computation in this order, and what is kept in any case."""
+        if plan.order in AUTOMATIC:
+            return Judged()
+        clock, _, stages = self._order(plan)
+        size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
+        sample = self._sample(self._plain(plan), size, split=False)
+        if sample is None:
+            return Judged()
+        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        least = least_bytes(sample, layers, clock, self._shares(self._shared_most(plan)), peaks=False)
+        if least > self._device:
+            return Judged(0.0, self._too_much(least))
+        most = max(self._space.values_of('copies'))
+        return Judged(least_busy(sample, layers, clock, 1.0, most))
+
+    def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
+        """All is known but how it is sharded, and at a ``leaf`` that, too."""
+        if plan.order in AUTOMATIC:
+            return Judged()
+        clock, split, stages = self._order(plan)
+        size = self._space.base.workload.batch // (plan.data * plan.micro_batches * plan.copies)
+        sample = self._sample(plan, size, split=split)
+        if sample is None:
+            return Judged()
+        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        shares = self._shares(plan if leaf else self._shared_most(plan))
+        least = least_bytes(sample, layers, clock, shares)
+        if least > self._device:
+            return Judged(0.0, self._too_much(least))
+        if leaf:
+            return Judged(self._wire(plan, sample, plan.micro_batches))
+        return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)))
+
+    def _shared_most(self, plan: Plan) -> Plan:
+        return replace(plan, zero=max(self._space.values_of('zero')), shard_group=0)
+
+    def _too_much(self, least: float) -> Refusal:
+        return Refusal(MEMORY, f'at least {format_size(least)} of {format_size(self._device)}')
+
+    @property
+    def _layers(self) -> int:
+        return int(getattr(self._space.base.workload.model, 'layers', 0))
+
+    def _base(self, plan: Plan) -> Plan:
+        """The plan with the values of what is still open that take the least time."""
+        return replace(self._plain(plan), recompute='none')
+
+    def _plain(self, plan: Plan) -> Plan:
+        """The plan with one copy and no tiles where these are still open."""
+        copies, tiles = (one[0] if len(one := self._space.values_of(key)) == 1 else 1 for key in ('copies', 'tiles'))
+        return replace(plan, copies=copies, tiles=tiles)
+
+    def _sample(self, plan: Plan, size: int, *, split: bool) -> Sample | None:
+        if self._few is None:
+            return None
+        key = (
+            plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
+            size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
+        )  # fmt: skip
+        if key not in self._samples:
+            self._samples[key] = sample_of(self._few, plan, self._cluster, size, split=split)
+        return self._samples[key]
+
+    def _order(self, plan: Plan) -> tuple[Timed, bool, int]:
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches)
+        if key not in self._orders:
+            order = order_of(plan)
+            self._orders[key] = (timed(order, awaited=self._awaited(plan)), order.splits_backward, order.stages)
+        return self._orders[key]
+
+    def _awaited(self, plan: Plan) -> bool:
+        """Whether a receive that waits for its sender surely slows computation."""
+        stack = self._cluster.stack
+        told = stack.waiting if stack else None
+        slows = self._cluster.profile.slow_down.waiting if told is None else told
+        early = plan.receive == 'early' and plan.exchange == 'separate' and plan.streams == 'group'
+        return bool(slows) and early
+
+    def _shares(self, plan: Plan) -> Shares:
+        """Over how many ranks weights, states and gradients are shared out at most."""
+        most = plan.data * plan.context
+        given = bool(plan.shard) or plan.hsdp != 'off'
+        zero = 3 if given else plan.zero
+        share = min(plan.shard_group or most, most)
+        return Shares(
+            parameter=share if zero >= 3 else 1,
+            gradient=share if zero >= 2 else 1,
+            state=share if zero >= 1 else 1,
+            experts=plan.expert,
+        )
+
+    def _travel(self, sample: Sample, plan: Plan) -> float:
+        """Seconds of a message between two stages, that of the nearest ranks."""
+        if sample.send is None or plan.pipeline == 1:
+            return 0.0
+        collectives = cluster_collectives(self._cluster)
+        cost = collectives.cost(sample.send, (0, self._space.world // plan.pipeline))
+        return cost.alpha + cost.transfer
+
+
+_KNOWN: Final = frozenset(
+    {
+        'pipeline', 'order', 'chunks', 'tensor', 'sequence_parallel', 'context', 'expert', 'micro_batches', 'copies',
+        'tiles', 'recompute', 'zero', 'shard_group', 'fusion', 'data',
+    }
+)  # fmt: skip
+"""Keys that a sample is told by, or does not depend on."""
+
+
+def _depth(space: Space, key: str) -> int:
+    """How many keys are chosen when a key, or the last one before it, has its value."""
+    from simpar.planner.space import KEYS
+
+    upto = KEYS[: KEYS.index(key) + 1]
+    return max((number + 1 for number, one in enumerate(space.keys) if one in upto or one not in KEYS), default=0)

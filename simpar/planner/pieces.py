@@ -1,0 +1,189 @@
+"""Pieces: least seconds of parts of a stage's forward and backward, from a small program of the same kind.
+
+A stage does a piece before its first layer, a piece for each layer, and a piece behind. A piece lasts from the start of
+one compute op to the start of another, at least as long as the longest chain of needs and streams between them. So
+pieces of a longer stage add up: a chain behind a chain is a chain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program import OpClass, Program, Role
+
+Floats = NDArray[np.float64]
+_LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
+MIDDLE: Final = 1
+"""The micro-batch of three that is neither the first nor the last."""
+PARTS: Final = {'F': ('F',), 'B': ('I', 'W'), 'I': ('I',), 'W': ('W',)}
+"""What phases the actions of a pipeline do."""
+UNREACHED: Final = -np.inf
+
+
+class Span(NamedTuple):
+    """Least seconds of a piece.
+
+    Arguments: ``chain``, of the longest chain; ``busy``, of its computation alone; ``ready``, of the chain to what the
+    neighbouring stage waits for, where it is the last piece; ``wire``, of the messages of one stream alone; ``inputs``, of the computation
+    that is no gradient of weights.
+    """
+
+    chain: float = 0.0
+    busy: float = 0.0
+    ready: float = 0.0
+    wire: float = 0.0
+    inputs: float = 0.0
+
+    def __add__(self, other: object) -> Span:
+        """One piece behind the other."""
+        if not isinstance(other, Span):
+            return NotImplemented
+        # What is ready is told from the begin of the last piece.
+        return Span(
+            self.chain + other.chain,
+            self.busy + other.busy,
+            self.chain + other.ready,
+            self.wire + other.wire,
+            self.inputs + other.inputs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An action of one stage for the middle micro-batch, in pieces.
+
+    Arguments: ``before``, up to its first layer; ``layers``, each up to the next, in the order in which they are done;
+    ``behind``, from the last layer on.
+    """
+
+    before: Span
+    layers: tuple[Span, ...]
+    behind: Span
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that an op or tensor belongs to."""
+    found = _LAYER.match(name)
+    return int(found[1]) if found else None
+
+
+def block_of(
+    program: Program, role: Role, kind: str, seconds: Floats, layers: Sequence[int], wire: str
+) -> Block | None:
+    """The block of an action kind of a role; None where it computes nothing.
+
+    Arguments: ``seconds``, of each op class; ``layers``, of the stage, in the order in which the action does them;
+    ``wire``, the partition whose messages are counted.
+    """
+    slots = _slots(program, role, kind)
+    computes = [slot for slot in slots if _op(program, role, slot).kind == 'compute']
+    if not computes:
+        return None
+    marks = _marks(program, role, computes, layers)
+    walk = _Walk(program, role, slots, seconds, wire)
+    first, last = computes[0], computes[-1]
+    if not marks:
+        return Block(Span(), (), walk.tail(first, last, kind))
+    return Block(
+        walk.between(first, marks[0]),
+        tuple(walk.between(one, other) for one, other in zip(marks, marks[1:], strict=False)),
+        walk.tail(marks[-1], last, kind),
+    )
+
+
+def _op(program: Program, role: Role, slot: int) -> OpClass:
+    return program.op_classes[role.op_class.item(slot)]
+
+
+def _slots(program: Program, role: Role, kind: str) -> list[int]:
+    """The slots of an action of the middle micro-batch, sends among them, in issue order."""
+    parts, sliced = PARTS[kind], program.is_sliced
+    mine = np.flatnonzero((role.micro_batch == MIDDLE) & sliced[role.op_class])
+    return [slot for slot in mine.tolist() if (op := _op(program, role, slot)).part in parts and op.kind != 'recv']
+
+
+def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequence[int]) -> list[int]:
+    """For each layer the slot of an op that every layer has: the first of its kind."""
+    by_layer: dict[int, dict[str, int]] = {layer: {} for layer in layers}
+    for slot in computes:
+        found = _LAYER.match(_op(program, role, slot).name)
+        if found and int(found[1]) in by_layer:
+            by_layer[int(found[1])].setdefault(found[2], slot)
+    every = list(by_layer.values())
+    common = [name for name in every[0] if all(name in one for one in every)] if every else []
+    for name in common:
+        marks = [one[name] for one in every]
+        if marks == sorted(marks):
+            return marks
+    return []
+
+
+class _Walk:
+    """Longest chains among some slots of a role."""
+
+    def __init__(self, program: Program, role: Role, slots: Sequence[int], seconds: Floats, wire: str) -> None:
+        number = {slot: place for place, slot in enumerate(slots)}
+        needs, on = role.need, role.stream.tolist()
+        self._number = number
+        self._wire = wire
+        self._ops = [_op(program, role, slot) for slot in slots]
+        self._copy = [role.copy.item(slot) for slot in slots]
+        self._seconds = [float(seconds[role.op_class.item(slot)]) for slot in slots]
+        self._before: list[list[int]] = []
+        latest: dict[int, int] = {}
+        for place, slot in enumerate(slots):
+            before = [number[need] for need in needs.items(slot) if need in number]
+            if on[slot] in latest:
+                before.append(latest[on[slot]])
+            latest[on[slot]] = place
+            self._before.append(before)
+
+    def _starts(self, slot: int) -> list[float]:
+        """Seconds at which the ops behind a slot's start may start."""
+        first = self._number[slot]
+        starts = [UNREACHED] * len(self._ops)
+        starts[first] = 0.0
+        for place in range(first + 1, len(starts)):
+            for before in self._before[place]:
+                if starts[before] + self._seconds[before] > starts[place]:
+                    starts[place] = starts[before] + self._seconds[before]
+        return starts
+
+    def _busy(self, begin: int, end: int, *, inputs: bool = False) -> float:
+        return sum(
+            self._seconds[place]
+            for place in range(begin, end)
+            if self._ops[place].kind == 'compute' and not (inputs and self._ops[place].part == 'W')
+        )
+
+    def _sent(self, begin: int, end: int) -> float:
+        return sum(self._seconds[place] for place in range(begin, end) if self._ops[place].partition == self._wire)
+
+    def between(self, one: int, other: int) -> Span:
+        """From the start of a slot to that of another."""
+        begin, end = self._number[one], self._number[other]
+        chain = self._starts(one)[end]
+        return Span(chain, self._busy(begin, end), chain, self._sent(begin, end), self._busy(begin, end, inputs=True))
+
+    def tail(self, one: int, last: int, kind: str) -> Span:
+        """From the start of a slot to the end of the last that computes, and to what is sent on."""
+        starts = self._starts(one)
+        end = self._number[last]
+        chain = starts[end] + self._seconds[end]
+        sends = [starts[place] for place, op in enumerate(self._ops) if op.kind == 'send']
+        # What a backward hands on may be there before its gradients of weights are.
+        ready = max(0.0, min(sends)) if sends else 0.0 if kind in ('B', 'W') else chain
+        begin = self._number[one]
+        return Span(
+            chain,
+            self._busy(begin, end + 1),
+            ready,
+            self._sent(begin, len(starts)),
+            self._busy(begin, end + 1, inputs=True),
+        )

@@ -1,0 +1,120 @@
+"""plan: search a schedule's space, with the sweep's ways to predict: here, in processes, on Dask, with a journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path as File
+from typing import Any
+
+from simpar.case import cluster_of
+from simpar.document import one_screen
+from simpar.errors import ScheduleError
+from simpar.planner.answer import Answer, answer_of
+from simpar.planner.judge import Judge
+from simpar.planner.search import Found, Path, search
+from simpar.planner.space import Space, space_of
+from simpar.schedule import Schedule, load_rows, load_schedule
+from simpar.schedule.planner import Planner
+from simpar.sweep.identity import content_key, identity, places
+from simpar.sweep.journal import Wanted
+from simpar.sweep.outcome import Outcome
+from simpar.sweep.run import Note, Way, predict_all
+
+Tell = Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """A schedule and the space that its section opens."""
+
+    schedule: Schedule
+    space: Space
+
+    def search(
+        self,
+        *,
+        jobs: int | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        scheduler: str = '',
+        seconds: float = float('inf'),
+        gap: float | None = None,
+        tell: Tell | None = None,
+        note: Note | None = None,
+    ) -> Answer:
+        """Find the best plan.
+
+        Arguments:
+            jobs: processes at once, which change no answer; None, as many as there are cores, where that repays.
+            journal: a file that takes predicted plans as they come; those that it has are not predicted again.
+            scheduler: address of a Dask scheduler whose workers predict.
+            seconds: after which the search ends with what it knows.
+            gap: in place of the file's.
+            tell: is told the answer so far, now and then.
+        Ctrl-C ends it with what it knows.
+        Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
+        """
+        planner = self.schedule.planner or Planner()
+        way = Way(jobs=jobs, journal=File(journal) if journal else None, scheduler=scheduler, note=note)
+
+        def told(found: Found) -> None:
+            if tell:
+                tell(answer_of(self.space, found, planner.noise))
+
+        found = search(
+            self.space,
+            Judge(self.space, cluster_of(self.schedule)),
+            lambda paths: self._predicted(paths, way),
+            gap=planner.gap if gap is None else gap,
+            until=time.monotonic() + seconds,
+            tell=told if tell else None,
+        )
+        return answer_of(self.space, found, planner.noise)
+
+    def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
+        schedules = [self.space.schedule(path) for path in paths]
+        wanted = []
+        if way.journal:
+            wanted = [
+                Wanted(
+                    key=content_key(identity(schedule), schedule),
+                    places=places(schedule),
+                    settings={f'plan.{key}': value for key, value in self.space.chosen(path).items()},
+                )
+                for path, schedule in zip(paths, schedules, strict=True)
+            ]
+        yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
+
+
+def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = '') -> Planning:
+    """Read a schedule file and the space of its ``planner`` section; without one, all usual keys are free.
+
+    Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``module``, the graph of a torch module.
+    Raises ``ScheduleError`` with file:line of every unknown key and value.
+    """
+    schedule = load_schedule(path, overrides, module=module)
+    planner = schedule.planner or Planner()
+    typed: dict[str, Any] = {}
+    problems = []
+    for key, values in planner.keys.items():
+        if not isinstance(values, list):
+            typed[key] = values
+            continue
+        try:
+            rows = load_rows(path, overrides, [f'{key}={json.dumps(values)}'], module=module)
+        except ScheduleError as wrong:
+            where = schedule.where(f'planner.keys.{key}')
+            problems += [replace(one, where=where, what=f'planner.keys: {_bare(one.what)}') for one in wrong.problems]
+            continue
+        typed[key] = [getattr(row.schedule.plan, key.removeprefix('plan.')) for row in rows]
+    if problems:
+        raise ScheduleError(one_screen(problems))
+    schedule = replace(schedule, planner=replace(planner, keys=typed))
+    return Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
+
+
+def _bare(what: str) -> str:
+    return what.removeprefix('sweep: ')

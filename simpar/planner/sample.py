@@ -1,0 +1,143 @@
+"""Sample: a small program of a plan's kind, priced, and what its stages' pieces last and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.cost.entries import Entries
+from simpar.cost.price import Pricer
+from simpar.hardware import Cluster
+from simpar.lower import lower
+from simpar.planner.held import Held, held_by
+from simpar.planner.layers import Few
+from simpar.planner.pieces import Block, Floats, block_of
+from simpar.plan import Plan
+from simpar.program import OpClass, Program, Role
+
+MICRO_BATCHES: Final = 3
+"""A first, a middle and a last one."""
+JOINT: Final = ('F', 'B')
+APART: Final = ('F', 'I', 'W')
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """What the stages of a small program last and hold.
+
+    Arguments:
+        blocks: by (stage, kind of action, whether its computation is slowed by a message that is awaited).
+        held: by stage.
+        send: an op class that sends an activation to the next stage.
+        copies: of a micro-batch.
+        known: what was worked out of it.
+    """
+
+    blocks: dict[tuple[int, str, bool], Block]
+    held: tuple[Held, ...]
+    send: OpClass | None
+    few: Few
+    copies: int
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> int:
+        """Of the small program."""
+        return len(self.held)
+
+
+def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool) -> Sample:
+    """The sample of a plan's degrees, recomputation, copies and tiles.
+
+    Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts.
+    Raises what ``lower`` raises where degrees do not fit the model.
+    """
+    program = _lowered(few, plan, size, split=False)
+    blocks = _blocks(few, plan, program, cluster, JOINT)
+    if split:
+        blocks |= _blocks(few, plan, _lowered(few, plan, size, split=True), cluster, APART)
+    sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
+    held = tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program))
+    return Sample(blocks, held, sends[0] if sends else None, few, plan.copies)
+
+
+def _lowered(few: Few, plan: Plan, size: int, *, split: bool) -> Program:
+    stages = len(few.stages)
+    small = replace(
+        plan,
+        data=plan.expert,
+        pipeline=stages,
+        chunks=0,
+        order='1f1b',
+        rows=_rows(stages, split=split),
+        micro_batches=MICRO_BATCHES,
+        stages=few.stages,
+        recompute_stages=(),
+        zero=0,
+        shard_group=0,
+        fusion='layer',
+    )
+    workload = replace(few.workload, batch=size * plan.copies * plan.expert * MICRO_BATCHES)
+    return lower(workload, small, stages * _ranks(plan))
+
+
+def _ranks(plan: Plan) -> int:
+    """Ranks of a stage of the small program: no more than share its layers."""
+    return plan.tensor * plan.context * plan.expert
+
+
+def _stages(few: Few, plan: Plan, program: Program) -> Iterator[tuple[Role, list[int]]]:
+    """The role of each stage, and its layers."""
+    for stage, count in enumerate(few.stages):
+        first = sum(few.stages[:stage])
+        yield program.role(stage * _ranks(plan)), [*range(first, first + count)]
+
+
+def _blocks(
+    few: Few, plan: Plan, program: Program, cluster: Cluster, kinds: Sequence[str]
+) -> dict[tuple[int, str, bool], Block]:
+    isolated, slowed = _seconds(program, cluster)
+    wire = _busiest(program, isolated)
+    blocks: dict[tuple[int, str, bool], Block] = {}
+    for stage, (role, layers) in enumerate(_stages(few, plan, program)):
+        for kind in kinds:
+            for slow, seconds in ((False, isolated), (True, slowed)):
+                block = block_of(program, role, kind, seconds, layers if kind == 'F' else layers[::-1], wire)
+                if block is not None:
+                    blocks[stage, kind, slow] = block
+    return blocks
+
+
+def _busiest(program: Program, seconds: Floats) -> str:
+    """The partition whose messages take longest, those between stages and of gradients left out."""
+    sums: dict[str, float] = {}
+    for op, each in zip(program.op_classes, seconds.tolist(), strict=True):
+        if op.kind == 'collective' and program.sliced(op):
+            sums[op.partition] = sums.get(op.partition, 0.0) + each
+    return max(sums, key=lambda name: (sums[name], name), default='')
+
+
+def _rows(stages: int, *, split: bool) -> tuple[str, ...]:
+    """Actions of each stage: no backward stands right behind its forward, which would be done as one with it."""
+    rows = []
+    for stage in range(stages):
+        back = [[f'{stage}{kind}{{0}}' for kind in (APART if split else JOINT)[1:]]] * MICRO_BATCHES
+        behind = [' '.join(kinds).format(number) for number, kinds in enumerate(back)]
+        rows.append(' '.join([*(f'{stage}F{number}' for number in range(MICRO_BATCHES)), *behind]))
+    return tuple(rows)
+
+
+def _seconds(program: Program, cluster: Cluster) -> tuple[Floats, Floats]:
+    """Seconds of each op class by itself, and with computation slowed by a message that is awaited."""
+    costs = Pricer(program, cluster).costs()
+    isolated = np.array(costs.compute, dtype=np.float64)
+    slowed = isolated / costs.beside_communication
+    for index, entries in costs.communication.items():
+        # Of its groups the quickest: any stage may be the one.
+        parts = entries.blocks if isinstance(entries, Entries) else entries
+        seconds = min(one.alpha + one.transfer for one in parts)
+        isolated[index] = slowed[index] = seconds
+    return isolated, slowed
