@@ -20,10 +20,9 @@ from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.handshake import Card, Store, asked, refuse, shake_hands
 from executor.launch import Launch
-from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
+from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request, Watched
 from executor.route import interface_to
 from executor.status import Status
-from executor.streams import Streams
 from executor.watchdog import BusyThreads, Failure, Seen, explain
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
@@ -117,7 +116,7 @@ class _External:
             self._store.set('simpar/begin', repr(self._clock.now() + 0.05))
         return float(self._store.get('simpar/begin'))
 
-    def _watch(self, streams: Streams) -> None:
+    def _watch(self, streams: Watched) -> None:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
         busy: BusyThreads | None = None

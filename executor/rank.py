@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, cast
+from typing import Final, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 from executor.clock import Clock
 from executor.collectives import Channel
+from executor.devices.kinds import in_threads
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
 from executor.link import Link
@@ -21,6 +23,7 @@ from executor.status import Status
 from executor.streams import Streams
 from executor.tensors import TORCH
 from executor.validate import communicators
+from executor.watchdog import Failure
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import Program
@@ -41,6 +44,8 @@ class Request:
         dtype: takes the place of every floating dtype in real compute.
         keep: whether parameters and gradients come back.
         favour: whether communication goes first where both want one core.
+        device: the kind of device; cpu: threads in place of its streams.
+        transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
     """
 
     compute: Compute = 'real'
@@ -51,6 +56,13 @@ class Request:
     keep: bool = False
     favour: bool = False
     faults: tuple[Fault, ...] = ()
+    device: str = 'cpu'
+    transport: str = ''
+
+    @property
+    def threads(self) -> bool:
+        """Whether streams are threads, and collectives rings over gloo."""
+        return in_threads(self.device, self.transport)
 
     def __post_init__(self) -> None:
         if self.compute == 'emulated' and self.costs is None:
@@ -68,6 +80,15 @@ class Outcome:
     losses: list[dict[Part, torch.Tensor]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Watched(Protocol):
+    """A run that somebody watches."""
+
+    failures: list[Failure]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds``; return whether all is through or something has failed."""
 
 
 class Rank:
@@ -92,6 +113,7 @@ class Rank:
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
+        self.local = int(os.environ.get('LOCAL_RANK', rank))
 
     def load(self, program: Program) -> None:
         """Open the channels that a program needs; all ranks must have the same program."""
@@ -134,7 +156,7 @@ class Rank:
         program: Program,
         request: Request,
         agree: Callable[[], float],
-        watch: Callable[[Streams], None],
+        watch: Callable[[Watched], None],
     ) -> Outcome:
         """Run a loaded program.
 
@@ -142,6 +164,8 @@ class Rank:
             agree: called when this rank is ready; it returns the moment at which all begin.
             watch: returns when all streams are through, and raises otherwise.
         """
+        if not request.threads:
+            return self._run_on_device(program, request, agree, watch)
         log = _Log()
         # Only while data are read: that is when the executor's modules have something to say.
         with log:
@@ -165,6 +189,29 @@ class Rank:
             losses=real.losses if real else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
+        )
+
+    def _run_on_device(
+        self, program: Program, request: Request, agree: Callable[[], float], watch: Callable[[Watched], None]
+    ) -> Outcome:
+        """The same on an accelerator, whose streams take the place of threads."""
+        from executor.devices.open import open_device
+        from executor.devices.rank import device_run, device_transports
+
+        device = open_device(request.device, self.local)
+        transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
+        issuer, run = device_run(program, self.rank, device, transports, request, self.status)
+        begin = agree()
+        issuer.begin(self._clock.now)
+        self._clock.sleep_until(begin)
+        run.start(begin)
+        watch(run)
+        return Outcome(
+            arrive_KS=run.arrive_KS - begin,
+            end_KS=run.end_KS - begin,
+            losses=issuer.losses,
+            parameters=issuer.parameters() if request.keep else {},
+            gradients=issuer.gradients if request.keep else {},
         )
 
     def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor.devices.kinds import Device
+from executor.devices.open import Device
 from executor.real import FedMemory, parts
 from executor.tensors import inputs
 from simpar.program import OpClass, Program
