@@ -122,6 +122,8 @@ class Pool:
         keep: bool = False,
         favour: bool = False,
         faults: Sequence[Fault] = (),
+        device: str = 'cpu',
+        transport: str = '',
     ) -> Execution:
         """Run a program for some steps, back to back.
 
@@ -130,6 +132,7 @@ class Pool:
             dtype: fp64, fp32, ...; it takes the place of every floating dtype of the program.
             keep: whether the full parameters and the last step's gradients come back.
             favour: whether communication is scheduled before computation on the same core.
+            device, transport: as of ``Request``.
         Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
         """
         request = Request(
@@ -141,6 +144,8 @@ class Pool:
             keep=keep,
             favour=favour,
             faults=tuple(faults),
+            device=device,
+            transport=transport,
         )
         return self.perform(program, request)
 

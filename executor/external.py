@@ -22,10 +22,9 @@ from executor.handshake import POLL, Card, Store, asked, on_host, refuse, shake_
 from executor.launch import Launch
 from executor.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
 from executor.pulse import Pulse
-from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
+from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request, Watched
 from executor.route import interface_to
 from executor.status import Status
-from executor.streams import Streams
 from executor.watchdog import BusyThreads, Failure, Seen, explain
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
@@ -204,7 +203,7 @@ class External:
         self._await(['simpar/begin'])
         return float(self._store.get('simpar/begin'))
 
-    def _watch(self, streams: Streams) -> None:
+    def _watch(self, streams: Watched) -> None:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
         busy: BusyThreads | None = None

@@ -78,6 +78,7 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         'dtype': request.dtype or "the job's own",
         'compute': request.compute,
         'network': str(net),
+        'device': f'{request.device} {request.transport}'.strip(),
         'data (DATA_PATH)': _data(program),
         'saving of the state': 'on' if request.keep else 'off',
         **_stretch(request.stretch),

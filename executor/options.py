@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
+from executor.devices.flags import add_device_flags
 from executor.faults import parse_fault
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
@@ -65,6 +66,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
+    add_device_flags(verb)
     verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
 

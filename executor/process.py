@@ -19,10 +19,9 @@ import torch.distributed as dist
 
 from executor import netns
 from executor.clock import Clock, sharpen_sleep
-from executor.rank import INIT_TIMEOUT, Rank
+from executor.rank import INIT_TIMEOUT, Rank, Watched
 from executor.scheduling import pin
 from executor.status import Status
-from executor.streams import Streams
 from executor.watchdog import Failure
 from simpar.errors import SimparError
 from simpar.hardware.net import Net
@@ -187,7 +186,7 @@ def _serve(setup: Setup, talk: _Talk, host: str) -> None:
             return
 
 
-def _watch(streams: Streams) -> None:
+def _watch(streams: Watched) -> None:
     """The parent watches the clock; here only failures count."""
     while not streams.wait(1.0):
         pass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from executor.batches import fed
 from executor.checkpoint import contents_of, read_rank, write_rank
 from executor.clock import Clock
 from executor.collectives import Channel
+from executor.devices.kinds import in_threads
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
 from executor.link import Link
@@ -25,6 +27,7 @@ from executor.streams import Streams
 from executor.stretch import Stretch
 from executor.tensors import TORCH
 from executor.validate import communicators
+from executor.watchdog import Failure
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import Program
@@ -46,6 +49,8 @@ class Request:
         keep: whether parameters and gradients come back.
         favour: whether communication goes first where both want one core.
         stretch: which part of a longer training this is.
+        device: the kind of device; cpu: threads in place of its streams.
+        transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
     """
 
     compute: Compute = 'real'
@@ -57,6 +62,13 @@ class Request:
     favour: bool = False
     faults: tuple[Fault, ...] = ()
     stretch: Stretch | None = None
+    device: str = 'cpu'
+    transport: str = ''
+
+    @property
+    def threads(self) -> bool:
+        """Whether streams are threads, and collectives rings over gloo."""
+        return in_threads(self.device, self.transport)
 
     def __post_init__(self) -> None:
         if self.compute == 'emulated' and self.costs is None:
@@ -75,6 +87,15 @@ class Outcome:
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     written: str = ''
+
+
+class Watched(Protocol):
+    """A run that somebody watches."""
+
+    failures: list[Failure]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds``; return whether all is through or something has failed."""
 
 
 class Rank:
@@ -100,6 +121,7 @@ class Rank:
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
         self._held: dict[str, torch.Tensor] | None = None
+        self.local = int(os.environ.get('LOCAL_RANK', rank))
 
     def load(self, program: Program) -> None:
         """Open the channels that a program needs; all ranks must have the same program."""
@@ -142,7 +164,7 @@ class Rank:
         program: Program,
         request: Request,
         agree: Callable[[], float],
-        watch: Callable[[Streams], None],
+        watch: Callable[[Watched], None],
     ) -> Outcome:
         """Run a loaded program.
 
@@ -159,8 +181,10 @@ class Rank:
         program: Program,
         request: Request,
         agree: Callable[[], float],
-        watch: Callable[[Streams], None],
+        watch: Callable[[Watched], None],
     ) -> Outcome:
+        if not request.threads:
+            return self._run_on_device(program, request, agree, watch)
         log = _Log()
         # Only while data are read: that is when the executor's modules have something to say.
         with log:
@@ -200,6 +224,29 @@ class Rank:
             return ''
         self._held = machine.held
         return write_rank(Path(stretch.save), program, self.rank, self._held).packed() if stretch.save else ''
+
+    def _run_on_device(
+        self, program: Program, request: Request, agree: Callable[[], float], watch: Callable[[Watched], None]
+    ) -> Outcome:
+        """The same on an accelerator, whose streams take the place of threads."""
+        from executor.devices.open import open_device
+        from executor.devices.rank import device_run, device_transports
+
+        device = open_device(request.device, self.local)
+        transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
+        issuer, run = device_run(program, self.rank, device, transports, request, self.status)
+        begin = agree()
+        issuer.begin(self._clock.now)
+        self._clock.sleep_until(begin)
+        run.start(begin)
+        watch(run)
+        return Outcome(
+            arrive_KS=run.arrive_KS - begin,
+            end_KS=run.end_KS - begin,
+            losses=issuer.losses,
+            parameters=issuer.parameters() if request.keep else {},
+            gradients=issuer.gradients if request.keep else {},
+        )
 
     def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:
         if request.compute == 'real':

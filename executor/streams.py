@@ -128,7 +128,7 @@ class Streams:
         except Cancelled:
             pass
         except Exception as error:
-            self._fail(Failure(self._rank, step, slot, _in_short(error), _lost(error)))
+            self._fail(failure_of(self._rank, step, slot, error))
 
     def _computes(self, stream: _Stream) -> bool:
         return all(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
@@ -214,6 +214,11 @@ class Streams:
 def _resized(work: Work) -> Work:
     """The same op with a message twice as long."""
     return replace(work, op=replace(work.op, bytes=2 * work.op.bytes))
+
+
+def failure_of(rank: int, step: int, slot: int, error: Exception) -> Failure:
+    """What a rank reports of an error in an op."""
+    return Failure(rank, step, slot, _in_short(error), _lost(error))
 
 
 def _in_short(error: Exception) -> str:

@@ -28,7 +28,7 @@ FLAGS = {
         '--set', '--sweep', 'file',
     ],
     'measure': [
-        '--compute', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
+        '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
         '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import virtual
-from executor.devices.kinds import open_device
+from executor.devices.open import open_device
 from executor.virtual import state
 from executor.virtual.races import Race
 from simpar.errors import ProgramError

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 
 from executor.assemble import Execution
+from executor.devices.flags import check_device, in_one_process
+from executor.devices.kinds import KINDS
 from executor.launch import Launch, detect
 from executor.rank import Request
 from executor.validate import validate
@@ -38,6 +40,7 @@ def command(options: argparse.Namespace) -> int:
         return 0
     try:
         _check_state(options)
+        check_device(options, launch.by if launch else '')
         job = load_job(options)
         # Before any process is started: gloo would abort or hang on what this finds.
         validate(job.program)
@@ -80,6 +83,8 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         keep=options.save_state is not None,
         favour=options.favour_communication,
         faults=tuple(options.fault),
+        device=options.device,
+        transport=options.transport,
     )
 
 
@@ -109,7 +114,11 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution:
-    """Run on ranks that this process starts."""
+    """Run on ranks that this process starts, or on virtual accelerators in it."""
+    if in_one_process(options):
+        from executor.virtual.world import VirtualWorld
+
+        return VirtualWorld.of(job.program, request, options.order).run(keep=request.keep)
     from executor.backend import Pool
 
     world = job.program.world
@@ -131,7 +140,8 @@ def _among(options: argparse.Namespace, launch: Launch, job: Job, request: Reque
 def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
     """Say in one line what will run where."""
     where = f'{program.world} ranks on this machine' if launch is None else str(launch)
-    return f'executor: {where}; program {program.hash[:12]}; compute {options.compute}; network {options.net}'
+    device = '' if options.device == 'cpu' else f'; device {options.device} ({KINDS[options.device].tried})'
+    return f'executor: {where}; program {program.hash[:12]}; compute {options.compute}; network {options.net}{device}'
 
 
 def _say(line: str) -> None:
@@ -151,7 +161,12 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         kept = by_module(execution) if options.module else execution
         save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
     emulated = trace.origin == 'emulated'
-    notes = [*execution.notes, *([EMULATED] if emulated else []), *_in_8_bits(trace.program, emulated=emulated)]
+    notes = [
+        *execution.notes,
+        *([EMULATED] if emulated else []),
+        *filter(None, [KINDS[options.device].note]),
+        *_in_8_bits(trace.program, emulated=emulated),
+    ]
     if options.json:
         answer = {
             'program': trace.program.hash,

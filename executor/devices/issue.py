@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from executor.devices.kinds import Device
 from executor.devices.memory import DeviceMemory
+from executor.devices.open import Device
 from executor.hazards import clocks
 from executor.kernels import LOSSES, context, kernel
 from executor.kernels.bound import Bound, bind
@@ -79,11 +79,13 @@ class Marks:
 
     Arguments:
         begin, end: by slot; ``begin`` is when its stream and needs are done, so the op arrives.
+        issued: slots whose events are recorded; others would count as reached.
         losses: what loss ops gave, on the device.
     """
 
     begin: list[Any]
     end: list[Any]
+    issued: set[int]
     losses: dict[Part, torch.Tensor]
 
 
@@ -130,11 +132,26 @@ class Issuer:
         self._packing = {index: Packing.of(program, op) for index, op in used.items() if op.kind == 'collective'}
         self._marks: dict[int, Marks] = {}
         self._before: list[Any] = []
+        self._steps_over = 0
+        self.at = -1
         self._origin: tuple[Any, float] | None = None
         self.arrive_KS: Times = np.zeros((steps, len(role)))
         self.end_KS: Times = np.zeros((steps, len(role)))
         self.losses: list[dict[Part, torch.Tensor]] = [{} for _ in range(steps)]
         self.gradients: dict[str, torch.Tensor] = {}
+
+    def take_thread(self) -> None:
+        """Have the calling thread issue to this device."""
+        self._module.set_device(self._device.name)
+
+    def progress(self, stream: int, slots: list[int]) -> tuple[int, int]:
+        """The step in which a stream is, and how many of its slots there are over; asks, and does not wait."""
+        for step, marks in list(self._marks.items()):
+            for place, slot in enumerate(slots):
+                if slot in marks.issued and marks.end[slot].query():
+                    continue
+                return step, place
+        return self._steps_over, 0
 
     def begin(self, moment: Callable[[], float]) -> None:
         """Everything is on the device; ``moment`` gives the time at which an event is then put."""
@@ -154,11 +171,11 @@ class Issuer:
         self._feed(step)
         event, count = self._module.Event, len(self.slots)
         begin, end = ([event(enable_timing=True) for _ in range(count)] for _ in range(2))
-        marks = self._marks[step] = Marks(begin, end, {})
+        marks = self._marks[step] = Marks(begin, end, set(), {})
         where = replace(self._context, step=step)
         with torch.no_grad():
             for slot in self.slots:
-                stream = self.streams[slot.stream]
+                stream, self.at = self.streams[slot.stream], slot.position
                 self._wait_for_needs(slot, stream, end)
                 self.memory.at(step, slot.position, slot.stream)
                 with self._module.stream(stream):
@@ -167,6 +184,7 @@ class Issuer:
                         self._watch(slot, step, stream)
                     self._run(slot, step, where.at(*slot.part), marks)
                     end[slot.position].record(stream)
+                    marks.issued.add(slot.position)
         self._before = end
 
     def _wait_for_needs(self, slot: Slot, stream: Any, end: list[Any]) -> None:
@@ -192,6 +210,7 @@ class Issuer:
         self._origin = marks.end[first], self.end_KS[step, first]
         self.losses[step] = {part: loss.cpu() for part, loss in marks.losses.items()}
         self.memory.over(step)
+        self._steps_over = step + 1
 
     def finish(self) -> None:
         """Wait for all that was issued."""

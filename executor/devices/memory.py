@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor.devices.kinds import Device
+from executor.devices.open import Device
 from executor.real import FedMemory, parts
 from executor.tensors import inputs
 from simpar.program import OpClass, Program
@@ -80,7 +80,7 @@ class DeviceMemory(FedMemory):
         device: Device,
         known: NDArray[np.int64],
     ) -> None:
-        super().__init__(program, rank, steps, seed, dtype)
+        super().__init__(program, rank, range(steps), seed, dtype, None)
         self._device = device
         self._dropped = Dropped(known, len(program.role(rank)))
         # By storage: the stream that owns it, and how many tensors here share it.

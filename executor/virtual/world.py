@@ -8,9 +8,10 @@ import torch
 
 from executor.assemble import Execution, assemble_run
 from executor.devices.issue import Issuer, Slot
-from executor.devices.kinds import open_device
-from executor.rank import Outcome
+from executor.devices.open import open_device
+from executor.rank import Outcome, Request
 from executor.single_thread import single_thread
+from executor.tensors import TORCH
 from executor.transport import Transport
 from executor.validate import communicators
 from executor.virtual import state
@@ -61,8 +62,16 @@ class VirtualWorld:
             for stream, name in zip(rank.streams, program.role(rank.rank).streams, strict=True):
                 stream.queue.name = f'{name} of rank {rank.rank}'
 
-    def run(self) -> Execution:
+    @classmethod
+    def of(cls, program: Program, request: Request, order: int | None) -> VirtualWorld:
+        """What a request asks for."""
+        dtype = TORCH[request.dtype] if request.dtype else None
+        return cls(program, steps=request.steps, seed=request.seed, dtype=dtype, order=order)
+
+    def run(self, *, keep: bool = True) -> Execution:
         """Train all steps.
+
+        Arguments: ``keep``, whether parameters and gradients come back.
 
         Raises ``Race`` where memory or a tensor was used without the events that this needs, ``Deadlock`` where no
         stream could go on, ``ProgramError`` where ranks met in different collectives.
@@ -81,8 +90,8 @@ class VirtualWorld:
                     arrive_KS=rank.arrive_KS - zero,
                     end_KS=rank.end_KS - zero,
                     losses=rank.losses,
-                    parameters=rank.parameters(),
-                    gradients=rank.gradients,
+                    parameters=rank.parameters() if keep else {},
+                    gradients=rank.gradients if keep else {},
                 )
                 for rank in self.ranks
             ]

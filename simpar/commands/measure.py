@@ -37,6 +37,7 @@ def command(options: argparse.Namespace) -> int:
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
+        flags += ['--device', options.device]
         if options.save_state:
             flags += ['--save-state', str(options.save_state)]
         flags += module_flags(options)
