@@ -8,6 +8,7 @@ from functools import partial
 
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.tape import Tape
+from simpar.lower.two_homes import sent_to_mirror
 from simpar.lower.value import Value
 from simpar.program import OpClass
 from simpar.program.op import Phase
@@ -20,7 +21,7 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value]) -> list[Value]:
     """
     sender, receiver = tape.stage, tape.stage + 1
     if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
-        return _stay(tape, values)
+        return sent_to_mirror(tape, values) if tape.mesh.mirrored else _stay(tape, values)
     arrived = [value.like(f'{value.name}.received') for value in values]
     arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
     _transfer(tape, values, arrived, 'F', sender, receiver)
