@@ -49,6 +49,7 @@ MODEL_ORDERS = {
     **{name: ORDERS[name] for name in ORDERS if name in SAME},
     'v-min': (2, 4, 4),
     'v-half': (2, 4, 4),
+    'dualpipe': (2, 2, 4),
 }
 """Pipeline ranks, stages and micro-batches."""
 MODEL_OPTIMIZERS = {
@@ -176,6 +177,7 @@ UNBUILT = {
     **{(('experts', 'capacity'), ('context', one)): r'^plan\.context: ' for one in SHARED},
     **{(('context', one), ('attention', 'unfused')): r'^plan\.context_kind: ' for one in SHARED if 'heads' not in one},
 }
+UNBUILT[('strategies', 'one'), ('order', 'dualpipe')] = r'^plan\.order: '
 UNBUILT |= {(('optimizer', 'muon'), ('form', form)): r'^plan\.shard_form: ' for form in ('padded', 'flat')}
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),

@@ -16,8 +16,8 @@ from prove_context import BOUND, NET, STEPS, measured_file
 FILE = """simpar: 1
 cluster: {{profile: a100-sxm-8, devices: 4, slow: {{0: {speed}, 1: {speed}, 2: {speed}, 3: {speed}}}}}
 workload:
-  transformer: {{layers: 2, hidden: 512, heads: 8, ffn: 512, vocab: 64, sequence: {sequence}, position: rotary, bias: [],
-                experts: {{count: 8, top_k: {top_k}, capacity: 1.0}}}}
+  transformer: {{layers: 2, hidden: 512, heads: 8, ffn: 512, vocab: 64, sequence: {sequence}, position: rotary,
+                bias: [], experts: {{count: 8, top_k: {top_k}, capacity: 1.0}}}}
   batch: 8
   precision: bf16
 plan: {{data: {data}, expert: {expert}, tensor: {tensor}, sequence_parallel: {slices}, copies: {copies}}}

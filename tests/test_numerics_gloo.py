@@ -64,6 +64,10 @@ CASES = {
         LONG,
         Plan(context=2, context_kind='ring', context_split='contiguous', pipeline=2, micro_batches=2, recompute='full'),
     ),
+    'both ways through a pipeline of 4, copies 2': (
+        replace(GPT, model=replace(GPT.model, layers=4), batch=16),
+        Plan(pipeline=4, micro_batches=8, copies=2, order='dualpipe'),
+    ),
     'network, tensor 4, copies 2': (MLP, Plan(tensor=4, copies=2)),
     'network, data 2, tensor 2, late': (MLP, Plan(data=2, tensor=2, copies=2, reduce='late')),
     'network, mean squared error, Adam': (MSE, Plan(data=2, tensor=2, copies=2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from simpar.lower.prepared import Prepared, prepared
 from simpar.lower.roles import issued
 from simpar.lower.slots import slots_of
 from simpar.lower.streams import Streams
+from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
@@ -67,13 +69,17 @@ def lower(
 
 def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
     """Arguments as of ``lower``."""
-    order = order_of(plan) if order is None else _fitting(order, plan)
+    if order is None:
+        # Before the order: it has counts that this checks.
+        told, order = folded(workload, plan, world), order_of(plan)
+    else:
+        told, order = replace(plan, order=Plan().order), _fitting(order, plan)
     if workload.phase == 'forward':
         order = forward_order(order)
     # An order from a file may have its sends and receives already.
     if not order.communicates:
         order = with_communication(order, plan.receive)
-    return _Assembly(prepared(workload, plan, world, order), plan).program(order)
+    return _Assembly(prepared(workload, told, world, order), told).program(order)
 
 
 def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Program:
@@ -103,6 +109,8 @@ def order_of(plan: Plan) -> Order:
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
+    if has_two_homes(plan):
+        return order_of_a_half(plan)
     return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
 
 

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.plan import Plan
 from simpar.program import Partition, grid
 
@@ -38,7 +39,7 @@ class Mesh:
 
     Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
     ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, data
-    ranks that share experts.
+    ranks that share experts; ``mirrored``: halves of the data ranks are mirrors of each other, see ``two_homes``.
     """
 
     data: int
@@ -51,6 +52,7 @@ class Mesh:
     context: int = 1
     balanced: bool = False
     expert: int = 1
+    mirrored: bool = False
 
     @property
     def world(self) -> int:
@@ -151,6 +153,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         context=plan.context,
         balanced=plan.context > 1 and plan.context_split == 'balanced',
         expert=_expert(plan, data),
+        mirrored=plan.order == TWO_HOMES,
     )
 
 

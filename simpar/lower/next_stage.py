@@ -12,6 +12,7 @@ from simpar.layout.axis import minus, size_of
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
+from simpar.lower.two_homes import sent_to_mirror
 from simpar.lower.value import Value
 from simpar.program import OpClass
 from simpar.program.op import Phase
@@ -25,7 +26,7 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value], chunks: Mover | None
     """
     sender, receiver = tape.stage, tape.stage + 1
     if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
-        return _stay(tape, values)
+        return sent_to_mirror(tape, values) if tape.mesh.mirrored else _stay(tape, values)
     arrived = [value.like(f'{value.name}.received') for value in values]
     arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
     _in_chunks(tape, values, arrived, 'F', (sender, receiver), chunks)

@@ -18,7 +18,7 @@ from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.overlap import overlap_of
 from simpar.lower.recompute import recompute_of
 from simpar.lower.recorded import READ as RECORDED
-from simpar.lower.recorded import recorded
+from simpar.lower.recorded import of_order, recorded
 from simpar.lower.roles import StageOps, stages_of
 from simpar.lower.shards import fusion_decides, shard
 from simpar.lower.tape import Tape
@@ -103,7 +103,7 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
 
 def _only(plan: Plan, keys: frozenset[str]) -> Plan:
     """The plan with all other keys as they are by default, so that nothing can depend on them."""
-    return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys})
+    return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys} | of_order(plan))
 
 
 def _shard(asked: _Asked) -> Sharded | None:

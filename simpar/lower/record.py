@@ -17,6 +17,7 @@ from simpar.lower.place import Placer
 from simpar.lower.repeat import NotRepeated
 from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
+from simpar.lower.two_homes import mirror_inputs
 from simpar.model.model import Graph
 from simpar.model.operators.experts import GroupedProduct
 from simpar.plan import Plan
@@ -97,6 +98,8 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     # The tape is half written by then: it begins anew, with no layer taken for another.
     except NotRepeated:
         return record(workload, plan, world, placement, repeats=False)
+    if mesh.mirrored:
+        mirror_inputs(tape)
     return Recorded(tape, graph)
 
 

@@ -6,6 +6,9 @@ from simpar.pipeline.action import Action
 from simpar.pipeline.build import RowCounter, require
 from simpar.pipeline.order import Order, make_order, v_shape
 
+TWO_HOMES = 'dualpipe'
+"""The order in which micro-batches go both ways; of two mirrored ranks each does what a rank of ``dualpipe-v`` does."""
+
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
     """DualPipeV, the cut-in-half form of DeepSeek's DualPipe (arXiv 2412.19437; github.com/deepseek-ai/DualPipe).

@@ -11,7 +11,7 @@ from simpar.pipeline import mindspore
 from simpar.pipeline.breadth_first import looped_bfs
 from simpar.pipeline.build import refuse
 from simpar.pipeline.controllable_memory import v_half, v_min
-from simpar.pipeline.dualpipe import dualpipe_v
+from simpar.pipeline.dualpipe import TWO_HOMES, dualpipe_v
 from simpar.pipeline.gpipe import gpipe
 from simpar.pipeline.interleaved import interleaved_1f1b, interleaved_zero_bubble
 from simpar.pipeline.one_forward_one_backward import one_forward_one_backward
@@ -67,6 +67,8 @@ def family(name: str) -> Family:
     """An order's family by name. Raises `ScheduleError` with the nearest names."""
     if name in AUTOMATIC:
         raise refuse(name, 'is found from predicted times', 'resolve it first')
+    if name == TWO_HOMES:
+        raise refuse(name, 'keeps each stage on two ranks, and an order on one', 'write dualpipe-v of half as many')
     if name not in ORDERS:
         close = difflib.get_close_matches(name.lower().replace('_', '-'), [*ORDERS, *AUTOMATIC], 1)
         guess = f'did you mean {close[0]}? ' if close else ''

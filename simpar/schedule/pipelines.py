@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from simpar.document import Key
 from simpar.errors import Problem, ScheduleError
+from simpar.lower.two_homes import has_two_homes, order_of_a_half, two_homes_fit
 from simpar.model import Conv2d, Dense
 from simpar.model.model import Model
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
 from simpar.pipeline.rows import order_of_rows
@@ -21,7 +23,7 @@ MOST_ACTIONS = 2**20
 
 def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC)
+    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC, TWO_HOMES)
     term = None if known else value_term(('plan', 'order'), plan.order)
     if term:
         yield Problem(('plan', 'order'), *term)
@@ -36,6 +38,10 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) > MOST_ACTIONS:
         what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
         yield Problem(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
+        return
+    if has_two_homes(plan):
+        problems = list(two_homes_fit(workload, plan))
+        yield from problems or _stages(workload, plan, order_of_a_half(plan))
         return
     key = ('plan', 'rows') if plan.rows else ('plan', 'order')
     try:

@@ -18,7 +18,6 @@ from simpar.schedule.vocabulary import (
     KEYS,
     LAYERS,
     TRANSFORMER,
-    TWICE,
     VALUES,
 )
 from simpar.workload import Transformer, Workload
@@ -110,9 +109,6 @@ def value_term(key: Key, value: str) -> Told | None:
     found = _OTHER_VALUES.get((name, known.replace('_', '')))
     if found:
         return Told(f'unknown value (got "{value[:38]}")', f'write {found}')
-    if name == 'order' and known.replace('_', '') in TWICE.split():
-        what = f'not modelled: the order {value[:38]}, which keeps each stage on two ranks'
-        return Told(what, 'write dualpipe-v with half the pipeline ranks and twice the data ranks')
     if name == 'order' and known in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
     if name == 'precision' and _WRITE.get(known) == 'workload.fp8':

@@ -248,6 +248,7 @@ VALUES: Final[Mapping[str, str]] = {
     'order zb-2p': 'zb2p',
     'order v-min': 'vmin v_min',
     'order v-half': 'vhalf v_half controllable_memory',
+    'order dualpipe': 'dualpipe scheduledualpipe',
     'order dualpipe-v': 'dualpipev dualpipe_v scheduledualpipev cut_in_half',
     'recompute full': 'all block uniform layers full_recompute',
     'recompute selective': 'select core_attn attention',
@@ -266,8 +267,6 @@ VALUES: Final[Mapping[str, str]] = {
     'gather on-use-twice': 'reshard_after_forward',
 }
 """Key and value to write, and other spellings of that value."""
-TWICE: Final = 'dualpipe scheduledualpipe'
-"""Names of the order that keeps each stage on two ranks."""
 ABSENT_ORDERS: Final = 'chimera hanayo pipedream pipedream_2bw terapipe bitpipe'
 
 
