@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from math import expm1
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
+from simpar.interval import Interval, Spread, bound_by, interval, spread_of
 from simpar.lazy import card
 from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
@@ -79,6 +81,7 @@ class Prediction:
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
         throughput: what a step does, where it was made of a schedule.
+        stack: the name of the cluster's stack; ``spread``, how measured steps like this one lie about predictions.
     """
 
     name: str
@@ -90,6 +93,8 @@ class Prediction:
     explanation: tuple[Contribution, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
     throughput: Throughput | None = None
+    stack: str = ''
+    spread: Spread | None = None
 
     def __repr__(self) -> str:
         # A program alone would be millions of characters.
@@ -107,6 +112,17 @@ class Prediction:
     def step(self) -> float:
         """Seconds of a step."""
         return self.trace.step
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Where 80 % of measured steps like this one lie; None where nobody published any."""
+        return interval(self.step, self.spread) if self.spread else None
+
+    @property
+    def gain_noise(self) -> float | None:
+        """Gains that are smaller than this may be noise; None where nothing measured tells."""
+        widths = [side.spread.gain for side in (self, self.baseline) if side and side.spread and side.spread.pairs]
+        return expm1(max(widths)) if len(widths) == 1 + (self.baseline is not None) and self.baseline else None
 
     @property
     def cold_step(self) -> float:
@@ -188,7 +204,13 @@ def followed(program: Program, costs: Costs, steps: int) -> Trace:
 
 def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
-    return _step(program, Pricer(program, under_load(program, cluster)).costs(EFFECTS[-1][1]), steps)
+    return step_and_costs(program, cluster, steps=steps)[0]
+
+
+def step_and_costs(program: Program, cluster: Cluster, *, steps: int = 2) -> tuple[float, Costs]:
+    """The same, and the costs that it comes of."""
+    costs = Pricer(program, under_load(program, cluster)).costs(EFFECTS[-1][1])
+    return _step(program, costs, steps), costs
 
 
 def _step(program: Program, costs: Costs, steps: int) -> float:
@@ -228,28 +250,27 @@ def predict(
         # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
         trace = followed(program, costs, steps)
-        return Prediction(
-            name=names[0], trace=trace, costs=costs, profile=cluster.profile, framework=framework_of(cluster)
-        )
+        return _prediction(names[0], program, cluster, trace, costs)
     mine = _states(program, priced, steps)
     other_cluster = baseline_cluster or cluster
     loaded = other_cluster if pricing else under_load(baseline, other_cluster)
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, loaded).costs
     others = _states(baseline, priced, steps)
+    other = _prediction(names[1], baseline, other_cluster, others.trace, others.costs)
+    explanation = _explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack))
+    found = _prediction(names[0], program, cluster, mine.trace, mine.costs)
+    return replace(found, baseline=other, explanation=explanation)
+
+
+def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, costs: Costs) -> Prediction:
     return Prediction(
-        name=names[0],
-        trace=mine.trace,
-        costs=mine.costs,
+        name=name,
+        trace=trace,
+        costs=costs,
         profile=cluster.profile,
         framework=framework_of(cluster),
-        baseline=Prediction(
-            name=names[1],
-            trace=others.trace,
-            costs=others.costs,
-            profile=other_cluster.profile,
-            framework=framework_of(other_cluster),
-        ),
-        explanation=_explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack)),
+        stack=cluster.stack.name if cluster.stack else '',
+        spread=spread_of(cluster, bound_by(program, costs, trace.step)),
     )
 
 

@@ -7,9 +7,11 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from simpar.headline import headline, headline_of_rates, too_large
+from simpar.interval import LEVEL, Interval
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
@@ -35,7 +37,7 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         width: columns of the screen.
     """
     baseline = prediction.baseline
-    parts: list[RenderableType] = [answer(prediction)]
+    parts: list[RenderableType] = [answer(prediction), *interval_lines(prediction)]
     parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
     parts += ['', figures(prediction)]
     if baseline:
@@ -111,6 +113,7 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
         'simpar': __version__,
         **_answer(prediction),
         'gain': prediction.gain,
+        'gain_noise': prediction.gain_noise,
         'without_effect': without_effect_json(prediction.without_effect),
         'explanation': [
             {'effect': row.effect, 'seconds': row.seconds, 'baseline': row.baseline, 'step': row.step}
@@ -118,6 +121,22 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
         ],
         'baseline': _answer(prediction.baseline) if prediction.baseline else None,
     }
+
+
+def interval_lines(prediction: Prediction) -> Iterator[str]:
+    """Where measured steps like this one lie, and whether the gain is larger than such predictions are known to."""
+    found = prediction.interval
+    if not prediction.stack:
+        return
+    if found is None:
+        device = prediction.profile.device.name
+        yield f'No interval: no published steps of {prediction.stack} or what it extends, on {device}, were scored.'
+        return
+    low, high = format_time(found.low), format_time(found.high)
+    yield f'{LEVEL:.0%} of such steps lie within {low} to {high}: {found.spread.words}.'
+    noise = prediction.gain_noise
+    if prediction.gain is not None and noise is not None and abs(prediction.gain) < noise:
+        yield f'The gain is within noise: of two such plans the ratio is known to ± {_percent(noise)}.'
 
 
 def grades_line(prediction: Prediction) -> str:
@@ -256,6 +275,10 @@ def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
     return places
 
 
+def _interval(found: Interval | None) -> dict[str, Any] | None:
+    return {'share': LEVEL, 'low': found.low, 'high': found.high, **asdict(found.spread)} if found else None
+
+
 def _answer(prediction: Prediction) -> dict[str, Any]:
     """One program's answer, without the baseline's."""
     path = prediction.critical_path
@@ -264,6 +287,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'program': prediction.program.hash,
         'ranks': prediction.program.world,
         'step': prediction.step,
+        'interval': _interval(prediction.interval),
         'cold_step': prediction.cold_step,
         'steady': _window(prediction.metrics.steady),
         'cold': _window(prediction.metrics.cold),

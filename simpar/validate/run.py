@@ -6,26 +6,37 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from time import process_time
+from typing import NamedTuple
 
 from simpar.case import case_of
 from simpar.document import Tree
 from simpar.errors import ProfileError, SimparError
-from simpar.predict import step_of
+from simpar.interval import bound_by, device_class
+from simpar.predict import step_and_costs
 from simpar.schedule import schedule_of
 from simpar.validate import null_model
 from simpar.validate.rows import Row, is_for_fitting
 from simpar.validate.scores import Choice, Pair, Score, choice, score
-from simpar.validate.settings import Skipped, schedule_tree
+from simpar.validate.settings import Skipped, schedule_tree, stack_name
 
 Tell = Callable[[int, int], None]
 
 
+class Predicted(NamedTuple):
+    """Seconds of a step, and its kind, as ``simpar.interval`` tells spreads apart."""
+
+    seconds: float
+    stack: str
+    device: str
+    bound: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a row: predicted ``seconds``, or why it was ``skipped``; ``cpu`` seconds that it took."""
+    """What came of a row: what was ``predicted``, or why it was ``skipped``; ``cpu`` seconds that it took."""
 
     row: Row
-    seconds: float = 0.0
+    predicted: Predicted | None = None
     skipped: str = ''
     cpu: float = 0.0
 
@@ -69,7 +80,7 @@ def outcome(row: Row) -> Outcome:
     """Predict one row."""
     began = process_time()
     try:
-        seconds = predicted(row)
+        found = predicted(row)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
     # A profile or a stack that is wrong is wrong for every row.
@@ -77,14 +88,16 @@ def outcome(row: Row) -> Outcome:
         raise
     except SimparError as error:
         return Outcome(row=row, skipped=str(error).splitlines()[0][:200])
-    return Outcome(row=row, seconds=seconds, cpu=process_time() - began)
+    return Outcome(row=row, predicted=found, cpu=process_time() - began)
 
 
-def predicted(row: Row) -> float:
-    """Seconds of the step of a row."""
+def predicted(row: Row) -> Predicted:
+    """The step of a row."""
     schedule = schedule_of(Tree(root=schedule_tree(row), origins={(): row.name}))
     made = case_of(schedule)
-    return step_of(made.program, made.cluster)
+    step, costs = step_and_costs(made.program, made.cluster)
+    device = device_class(made.cluster.profile.device.name)
+    return Predicted(step, stack_name(row), device, bound_by(made.program, costs, step))
 
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None) -> list[Outcome]:
@@ -112,16 +125,16 @@ def answers(found: Sequence[Outcome]) -> list[SetAnswer]:
 
 
 def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
-    used = [one for one in found if not one.skipped]
+    used = [(one, one.predicted) for one in found if one.predicted]
     skipped: dict[str, int] = {}
     for one in found:
         if one.skipped:
             skipped[one.skipped] = skipped.get(one.skipped, 0) + one.row.same
-    for_fitting = [one.row for one in used if is_for_fitting(one.row)]
+    for_fitting = [one.row for one, _ in used if is_for_fitting(one.row)]
     # A set of which no row is for fitting has no null model but that of its own rows: the stronger opponent.
-    rates = null_model.fitted(for_fitting or [one.row for one in used])
-    pairs = [Pair(one.row, one.seconds, null_model.predicted(one.row, rates)) for one in used]
-    times = sorted(one.cpu for one in used)
+    rates = null_model.fitted(for_fitting or [one.row for one, _ in used])
+    pairs = [Pair(one.row, made.seconds, null_model.predicted(one.row, rates), *made[1:]) for one, made in used]
+    times = sorted(one.cpu for one, _ in used)
     return SetAnswer(
         name=name,
         fitted=tuple(pair for pair in pairs if is_for_fitting(pair.row)),

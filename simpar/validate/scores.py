@@ -18,11 +18,14 @@ DRAWS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row, its predicted seconds and those of the null model."""
+    """A row, its predicted seconds and those of the null model; the kind of its step, as ``simpar.interval`` tells."""
 
     row: Row
     seconds: float
     null: float
+    stack: str = ''
+    device: str = ''
+    bound: str = ''
 
     @property
     def error(self) -> float:
@@ -96,9 +99,9 @@ class Choice:
 
 def choice(pairs: Sequence[Pair]) -> Choice:
     """How well predictions choose among plans."""
-    groups = list(_groups(pairs))
+    alike = list(groups(pairs))
     regrets, ordered, apart = [], 0, 0
-    for group in groups:
+    for group in alike:
         picked = min(group, key=lambda pair: pair.seconds)
         regrets.append(picked.row.seconds / min(pair.row.seconds for pair in group) - 1)
         for one, other in combinations(group, 2):
@@ -106,10 +109,11 @@ def choice(pairs: Sequence[Pair]) -> Choice:
                 apart += 1
                 ordered += (one.row.seconds < other.row.seconds) == (one.seconds < other.seconds)
     regret = float(np.mean(regrets)) if regrets else 0.0
-    return Choice(groups=len(groups), regret=regret, ordered=ordered, apart=apart)
+    return Choice(groups=len(alike), regret=regret, ordered=ordered, apart=apart)
 
 
-def _groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+def groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    """Pairs of one model on equal devices with equal sequence and batch, at least two."""
     found: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         row = pair.row

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from simpar.interval import spreads
 from simpar.units import format_time
+from simpar.validate.residuals import covered
 from simpar.validate.run import SetAnswer
 from simpar.validate.scores import Pair, Score
 
@@ -29,6 +31,7 @@ def _set(answer: SetAnswer) -> Iterator[str]:
     if answer.of_fitted:
         yield f'  {"for fitting":<12}{_line(answer.of_fitted)}'
     yield from _choice(answer)
+    yield from _covered(answer)
     for pair in worst(answer.pairs):
         yield f'  worst  {_row(pair)}'
     yield ''
@@ -50,6 +53,12 @@ def _choice(answer: SetAnswer) -> Iterator[str]:
     if found.groups:
         order = f'; {found.ordered} of {found.apart} pairs in order' if found.apart else ''
         yield f'  plans       {found.groups} groups: the chosen one is {found.regret:.1%} slower than the best{order}'
+
+
+def _covered(answer: SetAnswer) -> Iterator[str]:
+    known, within, width = covered(answer.pairs, spreads())
+    if known:
+        yield f'  intervals   {within} of {known} within, half-width {width:.1%} in the median'
 
 
 def worst(pairs: Sequence[Pair]) -> list[Pair]:
@@ -78,9 +87,10 @@ def _set_dict(answer: SetAnswer) -> dict[str, Any]:
         'null': asdict(answer.null) if answer.null else None,
         'fitted': asdict(answer.of_fitted) if answer.of_fitted else None,
         'choice': asdict(answer.choice),
+        'intervals': dict(zip(('rows', 'within', 'half_width'), covered(answer.pairs, spreads()), strict=True)),
         'rows': [
             {'id': pair.row.name, 'measured': pair.row.seconds, 'predicted': pair.seconds, 'null': pair.null,
-             'fitting': fitting}
+             'stack': pair.stack, 'device': pair.device, 'bound': pair.bound, 'fitting': fitting}
             for pairs, fitting in ((answer.pairs, False), (answer.fitted, True))
             for pair in pairs
         ],
