@@ -128,14 +128,15 @@ class Graph:
     def ready(self, end: Times) -> Times:
         """When all that an op comes after has ended, given the ends of nodes; shape [steps, N]."""
         ready = np.empty_like(end)
-        edges = self.before + np.where(self.carried, 0, np.int32(len(self)))
-        first = np.searchsorted(self.op, np.arange(len(self), dtype=np.int32))
-        # Before the first step everything has ended.
-        before = np.zeros(len(self))
+        # Every op has an edge at least, so that no range of reduceat is empty; edges are sorted by op.
+        first = np.append(0, np.flatnonzero(np.diff(self.op)) + 1)
+        carried = np.flatnonzero(self.carried)
+        before = self.before[carried]
         for step, now in enumerate(end):
-            # Every op has an edge at least, so that no range of reduceat is empty.
-            ready[step] = np.maximum.reduceat(np.concatenate((before, now))[edges], first)
-            before = now
+            ended = now.take(self.before)
+            # Before the first step everything has ended.
+            ended[carried] = end[step - 1].take(before) if step else 0.0
+            np.maximum.reduceat(ended, first, out=ready[step])
         return ready
 
 
