@@ -3,6 +3,7 @@
 python -m benchmarks                      # everything but peers: some five minutes
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
 python -m benchmarks --sweep              # the sweep alone: half a minute
+python -m benchmarks --every-rank         # all 1,024 ranks of GPT-3, none folded: a minute, 6 GB; on the screen
 python -m benchmarks --calculon PATH --simumax PATH --python PYTHON    # peers beside, from checkouts
 """
 
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.engines import engines, stages, swept
+from benchmarks.every_rank import apart
 from benchmarks.machines import race_events, race_replay, races
 from benchmarks.peers import PEERS, time_peer
 from benchmarks.programs import SIZES, arranged, gpt3, sized
@@ -27,6 +29,9 @@ def main() -> int:
     try:
         if options.sweep:
             return _sweep_alone(options)
+        if options.every_rank:
+            print(apart())
+            return 0
         found = page(measure(options))
     except SimparError as error:
         print(error, file=sys.stderr)
@@ -75,8 +80,7 @@ def measure(options: argparse.Namespace) -> Measured:
         'GPT-3 with 1,024 copies of the data, folded': stages(gpt3(1024, micro_batches), min(rounds, 3)),
         'GPT-3 with one copy and 16 micro-batches, every rank': stages(gpt3(1, 16), min(rounds, 3), unfold=True),
     }
-    if options.large:
-        staged['GPT-3, every rank'] = stages(case, 1, unfold=True)
+    every = apart() if options.large else None
     _say('sweep')
     table = swept(min(rounds, 5))
     _say('peers')
@@ -90,6 +94,7 @@ def measure(options: argparse.Namespace) -> Measured:
         gpt3=(loop, replay),
         engines=by_engine,
         stages=staged,
+        every_rank=every,
         swept=table,
         peers=peers,
     )
@@ -98,7 +103,8 @@ def measure(options: argparse.Namespace) -> Measured:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='python -m benchmarks', description='measure, and write docs/performance.md')
     parser.add_argument('--quick', action='store_true', help='smaller programs and fewer rounds')
-    parser.add_argument('--large', action='store_true', help='also GPT-3 with every rank unfolded: 6 GB, minutes')
+    parser.add_argument('--large', action='store_true', help='also every rank of GPT-3, none folded: a minute, 6 GB')
+    parser.add_argument('--every-rank', action='store_true', help='that alone, on the screen')
     parser.add_argument('--sweep', action='store_true', help='the sweep alone, whose part of the page is written anew')
     parser.add_argument('--stdout', action='store_true', help='print the page instead of writing it')
     for name in PEERS:

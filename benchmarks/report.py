@@ -13,6 +13,7 @@ import numpy as np
 import simpy
 
 from benchmarks.engines import SWEPT, Stages, Swept
+from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.machines import Race, exponent
 from benchmarks.peers import PEERS, Peer, commit_of
@@ -32,6 +33,7 @@ class Measured:
         gpt3: event loop and replay of GPT-3, folded, three steps.
         engines: what was simulated by all engines, its slots, and their laps.
         stages: what was timed stage by stage, and what it took.
+        every_rank: all ranks of GPT-3, where that was asked for.
         swept: the sweep.
         peers: those that were given.
     """
@@ -45,6 +47,7 @@ class Measured:
     stages: dict[str, Stages]
     swept: Swept
     peers: list[Peer]
+    every_rank: EveryRank | None = None
 
 
 def page(found: Measured) -> str:
@@ -124,12 +127,13 @@ def _stages(found: Measured) -> str:
         for name, stages in found.stages.items()
     ]  # fmt: skip
     heads = ('', 'ranks', 'slots of all steps', 'lower', 'price', 'fold', 'graph', 'costs', 'simulate', 'µs a slot')
+    every = f'\n\nEvery rank of GPT-3, none folded, one step, in a process of its own: {found.every_rank}.'
     return f"""## From a plan to its times
 
 CPU seconds of each stage with all effects, three steps. Folded, one rank stands for all that behave alike; the times
 are the same to the bit. The last column is the simulation alone, with the arrays that it works on.
 
-{_table(heads, rows)}"""
+{_table(heads, rows)}{every if found.every_rank else ''}"""
 
 
 def sweep_part(found: Swept) -> str:

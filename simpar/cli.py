@@ -316,6 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options = parser().parse_args(words)
     output = _Output(sys.stdout)
+    if options.verb in ALONE:
+        # Pydantic would look for plugins through all packages that are installed, which takes longer than reading.
+        os.environ.setdefault('PYDANTIC_DISABLE_PLUGINS', '__all__')
     try:
         verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
         with contextlib.redirect_stdout(output):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
 
-from simpar.case import check_memory, load_case
+from simpar.case import case_of, check_memory, load_case
 from simpar.errors import Deadlock, ScheduleError, SimparError
 from simpar.report import to_dict
-from simpar.sweep import load_sweep
+from simpar.schedule import load_schedule
+from simpar.sweep import load_sweep, predicted
 from simpar.sweep.outcome import infeasible
 from simpar.sweep.table import render
 from simpar.sweep.table import to_dict as sweep_json
@@ -119,6 +121,14 @@ def test_a_row_is_what_run_says_with_the_same_settings(sweep, against, tmp_path)
                 assert row['gain'] is None
             else:
                 assert row['gain'] == (gain or 0.0)
+
+
+def test_a_schedule_with_other_values_is_predicted_as_its_case(tmp_path):
+    schedule = load_schedule(write(tmp_path))
+    for copies in (1, 2):
+        other = replace(schedule, plan=replace(schedule.plan, copies=copies))
+        prediction, outcome = case_of(other).predict(), predicted(other)
+        assert (outcome.figures.step, outcome.peak) == (prediction.step, prediction.memory.peak)
 
 
 def test_gain_is_over_the_first_row_that_can_be(tmp_path):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATRIX, NO_WORK
 from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
-from simpar.cost.entries import Alike, Block, Entries, LinkNames
+from simpar.cost.entries import Alike, Block, Entries, LinkNames, lasts
 from simpar.cost.kept import cluster_collectives, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
@@ -269,8 +269,7 @@ class Pricer:
             if kind in self._computed:
                 seconds[self._computed[kind].grade] += float(compute[kind]) * count
             else:
-                first = communication[kind][0]
-                seconds[self._communicated[kind][0].grade] += (first.alpha + first.transfer) * count
+                seconds[self._communicated[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
 
 

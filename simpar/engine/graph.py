@@ -128,14 +128,15 @@ class Graph:
     def ready(self, end: Times) -> Times:
         """When all that an op comes after has ended, given the ends of nodes; shape [steps, N]."""
         ready = np.empty_like(end)
-        edges = self.before + np.where(self.carried, 0, np.int32(len(self)))
-        first = np.searchsorted(self.op, np.arange(len(self), dtype=np.int32))
-        # Before the first step everything has ended.
-        before = np.zeros(len(self))
+        # Every op has an edge at least, so that no range of reduceat is empty; edges are sorted by op.
+        first = np.append(0, np.flatnonzero(np.diff(self.op)) + 1)
+        carried = np.flatnonzero(self.carried)
+        before = self.before[carried]
         for step, now in enumerate(end):
-            # Every op has an edge at least, so that no range of reduceat is empty.
-            ready[step] = np.maximum.reduceat(np.concatenate((before, now))[edges], first)
-            before = now
+            ended = now.take(self.before)
+            # Before the first step everything has ended.
+            ended[carried] = end[step - 1].take(before) if step else 0.0
+            np.maximum.reduceat(ended, first, out=ready[step])
         return ready
 
 
@@ -161,9 +162,10 @@ def graph_of(
     if node is None:
         return None
     op, before, carried = _edges(ops)
-    order = _order(node, op[~carried], node[before[~carried]], compiled=compiled)
+    before = node[before]
+    order = _order(node, op, before, carried, compiled=compiled)
     # None sends the program to the reference, which draws the deadlock.
-    return None if order is None else Graph(ops, node, op, node[before], carried, order)
+    return None if order is None else Graph(ops, node, op, before, carried, order)
 
 
 def _nodes(ops: Ops) -> Ints | None:
@@ -205,20 +207,29 @@ def _pairs(needs: Csr) -> tuple[Ints, Ints]:
     return np.repeat(np.arange(len(needs), dtype=np.int32), np.diff(needs.start)), needs.item
 
 
-def _order(node: Ints, op: Ints, before: Ints, *, compiled: bool) -> Ints | None:
+def _order(node: Ints, op: Ints, before: Ints, carried: Flags, *, compiled: bool) -> Ints | None:
     """Nodes, each behind all that it comes after; None where they go in a circle."""
-    after = Csr.of(before, node[op], len(node))
-    left = np.bincount(node[op], minlength=len(node))
-    own = node == np.arange(len(node))
+    own = node == np.arange(len(node), dtype=np.int32)
+    count = int(np.count_nonzero(own))
     if compiled:
-        from simpar.engine.compiled.order import topological
+        order, found = _walked_in_order(node, op, before, carried, count)
+        return order if found == count else None
+    mine = node[op[~carried]]
+    left = np.bincount(mine, minlength=len(node))
+    after = Csr.of(before[~carried], mine, len(node))
+    order = _kahn(after.rows(), left.tolist(), np.flatnonzero(own & (left == 0)).tolist())
+    return order if len(order) == count else None
 
-        order = np.empty(np.count_nonzero(own), dtype=np.int64)
-        found = topological(after.start, after.item, np.where(own, left, NONE), order)
-    else:
-        order = _kahn(after.rows(), left.tolist(), np.flatnonzero(own & (left == 0)).tolist())
-        found = len(order)
-    return order if found == np.count_nonzero(own) else None
+
+def _walked_in_order(node: Ints, op: Ints, before: Ints, carried: Flags, count: int) -> tuple[Ints, int]:
+    """The order by numba, and how many of so many nodes have come into it."""
+    from simpar.engine.compiled.order import arrange_after, topological
+
+    # Half as wide as numpy's own: of every rank of a thousand these arrays are what memory goes into.
+    left, start = np.zeros(len(node), dtype=np.int32), np.zeros(len(node) + 1, dtype=np.int32)
+    after, order = np.empty(len(op), dtype=np.int32), np.empty(count, dtype=np.int64)
+    arrange_after(node, op, before, carried, left, start, after)
+    return order, topological(start, after, left, order)
 
 
 def _kahn(after: list[tuple[int, ...]], left: list[int], order: list[int]) -> Ints:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
-from simpar.program import Program, Role
+from simpar.program import OpClass, Program, Role
 from simpar.program.csr import ranges
 from simpar.program.op import computes
-from simpar.program.rows import column, kept_column
+from simpar.program.rows import kept_column
 from simpar.program.tensor import KINDS, PER_RANK, kind_number
 
 Ints = NDArray[np.int64]
@@ -331,11 +331,15 @@ def _loads(program: Program, role: Role) -> Ints:
     return _first(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
 
+def _fused(op: OpClass) -> int:
+    """Bytes of the buffer that a collective of several tensors flattens them into; 0 of all else."""
+    # A single tensor is sent from where it is.
+    return int(op.bytes) if op.kind == 'collective' and len(op.reads) > 1 else 0
+
+
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
-    # A single tensor is sent from where it is.
-    several = column(program.op_classes, lambda op: op.kind == 'collective' and len(op.reads) > 1, np.bool_)
-    sizes = np.where(several, column(program.op_classes, lambda op: int(op.bytes), np.int64), 0)[role.op_class]
+    sizes = kept_column(program.op_classes, _fused, np.int64)[role.op_class]
     slots = np.flatnonzero(sizes)
     nothing = np.full(len(slots), NONE, dtype=np.int64)
     return Lifetimes(

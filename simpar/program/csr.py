@@ -33,7 +33,7 @@ class Csr:
         # int32 halves the memory of needs; a role with 2³¹ of them would not fit otherwise either.
         start = np.zeros(len(count) + 1, dtype=np.int32)
         np.cumsum(count, out=start[1:])
-        return Csr(start, item.astype(np.int32))
+        return Csr(start, item.astype(np.int32, copy=False))
 
     def __len__(self) -> int:
         return len(self.start) - 1

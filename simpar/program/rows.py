@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kept import Facts
 from simpar.program.csr import Csr
 
 Ints = NDArray[np.int64]
@@ -105,13 +106,23 @@ def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> 
 
 
 def kept_column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> NDArray[Value]:
-    """The same, worked out once for rows that are made on demand.
+    """The same, worked out once for a table: each of its roles asks.
 
     Arguments: ``of``, a function of a module, for one that is made anew would be another each time.
     """
-    if not isinstance(rows, LazyRows):
+    if isinstance(rows, LazyRows):
+        return rows.keep((of, kind), lambda: column(rows, of, kind))
+    # Of a list somebody might change the rows.
+    if not isinstance(rows, tuple):
         return column(rows, of, kind)
-    return rows.keep((of, kind), lambda: column(rows, of, kind))
+    known = _columns(rows)
+    if (of, kind) not in known:
+        known[of, kind] = column(rows, of, kind)
+    return known[of, kind]
+
+
+_columns: Final[Facts[tuple[Any, ...], dict[Hashable, NDArray[Any]]]] = Facts(lambda rows: {}, 8)
+"""The columns of a few tables: those of a plan and of its baseline, op classes and tensors."""
 
 
 def stand(rows: Sequence[Row], index: int) -> Row:

@@ -16,6 +16,35 @@ _UNKNOWN: Final = LIST - 1
 
 
 @kernel
+def arrange_after(
+    node: Array, op: Array, before: Array, carried: Array, left: Array, start: Array, after: Array
+) -> None:
+    """Write for each node how many it comes after in its step, and which come after it.
+
+    Arguments:
+        node: of each op. op, before, carried: edges, as of ``Graph``.
+        left: for each number how many its node comes after, zeros at first; -1 where the number is no node's.
+        start, after: of each node, the nodes that come after it, in the order of edges; ``start`` is zeros at first.
+    """
+    for edge in range(len(op)):
+        if not carried[edge]:
+            left[node[op[edge]]] += 1
+            start[before[edge] + 1] += 1
+    total = 0
+    for number in range(len(node)):
+        if node[number] != number:
+            left[number] = -1
+        count = start[number + 1]
+        # From here on where the next of its followers goes, and at last where the next node's begin.
+        start[number + 1] = total
+        total += count
+    for edge in range(len(op)):
+        if not carried[edge]:
+            after[start[before[edge] + 1]] = node[op[edge]]
+            start[before[edge] + 1] += 1
+
+
+@kernel
 def topological(start: Array, after: Array, left: Array, order: Array) -> int:
     """Write nodes so that each stands behind all that it comes after; return how many there are.
 
