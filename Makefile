@@ -13,14 +13,16 @@
 # make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
+# make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules prove-huggingface prove-experts notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -102,6 +104,11 @@ prove-sizes: .venv-test/installed
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
 
+prove-recording: .venv-test/installed
+	.venv-test/bin/python tests/prove_recording.py
+
+prove-by-hand: .venv-test/installed
+	.venv-test/bin/python tests/prove_by_hand.py
 prove-experts: .venv-test/installed
 	.venv-test/bin/python tests/prove_experts.py
 
