@@ -45,7 +45,7 @@ ARRAYS = {
         pair_plans.UNBUILT, pair_plans.NEVER,
     ),
     'models': Features(
-        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 320, 20, pair_models.ALONE, pair_models.EXCUSES,
+        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 240, 20, pair_models.ALONE, pair_models.EXCUSES,
         pair_models.UNBUILT, pair_models.NEVER,
     ),
 }  # fmt: skip
