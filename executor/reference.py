@@ -17,6 +17,7 @@ from executor.reference_network import REFERENCE_OF_NETWORK
 from executor.result import Result
 from executor.single_thread import single_thread
 from executor.tensors import batch_of, draw
+from simpar.lower.two_homes import in_both_directions
 from simpar.model import Network
 from simpar.model.library.gpt import Transformer
 from simpar.model.module import FromModule
@@ -35,7 +36,8 @@ class Reference:
     def __init__(self, workload: Workload, plan: Plan, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         self._workload = workload
         self._model = OF_MODELS[type(workload.model)]
-        self._plan = plan
+        # An auxiliary loss of all data ranks is one of both directions of a pipeline.
+        self._plan = in_both_directions(plan)
         self._seed = seed
         self._dtype = dtype
         self.parameters: Parameters = {

@@ -14,8 +14,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +45,7 @@ ARRAYS = {
         pair_plans.UNBUILT, pair_plans.NEVER,
     ),
     'models': Features(
-        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 320, 20, pair_models.ALONE, pair_models.EXCUSES,
+        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 240, 20, pair_models.ALONE, pair_models.EXCUSES,
         pair_models.UNBUILT, pair_models.NEVER,
     ),
 }  # fmt: skip
@@ -160,12 +162,14 @@ def small(name, count):
     return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL][:count]
 
 
-def trained(numbers, tell=lambda number, found: None):
-    """Outcomes by number of the plan."""
+def trained(numbers, tell=lambda number, found: None, jobs=1):
+    """Outcomes by number of the plan, of so many processes."""
     found = {}
-    for number in numbers:
-        found[number] = outcome(number)
-        tell(number, found[number])
+    with get_context('spawn').Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        told = pool.imap(outcome, numbers, 4) if pool else map(outcome, numbers)
+        for number, one in zip(numbers, told, strict=True):
+            found[number] = one
+            tell(number, one)
     return found
 
 
@@ -318,10 +322,11 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog='python -m tests.pairs', description='Train every pair of features.')
     parser.add_argument('--only', default='', metavar='models-12', help='plans to train; no page is written')
     parser.add_argument('--tree', action='store_true', help='print the schedules of these plans')
+    parser.add_argument('--jobs', type=int, default=2, metavar='N', help='processes (default: 2)')
     options = parser.parse_args(arguments)
     asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
     numbers = [Number(name, int(row)) for name, row in asked] or [one for name in ARRAYS for one in numbers_of(name)]
-    began = time.process_time()
+    began = time.monotonic()
 
     def tell(number, found):
         if asked or found.told in ('failed', 'not built'):
@@ -329,9 +334,9 @@ def main(arguments=None):
         if options.tree:
             print(json.dumps(number.tree))
 
-    found = trained(numbers, tell)
+    found = trained(numbers, tell, 1 if asked else options.jobs)
     now = counts(found)
-    print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.process_time() - began:.0f} s CPU')
+    print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.monotonic() - began:.0f} s')
     if not asked:
         PAGE.write_text(page(found, _commit(), json.loads(BEFORE.read_text(encoding='utf-8'))), encoding='utf-8')
     return 1 if now['failed'] else 0

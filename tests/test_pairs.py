@@ -11,7 +11,7 @@ from covering import covered, rows_of
 from pairs import ARRAYS, BEFORE, PAGE, Outcome, _level, numbers_of, plans, small, trained
 
 pytestmark = pytest.mark.torch
-TRAINED = {'operators': 16, 'models': 12}
+TRAINED = {'operators': 12, 'models': 6}
 """Plans of each array that the suite trains; ``make prove-pairs`` trains all."""
 
 
@@ -46,7 +46,7 @@ def test_every_pair_is_in_a_plan():
             for pair in product(product([one], features.factors[one]), product([other], features.factors[other])):
                 assert (pair in held) != (set(pair) in [set(never) for never in features.never]), pair
         assert covered(rows, features, 2)[0] == 1
-        assert covered(rows, features, 3)[0] > 0.94
+        assert covered(rows, features, 3)[0] > 0.9
 
 
 def test_few_plans_can_be_refused():

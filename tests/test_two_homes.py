@@ -11,6 +11,7 @@ from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import order_of
 from simpar.model import Dense, Network
+from simpar.model.library.experts import Experts
 from simpar.pipeline import named_order, peak_live
 from simpar.pipeline.clock import StageTimes, step_time
 from simpar.plan import Plan
@@ -18,6 +19,7 @@ from simpar.program.tensor import BYTES
 from simpar.schedule.pipelines import pipeline_fits
 from simpar.workload import AdamW, Transformer, Workload
 
+EXPERTS = Experts(count=4, top_k=2, ffn=16, aux_loss=0.2, aux_group='global')
 MODEL = Transformer(layers=4, hidden=16, heads=4, vocab=24, sequence=8, init_std=0.2)
 
 
@@ -120,6 +122,7 @@ PLANS = {
     'data, tensor, sequence, copies': plan_of(2, data=2, tensor=2, sequence_parallel=True, copies=2),
     'zero, copies': plan_of(4, data=2, copies=2, zero=1),
     'tensor, recompute, weights sharded': plan_of(4, tensor=2, recompute='full', zero=3),
+    'experts': plan_of(2, data=2, expert=2, copies=2),
     'ring': plan_of(2, context=2, context_kind='ring', zero=2),
 }
 
@@ -131,9 +134,10 @@ def test_it_trains_as_the_unsharded_model(name):
     from executor.validate import validate
 
     plan = PLANS[name]
-    made = program(plan, tied=plan.tensor == 1)
+    more = {'tied': plan.tensor == 1, 'experts': EXPERTS if plan.expert > 1 else None, 'bias': ()}
+    made = program(plan, **more)
     validate(made)
-    check(made, workload(plan, tied=plan.tensor == 1), plan, steps=2)
+    check(made, workload(plan, **more), plan, steps=2)
 
 
 @pytest.mark.torch

@@ -72,7 +72,15 @@ def folded(workload: Workload, plan: Plan, world: int) -> Plan:
         raise Infeasible(
             f'plan.expert: {plan.expert} does not divide the {data} data ranks; choose a divisor of {data}'
         )
-    return replace(plan, data=2 * data, pipeline=plan.pipeline // 2, micro_batches=plan.micro_batches // 2)
+    return in_both_directions(replace(plan, data=data))
+
+
+def in_both_directions(plan: Plan) -> Plan:
+    """The degrees of a plan by samples that are worked on together: those of both directions, half as often."""
+    if not has_two_homes(plan):
+        return plan
+    data, halves = 2 * max(1, plan.data), (plan.pipeline // 2, plan.micro_batches // 2)
+    return replace(plan, data=data, pipeline=halves[0], micro_batches=halves[1])
 
 
 def sent_to_mirror(tape: Tape, values: Sequence[Value]) -> list[Value]:
