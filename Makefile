@@ -13,12 +13,16 @@
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
+# make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
+# make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
+# make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-cluster prove-slurm prove-mpi prove-kept
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -96,6 +100,18 @@ prove-sizes: .venv-test/installed
 
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
+
+prove-cluster: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster namespaces --write
+
+prove-slurm: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster slurm --write
+
+prove-mpi: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster mpi --write
+
+prove-kept: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_training --write
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

@@ -90,6 +90,14 @@ class Hosts:
                     found.append(int(entry.name))
         return [pid for pid in found if pid not in (self._inside[index], self._holders[index].pid)]
 
+    def commands(self, index):
+        """The command lines of all processes on a host."""
+        found = []
+        for pid in self.processes(index):
+            with suppress(OSError):
+                found.append(Path(f'/proc/{pid}/cmdline').read_bytes().replace(b'\0', b' ').decode(errors='replace'))
+        return found
+
     def process(self, index):
         """The id of the process that holds a host."""
         return self._inside[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import time
 from contextlib import suppress
@@ -45,7 +46,7 @@ def command(options: argparse.Namespace) -> int:
     walls = {index * each: float(store.get(f'simpar/wall/{index}')) for index in range(len(hosts))}
     notes += clocks_apart(places, walls)
     if own == 0:
-        _show(places, needs, notes)
+        _show_json(places, needs, notes) if options.json else _show(places, needs, notes)
     let_all_see(store, own, range(len(hosts)), 'left')
     return 0
 
@@ -63,6 +64,20 @@ def _own(hosts: list[str]) -> int:
                 return index
     what = f'this host is called {name}, which is none of {", ".join(hosts)}'
     raise ScheduleError(Problem('--hosts', what, 'write its name or address, or give --node-rank'))
+
+
+def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+    found = [
+        {
+            'host': place.host.name,
+            'ranks': list(place.ranks),
+            'cores': place.host.cores,
+            'bytes_needed': sum(needs[rank] for rank in place.ranks),
+            'bytes_free': place.host.free,
+        }
+        for place in places
+    ]
+    print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
 
 
 def _show(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
