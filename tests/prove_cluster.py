@@ -25,9 +25,8 @@ SEED = 2026
 MEET, QUIET = 6, 8
 JOB = ['examples/multi_copy.yaml', '--set', 'cluster.profile=cpu-gloo', '--set', 'cluster.devices=2', '--set',
        'cluster.nodes=2', '--set', 'plan.tensor=2']  # fmt: skip
-NAMED = re.compile(
-    r'^.*(?:node1|ranks? [23]\b).*(?:did not come|said nothing|was killed|died|lost|another run).*$', re.MULTILINE
-)
+SAID = 'did not come|said nothing|was killed|died|lost|another run|reset by peer|closed by peer'
+NAMED = re.compile(rf'^.*(?:node1|ranks? [23]\b|ranks 1, [23]).*(?:{SAID}).*$|^.*Remote daemon.*node1$', re.MULTILINE)
 MARK = re.compile(r'-m executor|torchrun|mpirun|mpiexec|orted|hydra_pmi|srun')
 PARTS = {
     'namespaces': ('torchrun over two hosts', ['ip', 'unshare', 'nsenter'], 'iproute2 util-linux'),
