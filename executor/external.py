@@ -7,7 +7,6 @@ import io
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -224,13 +223,7 @@ class External:
         else:
             if not streams.failures:
                 return
-        try:
-            raise RunFailed(self._explain(streams.failures, busy))
-        except SystemExit:
-            # A launcher that loses a host ends the others at once: what is known so far is better than nothing.
-            told = self._by_itself(streams.failures, busy) if streams.failures else ''
-            print(told.partition('; rank 0, which serves')[0], file=sys.stderr, flush=True)
-            raise
+        raise RunFailed(self._explain(streams.failures, busy))
 
     def _report(self, failures: list[Failure], busy: BusyThreads | None) -> None:
         self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))

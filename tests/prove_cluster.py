@@ -124,7 +124,7 @@ class OpenMpi(Job):
     def start(self):
         path = self.folder / f'{self.log}.sh'
         text = self.script('mpirun').replace('python -m executor', f'{self.rank} -m executor')
-        for word, here in (('mpirun', self.agent), ('mpiexec', 'mpiexec.hydra -disable-auto-cleanup -launcher ssh -launcher-exec AGENT')):
+        for word, here in (('mpirun', self.agent), ('mpiexec', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT')):
             text = text.replace(f'exec {word}', f'exec {here}'.replace('AGENT', str(self.folder / 'agent')))
         (self.folder / 'bin' / self.log).mkdir(parents=True)
         (self.folder / 'bin' / self.log / 'mpirun').symlink_to(shutil.which(self.mpirun))
