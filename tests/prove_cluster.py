@@ -217,11 +217,13 @@ def scenarios(kind, hosts_of, same):
                 seconds = time.monotonic() - begin
             job.wait(90)
             if scenario == 'good':
-                seconds, named = time.monotonic() - begin, losses_of(job.said()) == same
+                seconds = time.monotonic() - begin
+                # Also not a word of trouble.
+                named = losses_of(job.said()) == same and not re.search(r'^rank', job.said(), re.MULTILINE)
             time.sleep(0.5)
             left = job.left()
             line = NAMED.search(job.said())
-            told = line[0] if line else f'losses {losses_of(job.said())}'
+            told = line[0] if line and scenario != 'good' else f'losses {losses_of(job.said())}'
             limit = {'good': 90, 'never': MEET + 10, 'dies': QUIET + 10, 'version': 30}[scenario]
             good = bool(named) and seconds <= limit and not left
             if not good:
