@@ -209,7 +209,7 @@ def scenarios(kind, hosts_of, same):
                 begin = time.monotonic()
             if scenario == 'dies':
                 job.wait(60, lambda text: 'all meet' in text)
-                time.sleep(8)
+                time.sleep(20)
                 begin = time.monotonic()
                 hosts.kill(1)
             if scenario != 'good':
