@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 NETWORK = '10.78.0'
-TOOLS = ('ip', 'unshare', 'nsenter')
+TOOLS = ('ip', 'unshare', 'nsenter', 'setpriv')
 
 
 def lacking():
@@ -129,7 +129,9 @@ class Hosts:
         """A process that holds new namespaces; returns its id as it is seen from here."""
         if not hasattr(self, '_holder_of_hub'):
             self._inside = []
-        words = ['unshare', '--net', '--uts', '--mount', '--fork', '--kill-child', *flags, 'sh', '-c', setup]
+        # Also where this process is killed: the kernel then ends the holder, and what it has started.
+        words = ['setpriv', '--pdeathsig', 'KILL', 'unshare', '--net', '--uts', '--mount', '--fork', '--kill-child']
+        words += [*flags, 'sh', '-c', setup]
         holder = subprocess.Popen(words, start_new_session=True)
         if hasattr(self, '_holder_of_hub'):
             self._holders.append(holder)
