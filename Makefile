@@ -17,6 +17,10 @@
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
 # make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
+# make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
+# make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
+# make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
@@ -24,6 +28,7 @@ PYTHON ?= python3
 
 # Every target without a slash or a dot is a command, not a file.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts prove-cluster prove-slurm prove-mpi prove-kept
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -112,6 +117,18 @@ prove-by-hand: .venv-test/installed
 	.venv-test/bin/python tests/prove_by_hand.py
 prove-experts: .venv-test/installed
 	.venv-test/bin/python tests/prove_experts.py
+
+prove-cluster: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster namespaces --write
+
+prove-slurm: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster slurm --write
+
+prove-mpi: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_cluster mpi --write
+
+prove-kept: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_training --write
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

@@ -122,14 +122,25 @@ def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path
             stored['chunks'].append(chunk)
     whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
     unfinished = _unfinished(folder)
+    _all_here(unfinished, whole)
     write_atomically(unfinished / '.metadata', pickle.dumps(_for_torch(whole)))
     write_atomically(unfinished / LIST, whole.model_dump_json())
+    # What stands there is not whole, or the training would have gone on from it.
+    shutil.rmtree(folder, ignore_errors=True)
     # One rename: a reader finds all of it or nothing.
     unfinished.rename(folder)
     _sync(folder.parent)
     for old in _all(folder.parent)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _all_here(folder: Path, contents: Contents) -> None:
+    """Raise where a rank has written on another host's disk."""
+    for name in sorted({chunk.file for stored in contents.tensors.values() for chunk in stored.chunks}):
+        if not (folder / name).is_file():
+            what = f'{name} is not there: its rank wrote on another disk'
+            raise ScheduleError(Problem(str(folder), what, 'give a folder that all hosts share'))
 
 
 def folder_of(root: Path, step: int) -> Path:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
-from executor.handshake import POLL, Card, Store, asked, on_host, refuse, shake_hands
+from executor.handshake import POLL, Card, Store, asked, let_all_see, on_host, refuse, shake_hands
 from executor.launch import Launch
 from executor.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
 from executor.pulse import Pulse
@@ -155,7 +155,15 @@ class External:
 
             outcome = rank.run(self._program, request, agree, self._watch)
         with self._pulse('outcome'):
-            return self._finish(outcome, request, finish)
+            execution = self._finish(outcome, request, finish)
+        self._part()
+        return execution
+
+    def _part(self) -> None:
+        """Let rank 0, which may serve the store, go last."""
+        self._store.set(f'simpar/left/{self._rank}', b'1')
+        if self._rank == 0:
+            let_all_see(self._store, 0, range(self._program.world), 'left')
 
     def _finish(self, outcome: Outcome, request: Request, finish: Finish | None) -> Execution | None:
         world = self._program.world

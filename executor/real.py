@@ -39,10 +39,11 @@ class FedMemory(Memory):
         self,
         program: Program,
         rank: int,
-        steps: range,
+        steps: int,
         seed: int,
         dtype: torch.dtype | None,
-        held: Mapping[str, torch.Tensor] | None,
+        first: int = 0,
+        held: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         super().__init__(program, rank, seed, dtype, held)
         self._feed: dict[tuple[Part, int], torch.Tensor] = {}
@@ -50,7 +51,7 @@ class FedMemory(Memory):
         read = {name for index in set(role.op_class.tolist()) for name in program.op_classes[index].reads}
         wanted = [tensor for tensor in program.tensors if tensor.kind == 'input' and tensor.name in read]
         room = FEED_LIMIT
-        for step in steps:
+        for step in range(first, first + steps):
             for tensor, (micro_batch, copy) in ((one, part) for one in wanted for part in parts(program, one)):
                 shard = inputs(program, tensor, rank, step, micro_batch, copy, seed, dtype)
                 room -= shard.nbytes
@@ -92,7 +93,7 @@ class RealMachine:
         self._program = program
         self._rank = rank
         self._first = first
-        self._memory = FedMemory(program, rank, range(first, first + steps), seed, dtype, held)
+        self._memory = FedMemory(program, rank, steps, seed, dtype, first, held)
         self._dtype = dtype
         self._clock = clock
         self._pace = None if link is None else Pace(link)

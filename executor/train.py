@@ -114,13 +114,14 @@ class _Training:
     def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> Result:
         """Train. Arguments: ``first``, whether this process speaks for the run."""
         begun = self._begun(first=first)
-        losses = begun.losses if begun else ()
+        # Of the ranks that a launcher has started, the first alone knows losses.
+        losses = begun.losses if begun and first else ()
         done = begun.step if begun else 0
         batches = None if data is None else skipped(data, done)
         source = str(kept.folder_of(self.root, done)) if self.root and begun else ''
         if begun and done >= self.steps:
             whole = kept.parameters_of(Path(source), begun, self.program)
-            return Result(losses[: self.steps], whole, {})
+            return Result(losses[: self.steps], whole if first else {}, {})
         last = Result((), {}, {})
         with runner as perform:
             while done < self.steps:

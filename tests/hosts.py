@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 NETWORK = '10.78.0'
-TOOLS = ('ip', 'unshare', 'nsenter')
+TOOLS = ('ip', 'unshare', 'nsenter', 'setpriv')
 
 
 def lacking():
@@ -90,6 +90,14 @@ class Hosts:
                     found.append(int(entry.name))
         return [pid for pid in found if pid not in (self._inside[index], self._holders[index].pid)]
 
+    def commands(self, index):
+        """The command lines of all processes on a host."""
+        found = []
+        for pid in self.processes(index):
+            with suppress(OSError):
+                found.append(Path(f'/proc/{pid}/cmdline').read_bytes().replace(b'\0', b' ').decode(errors='replace'))
+        return found
+
     def process(self, index):
         """The id of the process that holds a host."""
         return self._inside[index]
@@ -121,7 +129,9 @@ class Hosts:
         """A process that holds new namespaces; returns its id as it is seen from here."""
         if not hasattr(self, '_holder_of_hub'):
             self._inside = []
-        words = ['unshare', '--net', '--uts', '--mount', '--fork', '--kill-child', *flags, 'sh', '-c', setup]
+        # Also where this process is killed: the kernel then ends the holder, and what it has started.
+        words = ['setpriv', '--pdeathsig', 'KILL', 'unshare', '--net', '--uts', '--mount', '--fork', '--kill-child']
+        words += [*flags, 'sh', '-c', setup]
         holder = subprocess.Popen(words, start_new_session=True)
         if hasattr(self, '_holder_of_hub'):
             self._holders.append(holder)

@@ -3,7 +3,7 @@
 import pytest
 
 from executor.launch import Launch, detect
-from executor.slurm import first_host
+from executor.slurm import first_host, hosts_of_ranks
 from simpar.errors import RunFailed
 
 TORCHRUN = {
@@ -21,6 +21,8 @@ SRUN = {
     'SLURM_PROCID': '2', 'SLURM_NTASKS': '4', 'SLURM_STEP_ID': '0', 'SLURM_JOB_ID': '1042',
     'SLURM_JOB_NODELIST': 'gpu[07-09],login',
 }  # fmt: skip
+VOLCANO = {'VC_TASK_INDEX': '1', 'VC_WORKER_HOSTS': 'job-worker-0.job,job-worker-1.job', 'VC_WORKER_NUM': '2'}
+INDEXED = {'JOB_COMPLETION_INDEX': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'job-0.job'}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,9 @@ SRUN = {
             Launch('mpiexec', 0, 2, 'localhost', 29500),
         ),
         (SRUN, Launch('srun', 2, 4, 'gpu07', 29542)),
+        (VOLCANO, Launch('Volcano', 1, 2, 'job-worker-0.job', 29500)),
+        ({**VOLCANO, **TORCHRUN}, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
+        (INDEXED, Launch('an indexed job', 1, 2, 'job-0.job', 29500)),
     ],
     ids=[
         'by hand',
@@ -55,6 +60,9 @@ SRUN = {
         'srun with PMI-2',
         'MVAPICH2',
         'srun',
+        'Volcano',
+        'torchrun in a pod of Volcano',
+        'indexed job',
     ],
 )
 def test_launchers_are_recognised(variables, launch):
@@ -85,6 +93,7 @@ def test_a_batch_script_of_slurm_without_srun_starts_its_own_ranks():
         ({'RANK': '-1', 'WORLD_SIZE': '2'}, 'says rank -1 of 2'),
         ({'RANK': '0', 'WORLD_SIZE': '0'}, 'says rank 0 of 0'),
         ({**TORCHRUN, 'MASTER_PORT': '65536'}, 'port 65536'),
+        ({'RANK': '1', 'WORLD_SIZE': '4', 'PET_NPROC_PER_NODE': '2'}, 'write torchrun before -m executor'),
     ],
 )
 def test_variables_that_do_not_say_enough_are_named(variables, what):
@@ -101,6 +110,7 @@ def test_variables_that_do_not_say_enough_are_named(variables, what):
         ('node[01-04]', 'node01'),
         ('node[03,07],other', 'node03'),
         ('rack[2-3]-ib,x', 'rack2-ib'),
+        ('r[1-2]n[04-05]', 'r1n04'),
     ],
 )
 def test_the_first_host_of_a_list_of_slurms(nodes, host):
@@ -112,6 +122,8 @@ def test_the_first_host_of_a_list_of_slurms(nodes, host):
     [
         {'RANK': '0'}, {'WORLD_SIZE': '2'}, {'LOCAL_RANK': '0'}, {'PMI_RANK': '1'}, {'PMI_SIZE': '2'}, {'PMI_FD': '6'},
         {'PMI_PORT': 'node0:4711'}, {'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '2'}, {'OMPI_COMM_WORLD_SIZE': '2'},
+        {'VC_TASK_INDEX': '0'}, {'JOB_COMPLETION_INDEX': '0'}, {'PET_NNODES': '2'}, {'PET_NODE_RANK': '1'},
+        {'VC_TASK_INDEX': '0', 'VC_A_HOSTS': 'a', 'VC_B_HOSTS': 'b'},
         {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun'}, {'MS_NODE_ID': '1'}, {'TORCHELASTIC_RUN_ID': 'none'},
     ],
 )  # fmt: skip
@@ -121,3 +133,24 @@ def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
         detect(variables)
     assert next(iter(variables)) in str(error.value)
     assert '--nproc' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'counts', 'hosts'),
+    [
+        ('node[08-10]', '2(x2),1', ('node08', 'node08', 'node09', 'node09', 'node10')),
+        ('a,b[1,3]', '1(x3)', ('a', 'b1', 'b3')),
+        ('a,b', '2', ()),
+        ('a', 'many', ()),
+        ('n[0-999999999]', '1', ()),
+    ],
+)
+def test_hosts_of_ranks_by_slurms_lists(nodes, counts, hosts):
+    """Where list and counts do not fit, no host is named rather than a wrong one."""
+    assert hosts_of_ranks({'SLURM_STEP_NODELIST': nodes, 'SLURM_STEP_TASKS_PER_NODE': counts}) == hosts
+
+
+def test_ranks_that_go_round_the_hosts_are_not_told_by_blocks():
+    variables = {'SLURM_STEP_NODELIST': 'a,b', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)'}
+    assert hosts_of_ranks(variables) == ('a', 'a', 'b', 'b')
+    assert hosts_of_ranks({**variables, 'SLURM_DISTRIBUTION': 'cyclic'}) == ()

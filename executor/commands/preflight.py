@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
+import sys
 import time
 from contextlib import suppress
 
-from executor.commands.run import load_job, request_of
-from executor.external import common_clock, store_of
-from executor.handshake import asked, let_all_see, many, shake_hands
+from executor.commands.run import Job, load_job, request_of
+from executor.external import REFUSAL, common_clock, store_of
+from executor.handshake import asked, let_all_see, many, refuse, shake_hands
 from executor.launch import Launch
 from executor.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
 from executor.route import local_address
 from executor.validate import validate
-from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
+from simpar.program import Program
 from simpar.units import format_size
 
 
@@ -25,28 +28,47 @@ def command(options: argparse.Namespace) -> int:
     if not 0 <= own < len(hosts) or not all(hosts):
         what = f'host {own} of {len(hosts)} named ones'
         raise ScheduleError(Problem('--node-rank', what, f'write 0 to {len(hosts) - 1}, and a name for each host'))
-    job = load_job(options)
-    validate(job.program)
-    world = job.program.world
-    if world % len(hosts):
-        raise RunFailed(f'the job is for {world} ranks, which {len(hosts)} hosts cannot share alike')
     launch = Launch('preflight', own, len(hosts), hosts[0], options.port)
-    store = store_of(launch, options.meet, 'host')
-    wanted = asked(job.program, request_of(options, job), options.net)
-    cards = shake_hands(
-        store, own, len(hosts), hosts[0], wanted, seconds=options.meet, where=hosts.__getitem__, noun='host'
+    try:
+        return _checked(options, launch, hosts, _program(options, len(hosts)))
+    except ScheduleError as error:
+        # Hosts that can read their job need not wait for one that cannot.
+        with suppress(SimparError, RuntimeError):
+            refuse(store_of(launch, REFUSAL, 'host'), own, len(hosts), str(error).splitlines()[0])
+        raise
+    except RuntimeError as error:
+        raise RunFailed(f'host {own} ({hosts[own]}): {str(error).splitlines()[0]}') from error
+
+
+def _program(options: argparse.Namespace, hosts: int) -> Program:
+    program = load_job(options).program
+    validate(program)
+    if program.world % hosts:
+        what = f'{hosts} hosts cannot share {program.world} ranks alike'
+        raise ScheduleError(Problem('--hosts', what, 'name as many as divide the ranks'))
+    return program
+
+
+def _checked(options: argparse.Namespace, launch: Launch, hosts: list[str], program: Program) -> int:
+    own, count = launch.rank, len(hosts)
+    each = program.world // count
+    where = f'{launch.host}:{launch.port}'
+    print(
+        f'preflight: host {own} of {count}; all meet at {where} within {options.meet:g} s', file=sys.stderr, flush=True
     )
-    each = world // len(hosts)
-    places = places_of(cards, [range(first, first + each) for first in range(0, world, each)])
-    needs = bytes_of_ranks(job.program, options.dtype)
+    store = store_of(launch, options.meet, 'host')
+    wanted = asked(program, request_of(options, Job(program, None)), options.net)
+    cards = shake_hands(store, own, count, hosts[0], wanted, seconds=options.meet, where=hosts.__getitem__, noun='host')
+    places = places_of(cards, [range(first, first + each) for first in range(0, program.world, each)])
+    needs = bytes_of_ranks(program, options.dtype)
     notes = preflight(store, own, cards, places, needs)
-    clock, _ = common_clock(store, own, len(hosts))
+    clock, _ = common_clock(store, own, count)
     store.set(f'simpar/wall/{own}', repr(time.time() - clock.now()))
-    walls = {index * each: float(store.get(f'simpar/wall/{index}')) for index in range(len(hosts))}
+    walls = {index * each: float(store.get(f'simpar/wall/{index}')) for index in range(count)}
     notes += clocks_apart(places, walls)
     if own == 0:
-        _show(places, needs, notes)
-    let_all_see(store, own, range(len(hosts)), 'left')
+        _show_json(places, needs, notes) if options.json else _show(places, needs, notes)
+    let_all_see(store, own, range(count), 'left')
     return 0
 
 
@@ -63,6 +85,20 @@ def _own(hosts: list[str]) -> int:
                 return index
     what = f'this host is called {name}, which is none of {", ".join(hosts)}'
     raise ScheduleError(Problem('--hosts', what, 'write its name or address, or give --node-rank'))
+
+
+def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+    found = [
+        {
+            'host': place.host.name,
+            'ranks': list(place.ranks),
+            'cores': place.host.cores,
+            'bytes_needed': sum(needs[rank] for rank in place.ranks),
+            'bytes_free': place.host.free,
+        }
+        for place in places
+    ]
+    print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
 
 
 def _show(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:

@@ -1,0 +1,273 @@
+"""Checkpoints: by name, in any plan, whole or not at all, and read without running code; the user's own data."""
+
+import json
+import pickle
+import random
+from math import prod
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+pytestmark = pytest.mark.torch
+
+from executor import checkpoint
+from executor.pieces import boxes
+from executor.train import train
+from simpar import from_module
+from simpar.case import load_case
+from simpar.errors import ScheduleError
+
+GPT = """
+simpar: 1
+cluster: {profile: cpu-gloo, devices: 4}
+workload:
+  transformer: {layers: 2, hidden: 16, heads: 2, vocab: 32, sequence: 8}
+  batch: 8
+  precision: fp32
+  optimizer: {adamw: {learning_rate: 0.01}}
+plan: {data: 2, tensor: 2}
+"""
+PIPELINE = 'plan={pipeline: 2, micro_batches: 2, data: 2, zero: 3}'
+PLANS = [
+    'plan={data: 4, zero: 1}',
+    'plan={data: 4, zero: 3, fusion: all}',
+    'plan={data: 4, zero: 2, fusion: layer}',
+    'plan={tensor: 2, pipeline: 2, micro_batches: 2}',
+    'plan={data: 2, tensor: 2, sequence_parallel: true}',
+]
+
+
+def kept(file, folder, *settings, steps, **options):
+    return train(file, settings, steps=steps, processes=False, checkpoint=folder, **options)
+
+
+def apart(one, other):
+    """How far the parameters of two trainings are apart, relative, in norm."""
+    assert one.parameters.keys() == other.parameters.keys()
+    flat, also = (torch.cat([of.parameters[name].double().flatten() for name in one.parameters]) for of in (one, other))
+    return float((flat - also).norm() / flat.norm())
+
+
+def test_a_stretch_of_a_flat_tensor_is_cut_into_boxes_in_its_order():
+    for seed in range(300):
+        draw = random.Random(seed)
+        shape = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 4)))
+        begin = draw.randint(0, prod(shape))
+        end = draw.randint(begin, prod(shape))
+        full = torch.arange(prod(shape)).view(shape)
+        cut = [
+            full[tuple(slice(low, low + size) for low, size in zip(*box, strict=True))].flatten()
+            for box in boxes(shape, begin, end)
+        ]
+        assert [number for one in cut for number in one.tolist()] == list(range(begin, end))
+
+
+def test_a_training_goes_on_under_another_plan(tmp_path):
+    """Data 2 × tensor 2, then pipeline 2 × zero 3, against the first; `make prove-kept` takes 30 steps, and fp32."""
+    whole = train(GPT, steps=8, processes=False, dtype='fp64')
+    kept(GPT, tmp_path, steps=4, dtype='fp64', every=2)
+    other = kept(GPT, tmp_path, PIPELINE, steps=8, dtype='fp64')
+    assert max(abs(a - b) for a, b in zip(whole.losses, other.losses, strict=True)) < 1e-10
+    assert apart(whole, other) < 1e-10
+
+
+@pytest.mark.parametrize('mixed', [False, True])
+def test_every_form_of_shards_is_kept_by_name(tmp_path, mixed):
+    """From plan to plan, a step each: packed buffers, states alone, stages; with masters and a loss scale, too."""
+    more = (
+        ['workload.precision=bf16', 'workload.loss_scale=64',
+         'workload.optimizer={adamw: {learning_rate: 0.01, master_weights: true}}'] if mixed else []
+    )  # fmt: skip
+    dtype = '' if mixed else 'fp64'
+    plans = PLANS[:3] if mixed else PLANS
+    whole = train(GPT, more, steps=len(plans) + 1, processes=False, dtype=dtype)
+    kept(GPT, tmp_path, *more, steps=1, dtype=dtype)
+    for steps, plan in enumerate(plans, 2):
+        found = kept(GPT, tmp_path, *more, plan, steps=steps, dtype=dtype)
+    # bf16 rounds weights to 8 bits, and another order of sums may round one to its neighbour.
+    assert apart(whole, found) < (2**-6 if mixed else 1e-10)
+    assert max(abs(a - b) for a, b in zip(whole.losses, found.losses, strict=True)) < (1e-2 if mixed else 1e-12)
+    names = checkpoint.contents_of(checkpoint.latest(tmp_path)).tensors
+    assert all(f'{kind}{name}' in names for name in whole.parameters for kind in ('', 'm:', 'v:'))
+    assert not mixed or all(f'{kind}:{name}' in names for name in whole.parameters for kind in ('master', 'updates'))
+
+
+def test_a_training_that_goes_on_equals_one_that_was_not_interrupted(tmp_path):
+    """To the bit, dropout, data order and Adam's correction included."""
+    drop = ['workload.transformer.dropout=0.1']
+    whole = train(GPT, drop, steps=6, processes=False)
+    kept(GPT, tmp_path, *drop, steps=2, every=2)
+    found = kept(GPT, tmp_path, *drop, steps=6, every=2)
+    assert found.losses == whole.losses
+    assert all(torch.equal(whole.parameters[name], of) for name, of in found.parameters.items())
+    again = kept(GPT, tmp_path, *drop, steps=6)
+    assert again.losses == whole.losses
+    assert all(torch.equal(whole.parameters[name], of) for name, of in again.parameters.items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['step-000004', 'step-000006']
+
+
+def test_ranks_of_a_pool_keep_the_same_as_ranks_of_one_process(tmp_path):
+    here = kept(GPT, tmp_path / 'here', steps=2, dtype='fp64')
+    there = train(GPT, steps=2, dtype='fp64', checkpoint=tmp_path / 'there', every=1)
+    assert apart(here, there) < 1e-12
+
+
+@pytest.mark.filterwarnings('ignore:torch.distributed is disabled')
+def test_torch_reads_what_is_kept(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    found = kept(GPT, tmp_path, 'plan={data: 4, zero: 3, fusion: all}', steps=1)
+    state = {name: torch.zeros_like(of) for name, of in found.parameters.items()}
+    dcp.load(state, checkpoint_id=tmp_path / 'step-000001', no_dist=True)
+    assert all(torch.equal(state[name], of) for name, of in found.parameters.items())
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.touch, (Path(self.path),))
+
+
+def test_a_checkpoint_that_is_read_runs_no_code(tmp_path):
+    kept(GPT, tmp_path, steps=1)
+    folder = tmp_path / 'step-000001'
+    bomb = Bomb()
+    bomb.path = str(tmp_path / 'hit')
+    (folder / '.metadata').write_bytes(pickle.dumps(bomb))
+    kept(GPT, tmp_path, steps=1)
+    kept(GPT, tmp_path, steps=2)
+    told = json.loads((tmp_path / 'step-000002' / checkpoint.LIST).read_text())
+    file = tmp_path / 'step-000002' / '__0_0.distcp'
+    torch.save(bomb, file)
+    for stored in told['tensors'].values():
+        for chunk in stored['chunks']:
+            chunk.update(offset=0, length=file.stat().st_size)
+    (tmp_path / 'step-000002' / checkpoint.LIST).write_text(json.dumps(told))
+    with pytest.raises(ScheduleError, match=r'__0_0\.distcp: cannot be read'):
+        kept(GPT, tmp_path, steps=3)
+    assert not Path(bomb.path).exists()
+
+
+def changed(folder, change):
+    path = folder / 'step-000001' / checkpoint.LIST
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ('change', 'what'),
+    [
+        (lambda told: told['tensors'].pop('norm.gain'), 'has no norm.gain'),
+        (lambda told: told['tensors']['norm.gain'].update(shape=[8]), r'norm.gain has shape \[8\], the model \[16\]'),
+        (lambda told: told['tensors']['norm.gain'].update(chunks=[]), 'norm.gain is not whole: 0 of 16 elements'),
+        (lambda told: told['tensors']['norm.gain']['chunks'][0].update(file='../../secret'), 'another name than'),
+        (lambda told: told.update(step='many'), 'is not the list of a checkpoint: step'),
+        (lambda told: told.update(format='simpar checkpoint 9'), 'is not the list of a checkpoint: format'),
+        (lambda told: told.update(seed=5), 'was trained with seed 5, not 0'),
+    ],
+)
+def test_a_wrong_checkpoint_is_named(tmp_path, change, what):
+    kept(GPT, tmp_path, steps=1)
+    changed(tmp_path, change)
+    with pytest.raises(ScheduleError, match=what):
+        kept(GPT, tmp_path, steps=2)
+
+
+def test_what_was_not_finished_is_no_checkpoint(tmp_path):
+    """A crash while ranks write leaves the checkpoint before; the next run removes what is left."""
+    kept(GPT, tmp_path, steps=1)
+    program = load_case(GPT).program
+    half = checkpoint.folder_of(tmp_path, 2)
+    checkpoint.write_rank(half, program, 0, {one.name: torch.zeros(program.local_shape(one)) for one in program.tensors
+                                             if one.kind in ('parameter', 'state')})  # fmt: skip
+    assert checkpoint.latest(tmp_path) == tmp_path / 'step-000001'
+    assert len(kept(GPT, tmp_path, steps=2).losses) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['step-000001', 'step-000002']
+
+
+def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
+    chunk = checkpoint.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
+    written = checkpoint.Written((('w', (1,), 'float32', chunk),))
+    contents = checkpoint.Contents(step=1, seed=0, program='', losses=(), tensors={})
+    with pytest.raises(ScheduleError, match=r'__3_0\.distcp is not there: its rank wrote on another disk'):
+        checkpoint.finish(tmp_path / 'step-000001', [written], contents)
+
+
+OWN = """
+simpar: 1
+cluster: {profile: cpu-gloo, devices: 2}
+workload: {batch: 8, loss: mse, precision: fp32, optimizer: {sgd: {learning_rate: 0.1}}}
+plan: {data: 2}
+"""
+
+
+def own():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def own_batches(count):
+    draw = torch.Generator().manual_seed(5)
+    return [(torch.randn(8, 4, generator=draw), torch.randn(8, 2, generator=draw)) for _ in range(count)]
+
+
+@pytest.fixture(scope='module')
+def imported():
+    return from_module(own(), torch.randn(8, 4))
+
+
+def test_the_users_module_on_the_users_data_is_trained_as_by_torch(tmp_path, imported):
+    """Against autograd and torch.optim.SGD, over a restart."""
+    module, data = own(), own_batches(5)
+    kept(OWN, tmp_path, steps=2, module=imported, data=data, every=2)
+    found = kept(OWN, tmp_path, steps=5, module=imported, data=iter(data))
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
+    for x, target in data:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(module(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    assert all(torch.allclose(of, found.parameters[name], atol=1e-6) for name, of in module.state_dict().items())
+    module.load_state_dict(found.parameters)
+
+
+@pytest.mark.parametrize(
+    ('data', 'what'),
+    [
+        ([], 'data: ends after 0 batches, 1 steps are asked for'),
+        ([torch.zeros(8, 4)], "data, batch 0: has no input 'target'"),
+        ([(torch.zeros(8, 4), torch.zeros(8, 2), torch.zeros(1))], 'has 3 tensors, the model reads 2'),
+        ([(torch.zeros(7, 4), torch.zeros(8, 2))], r'has shape \[7, 4\], not \[8, 4\]'),
+        ([(torch.zeros(8, 4), torch.zeros(8, 2, dtype=torch.int64))], 'is int64, not fp32'),
+        ([(torch.zeros(8, 4), [1, 2])], 'is list, not a tensor'),
+        ([{'other': torch.zeros(8, 4)}], "has 'other', which the model does not read"),
+    ],
+)
+def test_wrong_data_are_named(imported, data, what):
+    with pytest.raises(ScheduleError, match=what):
+        train(OWN, processes=False, module=imported, data=data)
+
+
+def test_classes_outside_of_the_vocabulary_are_named():
+    tokens = torch.zeros(8, 8, dtype=torch.int64)
+    with pytest.raises(ScheduleError, match='labels: has values from 0 to 32, not from 0 to 31'):
+        train(GPT, processes=False, data=[{'tokens': tokens, 'labels': tokens.clone().fill_diagonal_(32)}])
+
+
+def test_data_are_those_of_the_run_alone():
+    """A run without data behind one with data draws its own."""
+    before = train(GPT, steps=1, processes=False)
+    tokens = torch.zeros(8, 8, dtype=torch.int64)
+    given = train(GPT, steps=1, processes=False, data=[{'tokens': tokens, 'labels': tokens}])
+    assert given.losses != before.losses
+    assert train(GPT, steps=1, processes=False).losses == before.losses
+
+
+def test_a_case_is_trained_as_its_file_is():
+    case = load_case(GPT)
+    assert train(case, processes=False).losses == train(GPT, processes=False).losses
+    with pytest.raises(ScheduleError, match='a case has all its values already'):
+        train(case, ['plan.data=1'], processes=False)

@@ -1,0 +1,184 @@
+"""Before a run on several hosts: who is missing, what hosts lack, who does not reach whom. Hosts are threads here."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from simpar.case import load_case
+from simpar.errors import RunFailed
+
+pytest.importorskip('torch', reason='needs the extra torch')
+pytestmark = pytest.mark.torch
+
+import torch.distributed as dist
+
+from executor import handshake, preflight
+from executor.handshake import Card
+from executor.host import Host, free_memory, this_host
+from executor.process_state import Process
+from executor.pulse import Pulse
+
+GB = 10**9
+
+
+def cards(*names, free=8 * GB, cores=4):
+    return [
+        Card({'seed': '0'}, Process(f'kernel of {name}', 1), '127.0.0.1', host=Host(name, cores, free))
+        for name in names
+    ]
+
+
+def each_in_a_thread(jobs):
+    """What each job gave, or how it failed."""
+    found = {}
+
+    def run(index, job):
+        try:
+            found[index] = job()
+        except RunFailed as error:
+            found[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in range(len(jobs))]
+
+
+def places(of, *ranks):
+    return preflight.places_of(of, ranks or [(index,) for index in range(len(of))])
+
+
+def test_missing_ranks_are_named_with_their_hosts():
+    store, begin = dist.HashStore(), time.perf_counter()
+    hosts = ('node0', 'node0', 'node1', 'node1', 'node2')
+
+    def come(rank):
+        return handshake.shake_hands(store, rank, 5, 'localhost', {}, seconds=0.3, where=hosts.__getitem__)
+
+    here = this_host().name
+    told = each_in_a_thread([lambda: come(0), lambda: come(4)])
+    assert told == [f'ranks 1 to 3 (on node0, node1) did not come within 0.3 s; here: ranks 0, 4 on {here}'] * 2
+    assert time.perf_counter() - begin < 5
+
+
+def test_memory_that_a_host_lacks_is_told_in_bytes():
+    (line,) = preflight.too_little(places(cards('a', 'b')), [3 * GB, 9 * GB])
+    assert line.startswith('b (rank 1) needs about 9 GB of memory, but has 8 GB free; ')
+    assert preflight.too_little(places(cards('a', free=0)), [9 * GB]) == []
+
+
+def test_memory_of_a_rank_is_that_of_its_shards(tmp_path):
+    """Two products of n × n in fp64 sharded over four ranks: their weights, gradients and momentum, and the process."""
+    size = 2048
+    text = f"""
+simpar: 1
+cluster: {{profile: cpu-gloo, devices: 4}}
+workload:
+  network: [{{dense: {{in: {size}, out: {size}, bias: false}}}}, {{dense: {{in: {size}, out: {size}, bias: false}}}}]
+  batch: 4
+  loss: mse
+  precision: fp32
+  optimizer: {{momentum: {{learning_rate: 0.1, momentum: 0.9}}}}
+plan: {{data: 4, zero: 3}}
+"""
+    full = preflight.bytes_of_ranks(load_case(text).program, 'fp64')
+    shards = 3 * 2 * size * size * 8 / 4
+    # Beside them, at most both gathered weights and one full gradient.
+    assert shards <= full[0] - preflight.RANK_BYTES <= shards + 3.5 * size * size * 8
+    assert full == full[:1] * 4
+    half = preflight.bytes_of_ranks(load_case(text).program, '')
+    assert 1.8 < (full[0] - preflight.RANK_BYTES) / (half[0] - preflight.RANK_BYTES) <= 2
+
+
+def test_more_ranks_than_cores_and_clocks_apart_are_notes():
+    of = places(cards('a', 'b', cores=1), (0, 1), (2,))
+    assert preflight.crowded(of) == (
+        'more ranks than cores: a (ranks 0, 1) has 1 cores; ranks take turns, and times mean little',
+    )
+    assert preflight.clocks_apart(of, {0: 100.0, 2: 100.9}) == ()
+    (note,) = preflight.clocks_apart(of, {0: 100.0, 2: 103.5})
+    assert note.startswith('the clock of b is 3.5 s ahead of that of a')
+
+
+def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeypatch):
+    of = cards('a', 'b', 'c')
+    monkeypatch.setattr(preflight, 'address_towards', lambda *_: '127.0.0.1')
+
+    def check():
+        store = dist.HashStore()
+        jobs = [lambda own=own: preflight.preflight(store, own, of, places(of), [0] * 3) for own in range(3)]
+        return each_in_a_thread(jobs)
+
+    assert check() == [()] * 3
+    knock = preflight.knock
+    # A firewall before b: its door is closed to all others.
+    doors = {}
+    monkeypatch.setattr(preflight, 'REACH', 0.2)
+
+    class Door(preflight.Door):
+        def __init__(self, address):
+            super().__init__(address)
+            if threading.current_thread().name.startswith('b'):
+                doors[self.port] = True
+
+    def behind(address, port, seconds):
+        return 'no answer' if port in doors else knock(address, port, seconds)
+
+    monkeypatch.setattr(preflight, 'Door', Door)
+    monkeypatch.setattr(preflight, 'knock', behind)
+    store = dist.HashStore()
+
+    def of_b():
+        threading.current_thread().name = 'b'
+        return preflight.preflight(store, 1, of, places(of), [0] * 3)
+
+    jobs = [lambda: preflight.preflight(store, 0, of, places(of), [0] * 3), of_b,
+            lambda: preflight.preflight(store, 2, of, places(of), [0] * 3)]  # fmt: skip
+    told = each_in_a_thread(jobs)
+    assert told[0] == told[1] == told[2]
+    lines = told[0].splitlines()
+    assert [line.partition(' at ')[0] for line in lines] == [
+        'a (rank 0) cannot reach b (rank 1)',
+        'c (rank 2) cannot reach b (rank 1)',
+    ]
+
+
+def test_a_door_that_is_closed_is_not_reached():
+    door = preflight.Door('127.0.0.1')
+    assert preflight.knock('127.0.0.1', door.port, 1.0) == ''
+    door.close()
+    assert preflight.knock('127.0.0.1', door.port, 0.3) == 'Connection refused'
+
+
+def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
+    """Rank 1 gives signs of life, then none; rank 2 is through and may be silent."""
+    from executor import pulse
+
+    monkeypatch.setattr(pulse, 'PERIOD', 0.02)
+    monkeypatch.setattr(pulse, 'LOST', 0.4)
+    store, told = dist.HashStore(), []
+    of = [replace(card, host=Host(name, 1, 0)) for card, name in zip(cards('a', 'b', 'c'), 'abc', strict=True)]
+    store.set('simpar/ready/2', b'1')
+    with Pulse(lambda: store, 1, of, 'ready', told.append):
+        time.sleep(0.1)
+    with Pulse(lambda: store, 0, of, 'ready', told.append):
+        time.sleep(0.2)
+        assert told == []
+        time.sleep(0.6)
+    assert told == ['rank 1 on b died or lost the network outside of a step']
+
+
+def test_free_memory_is_what_kernel_and_control_group_leave(tmp_path):
+    kernel = tmp_path / 'meminfo'
+    kernel.write_text('MemTotal: 900 kB\nMemAvailable: 700 kB\n')
+    assert free_memory(kernel, tmp_path) == 700 * 1024
+    (tmp_path / 'memory.max').write_text('500000\n')
+    (tmp_path / 'memory.current').write_text('100000\n')
+    assert free_memory(kernel, tmp_path) == 400_000
+    (tmp_path / 'memory.max').write_text('max\n')
+    assert free_memory(kernel, tmp_path) == 700 * 1024
+    assert free_memory(tmp_path / 'none', tmp_path / 'none') == 0

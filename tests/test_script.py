@@ -1,0 +1,91 @@
+"""`simpar script`: what it prints is what shells and Kubernetes read, and names as many ranks as the schedule has."""
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from executor.options import parser
+from simpar.cli import main
+
+JOB = ['examples/multi_copy.yaml', '--set', 'cluster.nodes=2', '--set', 'cluster.devices=4', '--set', 'plan.data=2']
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def at_home(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def script(capsys, *words):
+    assert main(['script', *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize('launcher', ['slurm', 'torchrun', 'mpirun', 'msrun'])
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_the_script_is_one_that_bash_reads(capsys, launcher, hosts):
+    job = JOB if hosts > 1 else JOB[:1]
+    text = script(capsys, launcher, *job, '--steps', '7')
+    bash = shutil.which('bash')
+    if bash is None:
+        pytest.skip('no bash')
+    assert subprocess.run([bash, '-n'], input=text, text=True, check=False).returncode == 0
+    assert '--steps 7' in text
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'words'),
+    [
+        ('slurm', ['--nodes=2', '--ntasks-per-node=4', 'srun --kill-on-bad-exit=1 python -m executor']),
+        ('torchrun', ['--nnodes 2 --nproc-per-node 4', 'executor preflight']),
+        ('mpirun', ['-n 8', ':4', '-x MASTER_ADDR', '-genv MASTER_ADDR']),
+        ('msrun', ['--worker_num 8 --local_worker_num 4', '--join True', 'executor preflight']),
+    ],
+)
+def test_ranks_and_hosts_are_those_of_the_schedule(capsys, launcher, words):
+    text = script(capsys, launcher, *JOB)
+    assert [word for word in words if word not in text] == []
+
+
+def test_what_ranks_run_is_a_command_line_of_the_executor(capsys):
+    """Whatever flags the scripts write, the executor takes them."""
+    for launcher in ('torchrun', 'slurm'):
+        text = script(capsys, launcher, *JOB).replace('\\\n', ' ').replace('$NODE_RANK', '0')
+        for line in text.splitlines():
+            if '-m executor' in line and not line.startswith('#'):
+                words = shlex.split(line.partition('-m executor ')[2])
+                if words[0] != 'preflight':
+                    words = ['run', *words]
+                assert parser().parse_args(words).set == ['cluster.nodes=2', 'cluster.devices=4', 'plan.data=2']
+
+
+def test_a_job_of_kubernetes_is_a_service_and_an_indexed_job(capsys):
+    service, job = yaml.safe_load_all(script(capsys, 'k8s', *JOB))
+    assert service['metadata']['name'] == job['spec']['template']['spec']['subdomain'] == 'multi-copy'
+    assert (job['spec']['completions'], job['spec']['completionMode']) == (2, 'Indexed')
+    (container,) = job['spec']['template']['spec']['containers']
+    assert '--master-addr multi-copy-0.multi-copy' in container['args'][0]
+    assert container['resources']['limits'] == {'huawei.com/Ascend910': 4}
+
+
+def test_names_with_spaces_stay_one_word(capsys, tmp_path):
+    path = tmp_path / 'my plan; rm.yaml'
+    path.write_text((ROOT / JOB[0]).read_text())
+    text = script(capsys, 'slurm', str(path))
+    assert f"'{path}'" in text
+    assert '--job-name=my-plan-rm\n' in text
+
+
+def test_json_has_script_and_sizes(capsys):
+    told = json.loads(script(capsys, 'mpirun', *JOB, '--json'))
+    assert (told['launcher'], told['hosts'], told['ranks']) == ('mpirun', 2, 8)
+
+
+def test_a_wrong_file_is_one_line_and_exit_2(capsys):
+    assert main(['script', 'slurm', 'nothing.yaml']) == 2
+    assert 'nothing.yaml' in capsys.readouterr().err
