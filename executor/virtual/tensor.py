@@ -191,6 +191,8 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
                 results.append(one)
             continue
         same = next((index for index, zero in enumerate(zeros) if zero is one), None)
+        if same is not None and tuple(one.shape) != forms[same].size:
+            raise ProgramError(f'{func} changes the size of a tensor, which virtual accelerators do not')
         if same is not None:
             results.append(Same(same))
             continue
@@ -324,7 +326,9 @@ def register() -> None:
     def made_of(func: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: dispatch(func, args, kwargs)
 
-    library.impl('empty.memory_format', made_of(aten.empty.memory_format), 'PrivateUse1')
-    library.impl('empty_strided', made_of(aten.empty_strided.default), 'PrivateUse1')
+    # All other factories fill what these make, but for ``arange``, which changes its size.
+    for name in ('empty.memory_format', 'empty_strided', 'arange', 'arange.start', 'arange.start_step'):
+        base, _, overload = name.partition('.')
+        library.impl(name, made_of(getattr(getattr(aten, base), overload or 'default')), 'PrivateUse1')
     # Kept: its end would take the implementations back.
     state.libraries.append(library)
