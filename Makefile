@@ -13,12 +13,14 @@
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
+# make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-virtual prove-on-virtual prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -96,6 +98,15 @@ prove-sizes: .venv-test/installed
 
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
+
+prove-virtual: .venv-test/installed
+	PYTHONPATH=tests .venv-test/bin/python tests/prove_virtual.py --write
+
+prove-on-virtual: .venv-test/installed
+	PYTHONPATH=tests .venv-test/bin/python -m pytest -p on_virtual --numprocesses 2 tests/test_numerics_attention.py tests/test_numerics_pipeline.py tests/test_numerics_fuzz.py \
+		tests/test_graph_numerics.py tests/test_recompute_numerics.py tests/test_update_numerics.py tests/test_optimizer_parallel_numerics.py tests/test_shard_forms_numerics.py \
+		tests/test_strategy_numerics.py tests/test_strategy_combined.py tests/test_tiles_numerics.py tests/test_mixture.py tests/test_latent.py tests/test_layer_kinds.py \
+		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
