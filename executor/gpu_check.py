@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -30,6 +30,7 @@ from simpar.lower import lower
 from simpar.memory import memory
 from simpar.plan import Plan
 from simpar.program import Program
+from simpar.trace import Trace
 from simpar.workload import AdamW, Transformer, Workload
 
 BAR: Final = 0.10
@@ -213,19 +214,19 @@ def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
             # The device never waits for the host in the run that is calibrated on, or ops would seem longer.
             serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if asked else 2)
             seen = run_alone(program, device, steps=steps, dtype='bf16')
-            step = float(simulate(program, costs_of(program, serial.ops, seen.host)).step_times[-1])
+            trace = simulate(program, costs_of(program, serial.ops, seen.host))
+            step = float(trace.step_times[-1])
             error = step / seen.step - 1
             yield Row(
                 'prediction',
                 f'{size}: {name}',
-                f'{step * 1e3:.3f} ms for {seen.step * 1e3:.3f} ms: {error:+.1%}; {_bytes(program, seen)}',
+                f'{step * 1e3:.3f} ms for {seen.step * 1e3:.3f} ms: {error:+.1%}; {_bytes(trace, seen)}',
                 abs(error) <= BAR if asked else None,
             )
 
 
-def _bytes(program: Program, seen: Alone) -> str:
-    predicted: Any = memory(program).peak
-    return f'{predicted:,} bytes for {seen.bytes:,}'
+def _bytes(trace: Trace, seen: Alone) -> str:
+    return f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
 
 
 if __name__ == '__main__':

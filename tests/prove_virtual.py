@@ -145,9 +145,7 @@ def steps(count):
     later = [size for step, size in sizes.items() if step >= min(200, count // 2)]
     spans = [max(values) / min(values) - 1 for values in zip(*later, strict=True)]
     assert max(spans) <= FLAT, (spans, sizes)
-    yield '| of {:,} steps, from step {} on | first | largest change |\n|---|---|---|'.format(
-        count, min(200, count // 2)
-    )
+    yield f'| of {count:,} steps, from step {min(200, count // 2)} on | first | largest change |\n|---|---|---|'
     for what, first, span in zip(
         ('memory of the process', 'device: reserved', 'device: in use'), later[0], spans, strict=True
     ):
