@@ -98,7 +98,7 @@ def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
         communication={
             index: [Communication(alpha=of(op), transfer=0.0)] * groups[op.partition]
             for index, op in enumerate(ops)
-            if op.kind != 'compute' and op.kind != 'recv'
+            if op.kind not in ('compute', 'recv')
         },
         links=(),
         rank_speed=np.ones(program.world),
