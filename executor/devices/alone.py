@@ -53,7 +53,8 @@ def run_alone(program: Program, device: Device, *, steps: int, dtype: str = '', 
     }
     issuer = Issuer(program, RANK, device, transports, steps=steps, dtype=TORCH[dtype] if dtype else None)
     issuer.begin(time.perf_counter, -1)
-    filler = torch.ones(FILL, FILL, device=device.name)
+    filler = torch.ones(FILL, FILL, device=device.name) if ahead else None
+    device.module.reset_peak_memory_stats(device.name)
     hosts = []
     for step in range(steps):
         issuer.keep_near(step)

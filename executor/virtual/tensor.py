@@ -107,6 +107,8 @@ _made: dict[Any, Made] = {}
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Issue one operation."""
     leaves, shape = _flat(args, kwargs)
+    if state.issuing and func in COPIES and _from_host(func, args, kwargs):
+        raise ProgramError(f'{func} from the host has it wait for the device inside of a step; copy without blocking')
     if func in READ_BY_HOST or _to_host(func, args, kwargs):
         return _on_host(func, leaves, shape)
     forms = [_form(leaf) for leaf in leaves]
@@ -232,6 +234,16 @@ def _to_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get('device')
         return device is not None and torch.device(device).type == 'cpu'
     return func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
+
+
+def _from_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether it copies from the host, and is not told that the host need not wait."""
+    if func is aten._to_copy.default:
+        source, waits = args[0], not kwargs.get('non_blocking', False)
+    else:
+        source, waits = args[1], not (args[2] if len(args) > 2 else kwargs.get('non_blocking', False))
+    # A number of the host goes with the launch.
+    return waits and source.device == CPU and source.dim() > 0
 
 
 def _device(leaves: list[Any]) -> torch.device:
