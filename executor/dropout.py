@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from executor.kernels.constants import on_device
+from executor.constants import on_device
 from executor.tensors import stable_seed
 
 _BITS: Final = 53

@@ -11,7 +11,7 @@ from math import sqrt
 
 import torch
 
-from executor.kernels.constants import on_device
+from executor.constants import on_device
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
 from executor.kernels.places import document_of, in_order

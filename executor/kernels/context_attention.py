@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from executor.constants import on_device
 from executor.kernels.attention import heads, join, scale_of, unseen, values_of
-from executor.kernels.constants import on_device
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
 from executor.kernels.places import in_order, in_slice

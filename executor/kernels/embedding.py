@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from executor.kernels.constants import on_device
+from executor.constants import on_device
 from executor.kernels.context import Context, position
 from executor.kernels.places import places
 from simpar.program import OpClass

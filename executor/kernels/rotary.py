@@ -9,7 +9,7 @@ from math import ceil, floor, log, pi
 
 import torch
 
-from executor.kernels.constants import on_device
+from executor.constants import on_device
 from executor.kernels.context import Context
 from executor.kernels.places import places
 from executor.kernels.precision import wide
