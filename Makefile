@@ -21,6 +21,8 @@
 # make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
+# make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
+# make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
@@ -28,7 +30,6 @@ PYTHON ?= python3
 
 # Every target without a slash or a dot is a command, not a file.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts prove-cluster prove-slurm prove-mpi prove-kept
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -109,6 +110,15 @@ prove-sizes: .venv-test/installed
 
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
+
+prove-virtual: .venv-test/installed
+	PYTHONPATH=tests .venv-test/bin/python tests/prove_virtual.py --write
+
+prove-on-virtual: .venv-test/installed
+	PYTHONPATH=tests .venv-test/bin/python -m pytest -p on_virtual --numprocesses 2 tests/test_numerics_attention.py tests/test_numerics_pipeline.py tests/test_numerics_fuzz.py \
+		tests/test_graph_numerics.py tests/test_recompute_numerics.py tests/test_update_numerics.py tests/test_optimizer_parallel_numerics.py tests/test_shard_forms_numerics.py \
+		tests/test_strategy_numerics.py tests/test_strategy_combined.py tests/test_tiles_numerics.py tests/test_mixture.py tests/test_latent.py tests/test_layer_kinds.py \
+		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
 
 prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from executor.constants import on_device
 from executor.tensors import stable_seed
 
 _BITS: Final = 53
@@ -36,7 +37,7 @@ def kept(
     if length:
         rows[dim] = rows[dim][first : first + length]
     for axis, index in (places or {}).items():
-        rows[axis] = index.to(keys_B.device)
+        rows[axis] = on_device(index, keys_B)
     # The element's number in the full tensor: a shard computes the same numbers for its part.
     index = torch.zeros((), dtype=torch.int64, device=keys_B.device)
     for axis, row in enumerate(rows):

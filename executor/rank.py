@@ -236,7 +236,7 @@ class Rank:
         transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
         issuer, run = device_run(program, self.rank, device, transports, request, self.status)
         begin = agree()
-        issuer.begin(self._clock.now)
+        issuer.begin(self._clock.now, request.steps - 1)
         self._clock.sleep_until(begin)
         run.start(begin)
         watch(run)

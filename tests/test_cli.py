@@ -28,8 +28,8 @@ FLAGS = {
         '--set', '--sweep', 'file',
     ],
     'measure': [
-        '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed', '--set',
-        '--steps', '--timeout', '--trace', 'file',
+        '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
+        '--set', '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--compute', '--json', '--net', '--quick', '--ranks', 'output'],

@@ -132,6 +132,9 @@ def test_the_host_may_not_read_a_number_while_it_issues(device):
         float(x.sum())
     with pytest.raises(ProgramError, match='how many elements a mask picks'):
         x[x > 0]
+    with pytest.raises(ProgramError, match='copy without blocking'):
+        torch.ones(2).to(device)
+    assert torch.ones(2).to(device, non_blocking=True).device == device
 
 
 def test_operations_of_two_devices_are_refused(device):
@@ -150,3 +153,10 @@ def test_the_time_between_two_events_is_that_of_what_ran(device):
         first.elapsed_time(last)
     last.synchronize()
     assert first.elapsed_time(last) > 0
+
+
+def test_seeds_of_torch_go_on_without_a_warning(device):
+    torch.manual_seed(3)
+    first = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(2), first)

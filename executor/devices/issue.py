@@ -115,7 +115,7 @@ class Issuer:
         self._module = device.module
         self._transports = transports
         self._dtype = dtype
-        self._last = steps - 1
+        self._last = -1
         self._watch = watch
         self.slots = slots_of(program, rank)
         self._names = role.streams
@@ -153,8 +153,12 @@ class Issuer:
                 return step, place
         return self._steps_over, 0
 
-    def begin(self, moment: Callable[[], float]) -> None:
-        """Everything is on the device; ``moment`` gives the time at which an event is then put."""
+    def begin(self, moment: Callable[[], float], last: int) -> None:
+        """Everything is on the device; ``moment`` gives the time at which an event is then put.
+
+        Arguments: ``last``, the step whose gradients are kept for the answer.
+        """
+        self._last, self.gradients = last, {}
         self._module.synchronize(self._device.name)
         event = self._module.Event(enable_timing=True)
         event.record(self.streams[0])
@@ -163,7 +167,7 @@ class Issuer:
 
     def keep_near(self, step: int) -> None:
         """Before a step is issued, wait for the one that is ``AHEAD`` steps before it."""
-        if step >= AHEAD:
+        if step - AHEAD in self._marks:
             self.harvest(step - AHEAD)
 
     def issue(self, step: int) -> None:

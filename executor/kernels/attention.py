@@ -11,6 +11,7 @@ from math import sqrt
 
 import torch
 
+from executor.constants import on_device
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
 from executor.kernels.places import document_of, in_order
@@ -114,7 +115,7 @@ def hidden(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
     """
     # Heads of context ranks see a sequence in the order in which these hold it.
     tokens = in_order(op, scores.shape[-1])
-    return unseen(op, tokens, tokens).to(scores.device)
+    return on_device(unseen(op, tokens, tokens), scores)
 
 
 def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

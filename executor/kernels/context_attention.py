@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from executor.constants import on_device
 from executor.kernels.attention import heads, join, scale_of, unseen, values_of
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
@@ -82,9 +83,9 @@ class _Part:
         self.places = own[seen], there[columns]
         # Numbers, not masks, and found on the host: a device would have to be asked how many a mask picks.
         self.rows, self.columns = (
-            picked.nonzero().flatten().to(q.device) for picked in (seen.repeat(queries), columns)
+            on_device(picked.nonzero().flatten(), q) for picked in (seen.repeat(queries), columns)
         )
-        self.hidden = hidden[seen][:, columns].repeat(queries, 1).to(q.device)
+        self.hidden = on_device(hidden[seen][:, columns].repeat(queries, 1), q)
 
     def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of queries and of keys."""

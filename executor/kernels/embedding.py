@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from executor.constants import on_device
 from executor.kernels.context import Context, position
 from executor.kernels.places import places
 from simpar.program import OpClass
@@ -41,7 +42,7 @@ def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
     x, weight = tensors
-    return [x + weight[places(op, where, x.shape[1]).to(weight.device)]]
+    return [x + weight[on_device(places(op, where, x.shape[1]), weight)]]
 
 
 def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -49,7 +50,7 @@ def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     drows = tensors[0].sum(0)
     rows = int(op.attributes['rows'])
     # Documents that a sample packs share the rows of their places.
-    at = places(op, where, drows.shape[0]).to(drows.device)
+    at = on_device(places(op, where, drows.shape[0]), drows)
     return [drows.new_zeros(rows, drows.shape[1]).index_add_(0, at, drows)]
 
 

@@ -6,59 +6,42 @@ the sequence where there are as many slots as tokens; else its turn among the to
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch.nn.functional import pad
 
 from executor.kernels.context import Context
 from simpar.program import OpClass
 
 
-class _Sent(NamedTuple):
-    """Each row that goes to an expert: its sample, token, expert and slot."""
-
-    sample: torch.Tensor
-    token: torch.Tensor
-    expert: torch.Tensor
-    slot: torch.Tensor
-
-
 def dispatch_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x [B, S, K], map [B, S, E] → [B, E, C, K], zeros in empty slots."""
     x, chosen = tensors
-    sent = _sent(op, chosen)
-    y = x.new_zeros(x.shape[0], chosen.shape[-1], int(op.attributes['slots']), x.shape[-1])
-    y[sent.sample, sent.expert, sent.slot] = x[sent.sample, sent.token]
-    return [y]
+    return [_rows(x, _tokens(op, chosen))]
 
 
 def dispatch_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy [B, E, C, K], map → dx."""
     dy, chosen = tensors
-    sent = _sent(op, chosen)
-    return [_added(chosen, sent, dy[sent.sample, sent.expert, sent.slot])]
+    return [_added(_tokens(op, chosen), dy, chosen.shape[1])]
 
 
 def combine_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """weights [B, S, E], z [B, E, C, K], map → [B, S, K]."""
     weights, z, chosen = tensors
-    sent = _sent(op, chosen)
-    rows = z[sent.sample, sent.expert, sent.slot] * _weight(weights, sent)
-    return [_added(chosen, sent, rows)]
+    tokens = _tokens(op, chosen)
+    return [_added(tokens, z * _weights(weights, tokens), chosen.shape[1])]
 
 
 def combine_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy [B, S, K], z, map → dweights; or dy, weights, map → dz."""
     dy, other, chosen = tensors
-    sent = _sent(op, chosen)
-    rows = dy[sent.sample, sent.token]
+    tokens = _tokens(op, chosen)
+    rows = _rows(dy, tokens)
     if op.attributes['of'] == 'weights':
-        dweights = torch.zeros_like(chosen, dtype=dy.dtype)
-        dweights[sent.sample, sent.token, sent.expert] = (rows * other[sent.sample, sent.expert, sent.slot]).sum(-1)
-        return [dweights]
-    dz = dy.new_zeros(dy.shape[0], chosen.shape[-1], int(op.attributes['slots']), dy.shape[-1])
-    dz[sent.sample, sent.expert, sent.slot] = rows * _weight(other, sent)
-    return [dz]
+        batch, sequence, experts = chosen.shape
+        dweights = dy.new_zeros(batch, experts, sequence + 1).scatter_(2, tokens, (rows * other).sum(-1))
+        return [dweights[..., :sequence].transpose(1, 2).contiguous()]
+    return [rows * _weights(other, tokens)]
 
 
 def grouped_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -94,26 +77,38 @@ def gate_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [(dy * x[0]).sum(-1, keepdim=True) * share * (1 - share)]
 
 
-def _sent(op: OpClass, chosen: torch.Tensor) -> _Sent:
-    slots = int(op.attributes['slots'])
-    if slots == chosen.shape[1]:
-        sample, token, expert = chosen.nonzero(as_tuple=True)
-        return _Sent(sample, token, expert, token)
+def _tokens(op: OpClass, chosen: torch.Tensor) -> torch.Tensor:
+    """[B, E, C], the token in each slot; S where there is none. No size depends on what was chosen."""
+    slots, sequence = int(op.attributes['slots']), chosen.shape[1]
+    every = torch.arange(sequence, device=chosen.device)
+    chosen_BES = chosen.bool().transpose(1, 2)
     # The first tokens of a sample come first.
-    turn = chosen.long().cumsum(1) - 1
-    sample, token, expert = (chosen & (turn < slots)).nonzero(as_tuple=True)
-    return _Sent(sample, token, expert, turn[sample, token, expert])
+    turn = every.expand_as(chosen_BES) if slots == sequence else chosen_BES.long().cumsum(2) - 1
+    # What no expert takes goes to a slot behind all others, which nobody reads.
+    slot = torch.where(chosen_BES & (turn < slots), turn, slots)
+    tokens = slot.new_full((*chosen_BES.shape[:2], slots + 1), sequence)
+    return tokens.scatter_(2, slot, every.expand_as(slot))[..., :slots]
 
 
-def _weight(weights: torch.Tensor, sent: _Sent) -> torch.Tensor:
-    return weights[sent.sample, sent.token, sent.expert].unsqueeze(-1)
+def _rows(x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, E, C, K]: the row of each slot's token, zeros in empty ones."""
+    samples = torch.arange(len(x), device=x.device)[:, None, None]
+    return pad(x, (0, 0, 0, 1))[samples, tokens]
 
 
-def _added(chosen: torch.Tensor, sent: _Sent, rows: torch.Tensor) -> torch.Tensor:
+def _weights(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, E, C, 1]: the weight of each slot's token."""
+    return pad(weights.transpose(1, 2), (0, 1)).gather(2, tokens).unsqueeze(-1)
+
+
+def _added(tokens: torch.Tensor, rows: torch.Tensor, sequence: int) -> torch.Tensor:
     """[B, S, K]: the sum of the rows of each token."""
-    batch, sequence, _ = chosen.shape
-    total = rows.new_zeros(batch * sequence, rows.shape[-1])
-    return total.index_add_(0, sent.sample * sequence + sent.token, rows).unflatten(0, (batch, sequence))
+    batch, features = len(rows), rows.shape[-1]
+    # One row more a sample, for empty slots.
+    first = torch.arange(batch, device=rows.device)[:, None, None] * (sequence + 1)
+    total = rows.new_zeros(batch * (sequence + 1), features)
+    total.index_add_(0, (first + tokens).flatten(), rows.reshape(-1, features))
+    return total.unflatten(0, (batch, sequence + 1))[:, :sequence].contiguous()
 
 
 KERNELS = {

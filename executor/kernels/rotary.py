@@ -9,6 +9,7 @@ from math import ceil, floor, log, pi
 
 import torch
 
+from executor.constants import on_device
 from executor.kernels.context import Context
 from executor.kernels.places import places
 from executor.kernels.precision import wide
@@ -58,7 +59,8 @@ def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) 
     radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
     magnitude = scaling[4] if len(scaling) == 5 else 1.0
     angles = torch.outer(places(op, where, sequence).double(), radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
-    cos, sin = ((part * magnitude).to(wide(x)) for part in (angles.cos(), angles.sin() * (-1 if back else 1)))
+    both = (angles.cos(), angles.sin() * (-1 if back else 1))
+    cos, sin = (on_device((part * magnitude).to(wide(x).dtype), x) for part in both)
     interleaved = bool(op.attributes.get('interleaved', False))
     one, other = (x[..., 0::2], x[..., 1::2]) if interleaved and not back else x.chunk(2, -1)
     halves = wide(one) * cos - wide(other) * sin, wide(other) * cos + wide(one) * sin

@@ -163,9 +163,28 @@ def max_memory_allocated(device: Any = None) -> int:
     return state.pool(torch.device(KIND, _index(device))).peak
 
 
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Count the most anew."""
+    pool = state.pool(torch.device(KIND, _index(device)))
+    pool.peak = pool.allocated
+
+
 def memory_reserved(device: Any = None) -> int:
     """Bytes in tensors, and kept for later ones."""
     return state.pool(torch.device(KIND, _index(device))).reserved
+
+
+def manual_seed_all(seed: int) -> None:
+    """Nothing is drawn here: draws are made on the host."""
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """Of nothing."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    """Of nothing."""
 
 
 def _index(device: Any) -> int:

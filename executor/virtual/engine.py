@@ -63,6 +63,7 @@ class Queue:
         self.issued += 1
         task = Task(what, run, ready, self.issued)
         self.tasks.append(task)
+        self.engine.busy(self)
         self.known[self.number] = self.issued
         return task
 
@@ -79,9 +80,7 @@ class Queue:
             join(self.known, self.engine.host)
 
     def may_run(self) -> bool:
-        """Whether there is a head, and it need not wait."""
-        if not self.tasks:
-            return False
+        """Whether its head need not wait."""
         ready = self.tasks[0].ready
         return ready is None or ready()
 
@@ -103,7 +102,7 @@ class Engine:
         self.host_waits = 0
         self._random = None if seed is None else random.Random(seed)
         self._order: list[Queue] = []
-        self._turn = 0
+        self._busy: dict[int, Queue] = {}
 
     def queue(self, device: int, name: str) -> Queue:
         """A new stream."""
@@ -114,6 +113,10 @@ class Engine:
             queue.priority = self._random.random()
         return queue
 
+    def busy(self, queue: Queue) -> None:
+        """A stream has something to do."""
+        self._busy.setdefault(queue.number, queue)
+
     def now(self) -> float:
         """Seconds of the device's clock."""
         return time.perf_counter()
@@ -123,9 +126,11 @@ class Engine:
         while not until():
             queue = self._next()
             if queue is None:
-                stuck = '\n'.join(f'  {queue}' for queue in self.queues if queue.tasks)
+                stuck = '\n'.join(f'  {queue}' for queue in self._busy.values())
                 raise Deadlock(f'no stream of the virtual accelerators can go on:\n{stuck or "  all are empty"}')
             task = queue.tasks.popleft()
+            if not queue.tasks:
+                del self._busy[queue.number]
             task.run()
             queue.done = task.tick
 
@@ -143,13 +148,14 @@ class Engine:
     def _next(self) -> Queue | None:
         """A stream whose head may run: the one in favour, or where a seed decides the next in priority."""
         if self._random is None:
-            # In turn: the next one behind the one that ran last.
-            turns = self.queues[self._turn + 1 :] + self.queues[: self._turn + 1]
-            found = next((queue for queue in turns if queue.may_run()), None)
-            self._turn = found.number if found is not None else 0
-            return found
+            # In turn: whoever ran goes to the back.
+            for number, queue in self._busy.items():
+                if queue.may_run():
+                    self._busy[number] = self._busy.pop(number)
+                    return queue
+            return None
         # Priorities that now and then change find what needs few, but particular, delays (Burckhardt et al. 2010).
         if not self._order or self._random.random() < CHANGE:
             self._random.choice(self.queues).priority = self._random.random()
             self._order = sorted(self.queues, key=lambda queue: -queue.priority)
-        return next((queue for queue in self._order if queue.may_run()), None)
+        return next((queue for queue in self._order if queue.tasks and queue.may_run()), None)

@@ -107,6 +107,8 @@ _made: dict[Any, Made] = {}
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Issue one operation."""
     leaves, shape = _flat(args, kwargs)
+    if state.issuing and func in COPIES and _from_host(func, args, kwargs):
+        raise ProgramError(f'{func} from the host has it wait for the device inside of a step; copy without blocking')
     if func in READ_BY_HOST or _to_host(func, args, kwargs):
         return _on_host(func, leaves, shape)
     forms = [_form(leaf) for leaf in leaves]
@@ -191,6 +193,8 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
                 results.append(one)
             continue
         same = next((index for index, zero in enumerate(zeros) if zero is one), None)
+        if same is not None and tuple(one.shape) != forms[same].size:
+            raise ProgramError(f'{func} changes the size of a tensor, which virtual accelerators do not')
         if same is not None:
             results.append(Same(same))
             continue
@@ -230,6 +234,16 @@ def _to_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get('device')
         return device is not None and torch.device(device).type == 'cpu'
     return func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
+
+
+def _from_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether it copies from the host, and is not told that the host need not wait."""
+    if func is aten._to_copy.default:
+        source, waits = args[0], not kwargs.get('non_blocking', False)
+    else:
+        source, waits = args[1], not (args[2] if len(args) > 2 else kwargs.get('non_blocking', False))
+    # A number of the host goes with the launch.
+    return waits and source.device == CPU and source.dim() > 0
 
 
 def _device(leaves: list[Any]) -> torch.device:
@@ -324,7 +338,9 @@ def register() -> None:
     def made_of(func: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: dispatch(func, args, kwargs)
 
-    library.impl('empty.memory_format', made_of(aten.empty.memory_format), 'PrivateUse1')
-    library.impl('empty_strided', made_of(aten.empty_strided.default), 'PrivateUse1')
+    # All other factories fill what these make, but for ``arange``, which changes its size.
+    for name in ('empty.memory_format', 'empty_strided', 'arange', 'arange.start', 'arange.start_step'):
+        base, _, overload = name.partition('.')
+        library.impl(name, made_of(getattr(getattr(aten, base), overload or 'default')), 'PrivateUse1')
     # Kept: its end would take the implementations back.
     state.libraries.append(library)

@@ -76,20 +76,25 @@ class VirtualWorld:
         Raises ``Race`` where memory or a tensor was used without the events that this needs, ``Deadlock`` where no
         stream could go on, ``ProgramError`` where ranks met in different collectives.
         """
+        return self.train(0, self._steps, keep=keep)
+
+    def train(self, first: int, count: int, *, keep: bool = True) -> Execution:
+        """Train some steps from number ``first`` on; see ``run``."""
+        steps = range(first, first + count)
         with single_thread():
             for rank in self.ranks:
-                rank.begin(self.engine.now)
+                rank.begin(self.engine.now, steps[-1])
             zero = self.engine.now()
-            for step in range(self._steps):
+            for step in steps:
                 self._issue(step)
             for rank in self.ranks:
                 rank.finish()
             self.engine.races.check()
             outcomes = [
                 Outcome(
-                    arrive_KS=rank.arrive_KS - zero,
-                    end_KS=rank.end_KS - zero,
-                    losses=rank.losses,
+                    arrive_KS=rank.arrive_KS[first : steps.stop] - zero,
+                    end_KS=rank.end_KS[first : steps.stop] - zero,
+                    losses=rank.losses[first : steps.stop],
                     parameters=rank.parameters() if keep else {},
                     gradients=rank.gradients if keep else {},
                 )
@@ -98,6 +103,7 @@ class VirtualWorld:
         return assemble_run(self._program, outcomes, 'real')
 
     def _issue(self, step: int) -> None:
+        """Every host issues the step, none of them waiting for anything in it."""
         for rank in self.ranks:
             rank.keep_near(step)
             state.issuing = True

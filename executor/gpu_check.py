@@ -1,0 +1,233 @@
+"""What a machine with one accelerator shows, in a few minutes: ``python -m executor.gpu_check [--quick]``.
+
+Losses against the CPU, several ranks on the one device over gloo, no waiting host inside of a step, flat memory, and
+for several schedules the measured step against the one that is predicted from op times of another run. Nothing is
+fetched from a network. Rehearsed with ``--device virtual --size tiny``, whose times say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from executor.devices.alone import Alone, costs_of, run_alone
+from executor.devices.kinds import KINDS
+from executor.devices.open import Device, open_device
+from executor.inprocess import InProcess
+from executor.rank import Request
+from simpar.engine import simulate
+from simpar.errors import SimparError
+from simpar.lower import lower
+from simpar.memory import memory
+from simpar.plan import Plan
+from simpar.program import Program
+from simpar.trace import Trace
+from simpar.workload import AdamW, Transformer, Workload
+
+BAR: Final = 0.10
+"""Share by which a predicted step may differ."""
+LOSSES: Final = {'fp32': 1e-4, 'bf16': 3e-2}
+"""How far losses of a dtype may be from those of the CPU in fp64."""
+SIZES: Final = {
+    'tiny': Transformer(layers=1, hidden=16, heads=2, vocab=32, sequence=8, init_std=0.1),
+    'small': Transformer(layers=2, hidden=256, heads=4, vocab=1024, sequence=128, init_std=0.02),
+    'full': Transformer(layers=8, hidden=2048, heads=16, vocab=16384, sequence=1024, init_std=0.02),
+}
+PLANS: Final = {
+    'data 2': Plan(data=2),
+    'data 2, zero 3': Plan(data=2, zero=3),
+    'tensor 2': Plan(tensor=2),
+    'tensor 2, copies 2': Plan(tensor=2, copies=2),
+    'tensor 2, copies 4': Plan(tensor=2, copies=4),
+    'tensor 2, sequence parallel, copies 2': Plan(tensor=2, sequence_parallel=True, copies=2),
+    'tensor 2, recomputed': Plan(tensor=2, recompute='full'),
+    'data 2, 4 micro-batches': Plan(data=2, micro_batches=4),
+}
+WORLD: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding.
+
+    Arguments: ``right``, None where nothing is asked of it.
+    """
+
+    part: str
+    name: str
+    found: str
+    right: bool | None = None
+    seconds: float = 0.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check, print, and write JSON where asked."""
+    options = _parser().parse_args(arguments)
+    torch.manual_seed(0)
+    try:
+        device = open_device(options.device)
+    except SimparError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    rows = list(_rows(device, options))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + '\n', encoding='utf-8')
+    wrong = [row for row in rows if row.right is False]
+    print(f'{len(rows)} findings, {len(wrong)} of them not as wanted')
+    return 4 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog='python -m executor.gpu_check', allow_abbrev=False)
+    parser.add_argument('--device', choices=[name for name in KINDS if KINDS[name].numbered], default='cuda')
+    parser.add_argument('--quick', action='store_true', help='at most 8 minutes: fewer steps')
+    parser.add_argument('--size', choices=tuple(SIZES), default='full', help='of the model that is timed')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write what was found')
+    return parser
+
+
+def _rows(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Every part; one that fails leaves the others."""
+    parts: tuple[Callable[[Device, argparse.Namespace], Iterator[Row]], ...] = (
+        _machine,
+        _losses,
+        _shared,
+        _no_waiting,
+        _flat,
+        _predicted,
+    )
+    for part in parts:
+        begun = time.perf_counter()
+        try:
+            for row in part(device, options):
+                shown = replace(row, seconds=round(time.perf_counter() - begun, 1))
+                mark = {None: ' ', True: '+', False: '-'}[shown.right]
+                print(f'{mark} {shown.part}: {shown.name}: {shown.found} ({shown.seconds:g} s)', flush=True)
+                yield shown
+        # A machine that is lent for minutes must not lose the other parts to one error.
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ''
+            failed = Row(part.__name__.strip('_'), 'failed', f'{type(error).__name__}: {reason}', right=False)
+            print(f'- {failed.part}: {failed.found}', flush=True)
+            yield failed
+
+
+def _machine(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    named = getattr(device.module, 'get_device_name', lambda index: options.device)(0)
+    text = f'{named}, torch {torch.__version__}, Python {platform.python_version()}, {device.module.device_count()}'
+    yield Row('machine', 'device', f'{text} of this kind')
+
+
+def _workload(model: Transformer, batch: int = 8) -> Workload:
+    return Workload(model=model, batch=batch, optimizer=AdamW(learning_rate=1e-3))
+
+
+def _losses(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """World 1: copies and streams, in single precision and in 16 bits."""
+    for copies in (1, 4):
+        program = lower(_workload(SIZES['tiny']), Plan(copies=copies), 1)
+        wanted = InProcess(program).run(3).losses
+        for dtype, bar in LOSSES.items():
+            found = _train(device, program, dtype)
+            worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+            yield Row('losses', f'copies {copies}, {dtype}', f'{worst:.1e} from fp64 on the CPU', worst <= bar)
+
+
+def _train(device: Device, program: Program, dtype: str) -> tuple[float, ...]:
+    from executor.devices.issue import Issuer
+    from executor.tensors import TORCH
+
+    issuer = Issuer(program, 0, device, {}, steps=3, dtype=TORCH[dtype])
+    issuer.begin(time.perf_counter, -1)
+    for step in range(3):
+        issuer.keep_near(step)
+        issuer.issue(step)
+    issuer.finish()
+    return tuple(sum(float(loss.sum()) for loss in losses.values()) for losses in issuer.losses)
+
+
+def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Two ranks on the one device."""
+    from executor.backend import Pool
+
+    with Pool(WORLD, timeout=60) as pool:
+        for name in ('tensor 2, copies 2', 'data 2, zero 3'):
+            program = lower(_workload(SIZES['tiny']), PLANS[name], WORLD)
+            request = Request(steps=3, dtype='fp32', device=options.device, transport='gloo')
+            found = pool.perform(program, request).losses
+            wanted = InProcess(program).run(3).losses
+            worst = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+            yield Row('two ranks on one device', name, f'{worst:.1e} from fp64 on the CPU', worst <= LOSSES['fp32'])
+
+
+def _no_waiting(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Torch itself raises where the host would wait for the device inside of a step."""
+    strict = getattr(device.module, 'set_sync_debug_mode', None)
+    if strict is None:
+        yield Row('no waiting host', 'not asked', f'{options.device} cannot tell')
+        return
+    from executor.devices.issue import Issuer
+    from executor.devices.traffic import Copies
+    from executor.validate import communicators
+
+    program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
+    copies = {(part.name, stream): Copies(part.size, 0) for part, stream in communicators(program)}
+    issuer = Issuer(program, 0, device, copies, steps=3)
+    issuer.begin(time.perf_counter, -1)
+    issuer.issue(0)
+    strict('error')
+    try:
+        issuer.issue(1)
+    finally:
+        strict('default')
+    issuer.finish()
+    yield Row('no waiting host', 'tensor 2, copies 2', 'none inside of a step', right=True)
+
+
+def _flat(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Bytes in use after many steps."""
+    program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
+    seen: list[int] = []
+    for steps in (40, 200 if options.quick else 2000):
+        run_alone(program, device, steps=steps)
+        seen.append(int(device.module.memory_reserved(device.name)))
+    yield Row('memory', 'reserved after few and many steps', f'{seen[0]:,} and {seen[1]:,} bytes', seen[1] <= seen[0])
+
+
+def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Steps with copies as traffic, predicted from a run of the same ops on one stream, one after the other."""
+    steps = 6 if options.quick else 20
+    asked = options.size == 'full'
+    for size in dict.fromkeys((options.size, 'tiny')):
+        for name, plan in PLANS.items():
+            workload = _workload(SIZES[size])
+            program, single = (lower(workload, one, WORLD) for one in (plan, replace(plan, streams='single')))
+            # The device never waits for the host in the run that is calibrated on, or ops would seem longer.
+            serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if asked else 2)
+            seen = run_alone(program, device, steps=steps, dtype='bf16')
+            trace = simulate(program, costs_of(program, serial.ops, seen.host))
+            step = float(trace.step_times[-1])
+            error = step / seen.step - 1
+            yield Row(
+                'prediction',
+                f'{size}: {name}',
+                f'{step * 1e3:.3f} ms for {seen.step * 1e3:.3f} ms: {error:+.1%}; {_bytes(trace, seen)}',
+                abs(error) <= BAR if asked else None,
+            )
+
+
+def _bytes(trace: Trace, seen: Alone) -> str:
+    return f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
+
+
+if __name__ == '__main__':
+    sys.exit(main())
