@@ -15,10 +15,12 @@
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
+# make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
+# make prove-micro  predict products and collectives that were left out of tables, and write docs/micro.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-onoff prove-micro prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -58,6 +60,12 @@ prove-training: .venv-test/installed
 
 accuracy: .venv-test/installed
 	.venv-test/bin/python -m tests.accuracy_page
+
+prove-onoff: .venv-test/installed
+	.venv-test/bin/python -m tests.onoff_page
+
+prove-micro: .venv-test/installed
+	.venv-test/bin/python -m tests.micro_page
 
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
