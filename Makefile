@@ -16,11 +16,12 @@
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
+# make prove-left-out  fit the clock on one set of published steps, and score another set
 # make prove-micro  predict products and collectives that were left out of tables, and write docs/micro.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-onoff prove-micro prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-onoff prove-left-out prove-micro prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -63,6 +64,9 @@ accuracy: .venv-test/installed
 
 prove-onoff: .venv-test/installed
 	.venv-test/bin/python -m tests.onoff_page
+
+prove-left-out: .venv-test/installed
+	.venv-test/bin/python -m tests.left_out_page
 
 prove-micro: .venv-test/installed
 	.venv-test/bin/python -m tests.micro_page

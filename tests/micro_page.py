@@ -1,7 +1,7 @@
 """Write docs/micro.md: products and collectives that were left out of tables: `python -m tests.micro_page`.
 
-Every fifth block (n, k) of a table of products, by sha256, is left out with all its m, and predicted from the rest as
-the product predicts sizes that nobody measured. Every fifth point of a table of collectives is left out alone. Then each
+Every fifth block (n, k) of a table of products, by sha256, is left out with all its m. It is predicted from the rest as
+simpar predicts sizes that nobody measured. Every fifth point of a table of collectives is left out alone. Then each
 device is predicted by formula, with the constants of the other devices and its own data sheet.
 """
 
@@ -54,7 +54,7 @@ def predicted(rows: Sequence[Row], seconds: Callable[..., float]) -> list[tuple[
 
 
 def nearest(known: Sequence[Row]) -> Callable[..., float]:
-    """The rate of the measured block (n, k) that is nearest in log(size), at the same m: what a table alone would say."""
+    """The rate of the measured block (n, k) that is nearest in log(size), at the same m."""
     by: dict[float, list[Row]] = {}
     for row in known:
         by.setdefault(row[0], []).append(row)

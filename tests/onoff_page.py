@@ -1,8 +1,8 @@
 """Write the table of on/off pairs in docs/accuracy.md: `python -m tests.onoff_page`, or `make prove-onoff`.
 
-A pair is one plan with an effect of overlap off and on. `measured_steps/pairs/pairs.csv` lists all published ones that we
-know: those that can be predicted, with their schedule, and the others, each with why not. It was written before any of
-them was predicted. Where the batch is not stated, the first is that of the authors' scripts, and all give the range.
+A pair is one plan with an effect of overlap off and on. `measured_steps/pairs/pairs.csv` lists all published ones that
+we know: those that can be predicted, with their schedule, and the others, each with why not. It was written before any
+of them was predicted. Where the batch is not stated, the first is that of the authors' scripts, and all give the range.
 """
 
 from __future__ import annotations
