@@ -9,18 +9,22 @@ import json
 import sys
 from dataclasses import replace
 from hashlib import sha256
-from math import exp
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
 from simpar.clocks import under_load
 from simpar.cost.price import Effects, Pricer
 from simpar.hardware import Cluster
+from simpar.interval import LEVEL, TABLE
 from simpar.predict import followed
+from simpar.profiles import profile_folder
 from simpar.shipped import measured_folder
 from simpar.validate.fit import Bench, bench_of
+from simpar.validate.residuals import covered, spreads_of, written
 from simpar.validate.rows import Row, read_rows
 from simpar.validate.run import answers, outcomes
+from simpar.validate.scores import Pair
 from simpar.validate.text import to_dict
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
@@ -59,6 +63,42 @@ def parts(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
                 mean = sum(abs(found['predicted'] / found['measured'] - 1) for found in part) / len(part)
                 null = sum(abs(found['null'] / found['measured'] - 1) for found in part) / len(part)
                 lines.append(f'| {one["name"]}, {name} | {len(part)} | {mean:.1%} | {null:.1%} |')
+    return lines
+
+
+def pairs_of(answer: dict[str, Any], rows: dict[str, Row], *, fitting: bool) -> dict[str, list[Pair]]:
+    """The predictions of rows of each set, those for fitting or those that are scored."""
+    return {
+        one['name']: [
+            Pair(rows[it['id']], it['predicted'], it['null'], it['stack'], it['device'], it['bound'])
+            for it in one['rows']
+            if it['fitting'] == fitting
+        ]
+        for one in answer['sets']
+    }
+
+
+def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
+    """Write hw_profiles/intervals.csv of the rows for fitting; whether the others lie within, a row a set."""
+    fitted = [pair for pairs in pairs_of(answer, rows, fitting=True).values() for pair in pairs]
+    known = spreads_of(fitted)
+    (profile_folder() / TABLE).write_text(written(known), encoding='utf-8')
+    lines = [
+        '',
+        '| 80 % intervals | rows | within | 95 % range of 80 % | half-width, median | mean error |',
+        '|---|---|---|---|---|---|',
+    ]
+    for name, pairs in pairs_of(answer, rows, fitting=False).items():
+        told, within, width = covered(pairs, known)
+        if not told:
+            continue
+        models = len({pair.row.shape for pair in pairs})
+        reach = 1.96 * sqrt(LEVEL * (1 - LEVEL) / told)
+        mean = sum(abs(pair.error) for pair in pairs) / len(pairs)
+        span = f'{LEVEL - reach:.0%} to {min(1, LEVEL + reach):.0%}'
+        lines.append(
+            f'| {name} | {told} of {models} models | {within / told:.0%} | {span} | {width:.1%} | {mean:.1%} |'
+        )
     return lines
 
 
@@ -119,7 +159,8 @@ def main() -> None:
         answer = json.loads(Path(sys.argv[1]).read_text(encoding='utf-8'))
     else:
         answer = to_dict(answers(outcomes(rows, 2)))
-    made = [*table(answer), *parts(answer, {row.name: row for row in rows}), *effects()]
+    by = {row.name: row for row in rows}
+    made = [*table(answer), *parts(answer, by), *intervals(answer, by), *effects()]
     text = PAGE.read_text(encoding='utf-8')
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     body = '\n'.join(made)

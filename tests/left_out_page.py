@@ -59,7 +59,7 @@ def lines() -> Iterator[str]:
         clock = best(bench_of(small))
         bench = bench_of(rows(target, fitting=False))
         against = null([row for row in rows(target, fitting=True) if row.seconds], bench.rows)
-        names = [' '.join((name, word)).strip() for name, word in (source, target)]
+        names = [f'{name} {word}'.strip() for name, word in (source, target)]
         yield (
             f'| {names[0]} | {names[1]} | {clock} | {len(bench.rows)} | {error(bench, clock):.1%} | {1.5 * bar:.1%} '
             f'| {against:.1%} |'

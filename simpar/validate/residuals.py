@@ -10,7 +10,6 @@ from itertools import combinations
 from typing import Final
 
 from simpar.interval import DEVICE, HOST, LEVEL, Spread, lineage, spread_among
-from simpar.validate.run import SetAnswer
 from simpar.validate.scores import Pair, groups
 
 LEAST: Final = 3
@@ -18,9 +17,11 @@ LEAST: Final = 3
 _COLUMNS: Final = ('stack', 'device', 'bound', 'rows', 'models', 'step', 'pairs', 'gain')
 
 
-def spreads_of(answers: Sequence[SetAnswer]) -> list[Spread]:
-    """The spreads of all stacks that have rows for fitting of enough models, their own or those of stacks over them."""
-    pairs = [pair for answer in answers for pair in answer.fitted]
+def spreads_of(pairs: Sequence[Pair]) -> list[Spread]:
+    """The spreads of all stacks that have rows of enough models, their own or those of stacks that extend them.
+
+    Arguments: ``pairs``, of rows for fitting alone.
+    """
     stacks = sorted({name for pair in pairs for name in lineage(pair.stack)})
     devices = sorted({pair.device for pair in pairs})
     kinds = ((stack, device, bound) for stack in stacks for device in devices for bound in (HOST, DEVICE))
