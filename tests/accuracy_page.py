@@ -28,7 +28,6 @@ from simpar.validate.scores import Pair
 from simpar.validate.text import to_dict
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
-BEGIN, END = '<!-- validate -->', '<!-- end of validate -->'
 FIFTH = 5
 MOST_DEVICES = 64
 """Larger rows take too long to be predicted seven times."""
@@ -137,7 +136,7 @@ def effects() -> list[str]:
     sets = sorted({row.of for row in rows})
     benches = {name: bench_of([row for row in rows if row.of == name]) for name in sets}
     heads = [f'{name} ({len(benches[name].rows)})' for name in sets]
-    lines = ['', f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
+    lines = [f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
     for name, (change, on) in VARIANTS.items():
         errors = [_mean(benches[of], change, on) for of in sets]
         lines.append(f'| {name} | {" | ".join(f"{error:.1%}" for error in errors)} |')
@@ -153,18 +152,25 @@ def _mean(bench: Bench, change: Any, on: Effects) -> float:
     return sum(found) / len(found) if found else exp(0.0) - 1
 
 
-def main() -> None:
-    rows = read_rows(measured_folder())
-    if len(sys.argv) > 1:
-        answer = json.loads(Path(sys.argv[1]).read_text(encoding='utf-8'))
-    else:
-        answer = to_dict(answers(outcomes(rows, 2)))
-    by = {row.name: row for row in rows}
-    made = [*table(answer), *parts(answer, by), *intervals(answer, by), *effects()]
+def put(mark: str, lines: list[str]) -> None:
+    """Write lines between two marks of the page."""
+    begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
     text = PAGE.read_text(encoding='utf-8')
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    body = '\n'.join(made)
-    PAGE.write_text(f'{before}{BEGIN}\n\n{body}\n\n{END}{after}', encoding='utf-8')
+    body = '\n'.join(lines)
+    PAGE.write_text(f'{text.split(begin)[0]}{begin}\n\n{body}\n\n{end}{text.split(end)[1]}', encoding='utf-8')
+
+
+def main() -> None:
+    """Scores, then effects; `--scores` or `--effects` asks for one of them."""
+    words = sys.argv[1:]
+    rows = read_rows(measured_folder())
+    if '--effects' not in words:
+        files = [word for word in words if not word.startswith('--')]
+        told = json.loads(Path(files[0]).read_text(encoding='utf-8')) if files else to_dict(answers(outcomes(rows, 2)))
+        by = {row.name: row for row in rows}
+        put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
+    if '--scores' not in words:
+        put('effects', effects())
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +22,9 @@ PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'
 MOST_DEVICES = 64
 """Larger rows take too long to be fitted on."""
-CLOCKS = [round(BOUNDS['sustained'][0] + 0.03 * step, 2) for step in range(11)]
+CLOCKS = [round(BOUNDS['sustained'][0] + 0.05 * step, 2) for step in range(7)]
+MOST_ROWS = 24
+"""Rows that a clock is fitted on: of more, those with the smallest sha256 of their id."""
 CASES = (
     # fitted on (set, word of its hardware), scored on, bar
     (('llm_foundry_mpt', 'a100'), ('llm_foundry_mpt', 'h100'), 0.07),
@@ -56,7 +59,8 @@ def lines() -> Iterator[str]:
     yield '|---|---|---|---|---|---|---|'
     for source, target, bar in CASES:
         small = [row for row in rows(source, fitting=True) if row.whole('n_gpus') <= MOST_DEVICES]
-        clock = best(bench_of(small))
+        small.sort(key=lambda row: sha256(row.name.encode()).digest())
+        clock = best(bench_of(small[:MOST_ROWS]))
         bench = bench_of(rows(target, fitting=False))
         against = null([row for row in rows(target, fitting=True) if row.seconds], bench.rows)
         names = [f'{name} {word}'.strip() for name, word in (source, target)]

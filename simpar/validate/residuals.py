@@ -58,13 +58,13 @@ def half_width(errors: Sequence[float]) -> float:
 
 
 def covered(pairs: Sequence[Pair], known: Sequence[Spread]) -> tuple[int, int, float]:
-    """Of pairs that have an interval: how many, how many of them lie within, and the median half-width."""
+    """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
     widths = []
     within = 0
     for pair in pairs:
         spread = spread_among(known, pair.stack, pair.device, pair.bound)
         if spread:
-            widths.append(math.expm1(spread.step))
+            widths.append(math.sinh(spread.step))
             within += abs(math.log(pair.row.seconds / pair.seconds)) <= spread.step
     return len(widths), within, sorted(widths)[len(widths) // 2] if widths else 0.0
 
