@@ -21,6 +21,7 @@ FLOORS = [
         'interval',
         'predict',
         'diagnosis',
+        'recording',
         'report',
         'page',
     ],

@@ -78,8 +78,9 @@ def _own(tape: Tape, gradient: Value) -> Value:
     if tape.handed_on[gradient.name] < 2:
         return gradient
     name = f'{gradient.name}.copy'
-    while name in tape.tensors:
-        # A value that goes on over several stages is copied in each.
+    taken = {op.name for op in tape.ops}
+    # A value that goes on over several stages is copied in each, and a redistribution may have copied it, too.
+    while name in tape.tensors or f'{name}.I' in taken:
         name = f'{name}.copy'
     copied = tape.register(gradient.like(name))
     tape.emit_compute(copied.name, 'scale', 'I', [gradient.name], [copied.name], attributes={'factor': 1.0})
