@@ -17,6 +17,7 @@ from simpar.shipped import measured_folder
 from simpar.validate import null_model
 from simpar.validate.fit import BOUNDS, Bench, bench_of
 from simpar.validate.rows import Row, is_for_fitting, read_rows
+from simpar.validate.settings import Skipped, schedule_tree
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'
@@ -37,6 +38,14 @@ CASES = (
 def rows(of: tuple[str, str], *, fitting: bool) -> list[Row]:
     found = read_rows(measured_folder(), of[0])
     return [row for row in found if of[1] in row.text('hardware').lower() and is_for_fitting(row) == fitting]
+
+
+def predictable(row: Row) -> bool:
+    try:
+        schedule_tree(row)
+    except Skipped:
+        return False
+    return True
 
 
 def best(bench: Bench) -> float:
@@ -62,7 +71,7 @@ def lines() -> Iterator[str]:
         small.sort(key=lambda row: sha256(row.name.encode()).digest())
         clock = best(bench_of(small[:MOST_ROWS]))
         bench = bench_of(rows(target, fitting=False))
-        against = null([row for row in rows(target, fitting=True) if row.seconds], bench.rows)
+        against = null([row for row in rows(target, fitting=True) if predictable(row)], bench.rows)
         names = [f'{name} {word}'.strip() for name, word in (source, target)]
         yield (
             f'| {names[0]} | {names[1]} | {clock} | {len(bench.rows)} | {error(bench, clock):.1%} | {1.5 * bar:.1%} '
