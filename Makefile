@@ -25,6 +25,9 @@
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
+# make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
+# make prove-left-out  fit the clock on one set of published steps, and score another set
+# make prove-micro  predict products and collectives that were left out of tables, and write docs/micro.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
@@ -69,6 +72,15 @@ prove-training: .venv-test/installed
 
 accuracy: .venv-test/installed
 	.venv-test/bin/python -m tests.accuracy_page
+
+prove-onoff: .venv-test/installed
+	.venv-test/bin/python -m tests.onoff_page
+
+prove-left-out: .venv-test/installed
+	.venv-test/bin/python -m tests.left_out_page
+
+prove-micro: .venv-test/installed
+	.venv-test/bin/python -m tests.micro_page
 
 netns: .venv-test/installed
 	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2

@@ -94,6 +94,10 @@ def parser() -> argparse.ArgumentParser:
         help='days and cost of a whole run, e.g. tokens=15T, price=2.5, mtbf=50000h; may be repeated',
     )  # fmt: skip
 
+    run.add_argument(
+        '--fit', type=Path, metavar='FILE', help='scale one number of the stack by an own measured step: `step: 161 ms`'
+    )
+
     check = _verb(verbs, 'check', 'ranks, groups, collectives; what is simulated and executable', file=True)
     check.add_argument(
         '--numerics', action='store_true', help='train one step in process; compare with the unsharded model'

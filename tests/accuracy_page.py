@@ -9,23 +9,27 @@ import json
 import sys
 from dataclasses import replace
 from hashlib import sha256
-from math import exp
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
 from simpar.clocks import under_load
 from simpar.cost.price import Effects, Pricer
 from simpar.hardware import Cluster
+from simpar.interval import LEVEL, TABLE
 from simpar.predict import followed
+from simpar.profiles import profile_folder
 from simpar.shipped import measured_folder
 from simpar.validate.fit import Bench, bench_of
+from simpar.validate.residuals import covered, spreads_of, written
 from simpar.validate.rows import Row, read_rows
 from simpar.validate.run import answers, outcomes
+from simpar.validate.scores import Pair
 from simpar.validate.text import to_dict
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
-BEGIN, END = '<!-- validate -->', '<!-- end of validate -->'
-FIFTH = 5
+EACH = 10
+"""Rows of a set that effects are left out of."""
 MOST_DEVICES = 64
 """Larger rows take too long to be predicted seven times."""
 
@@ -62,9 +66,49 @@ def parts(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
     return lines
 
 
+def pairs_of(answer: dict[str, Any], rows: dict[str, Row], *, fitting: bool) -> dict[str, list[Pair]]:
+    """The predictions of rows of each set, those for fitting or those that are scored."""
+    return {
+        one['name']: [
+            Pair(rows[it['id']], it['predicted'], it['null'], it['stack'], it['device'], it['bound'])
+            for it in one['rows']
+            if it['fitting'] == fitting
+        ]
+        for one in answer['sets']
+    }
+
+
+def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
+    """Write hw_profiles/intervals.csv of the rows for fitting; whether the others lie within, a row a set."""
+    fitted = [pair for pairs in pairs_of(answer, rows, fitting=True).values() for pair in pairs]
+    known = spreads_of(fitted)
+    (profile_folder() / TABLE).write_text(written(known), encoding='utf-8')
+    lines = [
+        '',
+        '| 80 % intervals | rows | within | 95 % range of 80 % | half-width, median | mean error |',
+        '|---|---|---|---|---|---|',
+    ]
+    for name, pairs in pairs_of(answer, rows, fitting=False).items():
+        told, within, width = covered(pairs, known)
+        if not told:
+            continue
+        models = len({pair.row.shape for pair in pairs})
+        reach = 1.96 * sqrt(LEVEL * (1 - LEVEL) / told)
+        mean = sum(abs(pair.error) for pair in pairs) / len(pairs)
+        span = f'{LEVEL - reach:.0%} to {min(1, LEVEL + reach):.0%}'
+        lines.append(
+            f'| {name} | {told} of {models} models | {within / told:.0%} | {span} | {width:.1%} | {mean:.1%} |'
+        )
+    return lines
+
+
 def without_clocks(cluster: Cluster) -> Cluster:
     device = replace(cluster.profile.device, sustained=None)
     return replace(cluster, profile=replace(cluster.profile, device=device))
+
+
+def one_clock(cluster: Cluster) -> Cluster:
+    return replace(cluster, profile=replace(cluster.profile, device=replace(cluster.profile.device, power_bound=False)))
 
 
 def waiting(cluster: Cluster) -> Cluster:
@@ -80,6 +124,7 @@ VARIANTS = {
         replace(EVERY, framework=False),
     ),
     'without clocks under load': (without_clocks, EVERY),
+    'one clock whatever a step does': (one_clock, EVERY),
     'without waits of the host': (lambda cluster: cluster, replace(EVERY, host_waits=False)),
     'without the host': (lambda cluster: cluster, replace(EVERY, launch=False)),
     'waiting as of the profile': (waiting, EVERY),
@@ -87,17 +132,19 @@ VARIANTS = {
 }
 
 
-def in_fifth(row: Row) -> bool:
-    return int(sha256(row.name.encode()).hexdigest(), 16) % FIFTH == 0
+def chosen(rows: list[Row]) -> list[Row]:
+    """The few rows of a set with the smallest sha256 of their id."""
+    small = [row for row in rows if row.seconds and row.whole('n_gpus') <= MOST_DEVICES]
+    return sorted(small, key=lambda row: sha256(row.name.encode()).digest())[:EACH]
 
 
 def effects() -> list[str]:
-    """Each effect left out alone: the mean error on a fifth of the rows, chosen by the sha256 of their id."""
-    rows = [row for row in read_rows(measured_folder()) if in_fifth(row) and row.whole('n_gpus') <= MOST_DEVICES]
+    """Each effect left out alone: the mean error on a few rows of each set."""
+    rows = read_rows(measured_folder())
     sets = sorted({row.of for row in rows})
-    benches = {name: bench_of([row for row in rows if row.of == name]) for name in sets}
+    benches = {name: bench_of(chosen([row for row in rows if row.of == name])) for name in sets}
     heads = [f'{name} ({len(benches[name].rows)})' for name in sets]
-    lines = ['', f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
+    lines = [f'| | {" | ".join(heads)} |', f'|---|{"---|" * len(sets)}']
     for name, (change, on) in VARIANTS.items():
         errors = [_mean(benches[of], change, on) for of in sets]
         lines.append(f'| {name} | {" | ".join(f"{error:.1%}" for error in errors)} |')
@@ -113,17 +160,25 @@ def _mean(bench: Bench, change: Any, on: Effects) -> float:
     return sum(found) / len(found) if found else exp(0.0) - 1
 
 
-def main() -> None:
-    rows = read_rows(measured_folder())
-    if len(sys.argv) > 1:
-        answer = json.loads(Path(sys.argv[1]).read_text(encoding='utf-8'))
-    else:
-        answer = to_dict(answers(outcomes(rows, 2)))
-    made = [*table(answer), *parts(answer, {row.name: row for row in rows}), *effects()]
+def put(mark: str, lines: list[str]) -> None:
+    """Write lines between two marks of the page."""
+    begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
     text = PAGE.read_text(encoding='utf-8')
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    body = '\n'.join(made)
-    PAGE.write_text(f'{before}{BEGIN}\n\n{body}\n\n{END}{after}', encoding='utf-8')
+    body = '\n'.join(lines)
+    PAGE.write_text(f'{text.split(begin)[0]}{begin}\n\n{body}\n\n{end}{text.split(end)[1]}', encoding='utf-8')
+
+
+def main() -> None:
+    """Scores, then effects; `--scores` or `--effects` asks for one of them."""
+    words = sys.argv[1:]
+    rows = read_rows(measured_folder())
+    if '--effects' not in words:
+        files = [word for word in words if not word.startswith('--')]
+        told = json.loads(Path(files[0]).read_text(encoding='utf-8')) if files else to_dict(answers(outcomes(rows, 2)))
+        by = {row.name: row for row in rows}
+        put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
+    if '--scores' not in words:
+        put('effects', effects())
 
 
 if __name__ == '__main__':

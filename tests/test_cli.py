@@ -18,7 +18,8 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps', '--trace',
+        '--fit', '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps',
+        '--trace',
         '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],

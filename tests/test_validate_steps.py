@@ -134,6 +134,17 @@ def test_what_a_row_says_goes_before_its_stack():
     assert tree['plan']['micro_batches'] == 2
 
 
+def test_context_ranks_and_experts_of_a_row_are_those_of_the_plan():
+    long = schedule_tree(row(cp=4, dp=2, seq=4096))['plan']
+    assert (long['context'], long['context_kind'], long['micro_batches']) == (4, 'ring', 8)
+    mixture = schedule_tree(row(n_experts=8, topk=2, ep=4, moe_ffn=512))
+    assert mixture['workload']['transformer']['experts'] == {'count': 8, 'top_k': 2, 'ffn': 512}
+    assert mixture['plan']['expert'] == 4
+    # Of experts the null model counts those that a token goes to.
+    dense, sparse = row(ffn=1024), row(ffn=4096, n_experts=8, topk=2, moe_ffn=512)
+    assert null_model.work(dense) == null_model.work(sparse)
+
+
 def test_rows_of_every_shipped_set_are_read():
     names = {one.of for one in read_rows(measured_folder())}
     assert names == {
@@ -146,7 +157,7 @@ def test_the_command_tells_scores_and_what_was_left_out(tmp_path, capsys):
     write(tmp_path, *rows, {'id': 'mine:7', 'n_experts': 8}, {'id': 'mine:8', 'hardware': 'TPU'})
     assert main(['validate', '--data', str(tmp_path), '--json']) == 0
     answer = json.loads(capsys.readouterr().out)['sets'][0]
-    assert answer['skipped'] == {'mixture of experts': 1, 'no profile for TPU': 1}
+    assert answer['skipped'] == {'not stated: topk': 1, 'no profile for TPU': 1}
     assert {one['id'] for one in answer['rows']} == {'mine:1', 'mine:2'}
     assert all(one['predicted'] > 0 for one in answer['rows'])
 

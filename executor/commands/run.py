@@ -98,6 +98,7 @@ def load_job(options: argparse.Namespace) -> Job:
         return Job(program, _function(options.costs)(program) if emulated else None)
     from executor.given import module_of
     from simpar.case import load_case, on_net
+    from simpar.clocks import under_load
     from simpar.cost.price import price
     from simpar.size import parse_limit
 
@@ -105,7 +106,7 @@ def load_job(options: argparse.Namespace) -> Job:
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
     )
-    return Job(case.program, price(case.program, case.cluster) if emulated else None)
+    return Job(case.program, price(case.program, under_load(case.program, case.cluster)) if emulated else None)
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202

@@ -32,6 +32,7 @@ def command(options: argparse.Namespace) -> int:
     check_plot(options)
     net = _net(options.net)
     case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options)), net)
+    _emulates(case)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
         recorded = Path(folder) / 'measured.json'
@@ -56,6 +57,18 @@ def command(options: argparse.Namespace) -> int:
             write_atomically(options.save, recorded.read_bytes())
     _answer(options, case, measured, net)
     return 0
+
+
+def _emulates(case: Case) -> None:
+    """Refuse a stack whose host waits: the executor issues without ever waiting, so it would measure another step."""
+    stack = case.cluster.stack
+    waits = stack.waits.at if stack and stack.waits else ()
+    if stack and (waits or (stack.host and stack.host.step.value)):
+        where = f' ({", ".join(waits)})' if waits else ''
+        what = f'stack: the host of {stack.name} waits for the device{where}, which the executor does not emulate'
+        raise ScheduleError(
+            Problem('cluster', what, 'leave the stack out, or name one that waits for nothing, as eager')
+        )
 
 
 def _net(text: str) -> Net:

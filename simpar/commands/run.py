@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, load_case
@@ -22,6 +23,11 @@ def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
     case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
+    found = None
+    if options.fit:
+        from simpar.validate.own_step import fitted_case, read_own_step
+
+        case, found = fitted_case(case, read_own_step(options.fit))
     prediction = case.predict(options.steps)
     written = _write(options, prediction, case)
     if options.json:
@@ -30,6 +36,8 @@ def command(options: argparse.Namespace) -> int:
         answer = to_dict(prediction)
         answer['notes'] += case.notes
         answer['parameters'] = case.parameters
+        if found:
+            answer['fitted'] = asdict(found)
         if budget:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
@@ -42,6 +50,8 @@ def command(options: argparse.Namespace) -> int:
         from simpar.report import render
 
         sys.stdout.write(render(prediction))
+        if found:
+            print(found.line)
         if budget:
             print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
         for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):

@@ -34,7 +34,7 @@ HALF = frozenset({'fp16', 'bf16'})
 BYTES: Mapping[str, int] = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1}
 GROUP_TILE = 128
 """Rows to which a grouped product fills up those of each expert: a tile of cuBLAS, CUTLASS and DeepGEMM."""
-_MATMUL = (Axis('m'), Axis('n'), Axis('k'))
+MATMUL_AXES = (Axis('m'), Axis('n'), Axis('k'))
 # A narrower head than was measured costs more than its share of FLOPs: between 64 and 128, where both were, time goes
 # with the power 0.4 to 0.6 of the width.
 _ATTENTION = (Axis('queries', 0, 0), Axis('head_dim', 0.5, 1), Axis('sequence', 0, 2), Axis('pairs', 0, 1))
@@ -197,7 +197,7 @@ class DeviceCompute:
 def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
     """Seconds by m, n, k where the rows are a full grid; the points measured; the best FLOP/s among them."""
     fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
-    return Grid(_MATMUL, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
+    return Grid(MATMUL_AXES, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
 
 
 @functools.lru_cache(maxsize=8)

@@ -15,7 +15,10 @@ def work(row: Row) -> float:
     each device, and (pipeline − 1) / (chunks × micro-batches) more for the bubble.
     """
     batch, sequence, layers, hidden = (row.whole(key) for key in ('global_batch', 'seq', 'n_layers', 'hidden'))
-    ffn = row.whole('ffn', 4 * hidden) * (3 if 'glu' in row.text('mlp') else 2)
+    ffn = float(row.whole('ffn', 4 * hidden) * (3 if 'glu' in row.text('mlp') else 2))
+    if row.whole('n_experts') > 1:
+        # Of experts those count that a token goes to.
+        ffn = ffn * row.whole('topk', 1) * row.whole('moe_ffn', row.whole('ffn', 1)) / max(1, row.whole('ffn', 1))
     heads = row.whole('heads', 1)
     groups = row.whole('kv_heads', heads) / heads
     weights = layers * hidden * (hidden * (2 + 2 * groups) + ffn) + hidden * row.whole('vocab', 50257)

@@ -10,7 +10,6 @@ from itertools import combinations
 from typing import Final
 
 from simpar.interval import DEVICE, HOST, LEVEL, Spread, lineage, spread_among
-from simpar.validate.run import SetAnswer
 from simpar.validate.scores import Pair, groups
 
 LEAST: Final = 3
@@ -18,9 +17,11 @@ LEAST: Final = 3
 _COLUMNS: Final = ('stack', 'device', 'bound', 'rows', 'models', 'step', 'pairs', 'gain')
 
 
-def spreads_of(answers: Sequence[SetAnswer]) -> list[Spread]:
-    """The spreads of all stacks that have rows for fitting of enough models, their own or those of stacks over them."""
-    pairs = [pair for answer in answers for pair in answer.fitted]
+def spreads_of(pairs: Sequence[Pair]) -> list[Spread]:
+    """The spreads of all stacks that have rows of enough models, their own or those of stacks that extend them.
+
+    Arguments: ``pairs``, of rows for fitting alone.
+    """
     stacks = sorted({name for pair in pairs for name in lineage(pair.stack)})
     devices = sorted({pair.device for pair in pairs})
     kinds = ((stack, device, bound) for stack in stacks for device in devices for bound in (HOST, DEVICE))
@@ -57,13 +58,13 @@ def half_width(errors: Sequence[float]) -> float:
 
 
 def covered(pairs: Sequence[Pair], known: Sequence[Spread]) -> tuple[int, int, float]:
-    """Of pairs that have an interval: how many, how many of them lie within, and the median half-width."""
+    """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
     widths = []
     within = 0
     for pair in pairs:
         spread = spread_among(known, pair.stack, pair.device, pair.bound)
         if spread:
-            widths.append(math.expm1(spread.step))
+            widths.append(math.sinh(spread.step))
             within += abs(math.log(pair.row.seconds / pair.seconds)) <= spread.step
     return len(widths), within, sorted(widths)[len(widths) // 2] if widths else 0.0
 

@@ -96,16 +96,15 @@ def _not_modelled(row: Row) -> str:
         return 'fp8'
     if 'lora' in (row.text('model') + row.text('notes')).lower() or 'ptuning' in row.text('model').lower():
         return 'adapters'
-    if row.whole('n_experts') > 1:
-        return 'mixture of experts'
-    for column, what in (('cp', 'context parallelism'), ('ep', 'expert parallelism')):
-        if row.whole(column, 1) > 1:
-            return what
+    if row.whole('n_experts') > 1 and not row.whole('topk'):
+        return 'not stated: topk'
+    if row.whole('ep', 1) > 1 and row.whole('n_experts') < 2:
+        return 'expert parallelism without experts'
     return ''
 
 
 def _odd_batch(row: Row) -> str:
-    world = row.whole('tp', 1) * row.whole('pp', 1) * max(1, row.whole('dp', 1))
+    world = row.whole('tp', 1) * row.whole('pp', 1) * row.whole('cp', 1) * max(1, row.whole('dp', 1))
     if world != row.whole('n_gpus'):
         return f'{world} ranks of its degrees on {row.whole("n_gpus")} devices'
     data, samples = max(1, row.whole('dp', 1)), row.whole('micro_batch', 1)
@@ -156,6 +155,10 @@ def _workload(row: Row) -> dict[str, Any]:
     # Where a model of Ascend's tables has no word for it, three products of this width are its feed-forward.
     if 'glu' in row.text('mlp') or (not row.text('mlp') and row.whole('ffn') % row.whole('hidden')):
         model |= {'activation': 'swiglu', 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
+    if row.whole('n_experts') > 1:
+        model['experts'] = {'count': row.whole('n_experts'), 'top_k': row.whole('topk')}
+        if row.text('moe_ffn'):
+            model['experts']['ffn'] = row.whole('moe_ffn')
     return {'transformer': model, 'batch': row.whole('global_batch'), 'precision': _precision(row)}
 
 
@@ -174,6 +177,11 @@ def _plan(row: Row) -> dict[str, Any]:
     }
     if tensor > 1 and row.whole('sp'):
         plan['sequence_parallel'] = True
+    if row.whole('cp', 1) > 1:
+        # What Megatron's context parallelism does unless told otherwise.
+        plan |= {'context': row.whole('cp'), 'context_kind': 'ring'}
+    if row.whole('ep', 1) > 1:
+        plan['expert'] = row.whole('ep')
     if data > 1 and row.whole('zero_stage'):
         plan['zero'] = row.whole('zero_stage')
     copies = row.whole('interleave_copies', 1)

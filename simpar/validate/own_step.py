@@ -1,0 +1,133 @@
+"""An own measured step: one number of a stack or device is scaled until the prediction meets it (`simpar run --fit`).
+
+Where the host issues for half of the step or more, the host's seconds for a kernel are scaled, forward and backward
+alike; else the clock of the matrix units under load. Both stay within the bounds that all fitted numbers have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from simpar import document
+from simpar.case import Case
+from simpar.document import Seconds
+from simpar.errors import Problem, ScheduleError
+from simpar.hardware import Cluster
+from simpar.interval import HOST, bound_by
+from simpar.predict import step_and_costs, step_of
+from simpar.units import format_time
+from simpar.validate.fit import BOUNDS, with_numbers
+
+HALVINGS: Final = 14
+CLOSE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStep:
+    """What a file of ``--fit`` has: ``step``, the seconds of a step that the user measured with this very schedule."""
+
+    step: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What was scaled.
+
+    Arguments: ``number``, in words; ``before`` and ``after``; ``bound``, whether it stopped at the end of its range;
+    ``measured``, ``unfitted`` and ``fitted`` seconds of a step.
+    """
+
+    number: str
+    unit: str
+    before: float
+    after: float
+    bound: bool
+    measured: float
+    unfitted: float
+    fitted: float
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        how = f'{self.number} × {self.after / self.before:.3g} ({self.before:.3g} to {self.after:.3g}{self.unit})'
+        steps = f'predicted {format_time(self.unfitted)}, now {format_time(self.fitted)}'
+        end = '; this is the end of its range: something else is missing' if self.bound else ''
+        return f'Fitted to a measured step of {format_time(self.measured)}: {how}; {steps}{end}.'
+
+
+def read_own_step(path: Path) -> OwnStep:
+    """The file of ``--fit``; raises ``ScheduleError`` with every problem."""
+    return document.build(document.read(path), OwnStep)
+
+
+def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
+    """The case with one number scaled, of its baseline too where that is on the same stack; and what was scaled.
+
+    Raises ``ScheduleError`` where the cluster names no stack.
+    """
+    if case.cluster.stack is None:
+        instead = 'name one in the schedule, as cluster.stack: eager, or leave --fit out'
+        raise ScheduleError(Problem('--fit', 'it scales a number of a stack, and the cluster names none', instead))
+    step, costs = step_and_costs(case.program, case.cluster)
+    by_host = bound_by(case.program, costs, step) == HOST and case.cluster.stack.host is not None
+    numbers, span, number, unit, before = _host(case.cluster) if by_host else _clock(case.cluster)
+    factor = _solved(lambda tried: step_of(case.program, with_numbers(case.cluster, numbers(tried))), own.step, span)
+    changed = numbers(factor)
+    other = case.baseline
+    if other and other.cluster.stack is case.cluster.stack:
+        other = replace(other, cluster=with_numbers(other.cluster, changed))
+    made = replace(case, cluster=with_numbers(case.cluster, changed), baseline=other)
+    found = Fitted(
+        number=number, unit=unit, before=before, after=before * factor, bound=factor in span, measured=own.step,
+        unfitted=step, fitted=step_of(made.program, made.cluster),
+    )  # fmt: skip
+    return made, found
+
+
+Numbers = Callable[[float], Mapping[str, float]]
+Chosen = tuple[Numbers, tuple[float, float], str, str, float]
+"""Numbers by the factor, the ends of its range (the factor of the slowest step first), words, unit, and the value."""
+
+
+def _host(cluster: Cluster) -> Chosen:
+    assert cluster.stack
+    assert cluster.stack.host
+    forward, backward = cluster.stack.host.forward.value, cluster.stack.host.backward.value
+    low, high = BOUNDS['forward']
+    slow, fast = min(high / forward, high / backward), max(low / forward, low / backward)
+
+    def numbers(factor: float) -> Mapping[str, float]:
+        return {'forward': forward * factor, 'backward': backward * factor}
+
+    return numbers, (slow, fast), f"{cluster.stack.name}'s host seconds for a kernel", ' us', forward * 1e6
+
+
+def _clock(cluster: Cluster) -> Chosen:
+    figure = cluster.profile.device.sustained
+    value = figure.value if figure else 1.0
+    low, high = BOUNDS['sustained']
+
+    def numbers(factor: float) -> Mapping[str, float]:
+        return {'sustained': value * factor}
+
+    words = f'the clock under load of {cluster.profile.device.name}'
+    return numbers, (low / value, high / value), words, '', value
+
+
+def _solved(step: Callable[[float], float], wanted: float, span: tuple[float, float]) -> float:
+    """The factor of which a step takes the wanted seconds; the end of its range where none does."""
+    slow, fast = span
+    if wanted >= step(slow):
+        return slow
+    if wanted <= step(fast):
+        return fast
+    for _ in range(HALVINGS):
+        middle = (slow + fast) / 2
+        seconds = step(middle)
+        if abs(seconds / wanted - 1) < CLOSE:
+            return middle
+        slow, fast = (middle, fast) if seconds > wanted else (slow, middle)
+    return (slow + fast) / 2
