@@ -13,12 +13,14 @@
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
+# make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-evidence prove-mutations prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -96,6 +98,12 @@ prove-sizes: .venv-test/installed
 
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
+
+prove-evidence: .venv-test/installed
+	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
+
+prove-mutations: .venv-test/installed
+	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

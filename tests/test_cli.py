@@ -40,7 +40,7 @@ FLAGS = {
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
-    'validate': ['--data', '--jobs', '--json', '--memory', '--plot', '--set', '--without'],
+    'validate': ['--data', '--jobs', '--json', '--limit', '--memory', '--plot', '--set', '--without'],
     'warmup': ['--json'],
 }  # fmt: skip
 

@@ -154,7 +154,7 @@ def _wrong_numbers(cells: Mapping[str, str], columns: Iterable[str], least: int)
         word = cells.get(column, '')
         if word and not _is_number(word, least):
             # A shown cell cannot harm the terminal, and is no longer than a line.
-            yield f'{column}: not a number of {least} or more (got {word[:40]!r})', f'write a number up to {MOST:g}'
+            yield f'{column}: not a number (got {word[:40]!r})', f'write a number from {least} to {MOST:g}'
 
 
 def _is_number(word: str, least: int) -> bool:

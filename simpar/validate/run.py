@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import process_time
 
 from simpar.case import case_of
@@ -12,6 +13,7 @@ from simpar.document import Tree
 from simpar.errors import ProfileError, SimparError
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
+from simpar.size import LIMIT, Limit
 from simpar.validate import null_model
 from simpar.validate.rows import Row, is_for_fitting
 from simpar.validate.scores import Choice, Pair, Score, choice, score
@@ -65,11 +67,11 @@ class SetAnswer:
         return choice(self.pairs)
 
 
-def outcome(row: Row) -> Outcome:
-    """Predict one row."""
+def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
+    """Predict one row, unless that would take more than the limit."""
     began = process_time()
     try:
-        seconds = predicted(row)
+        seconds = predicted(row, limit)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
     # A profile or a stack that is wrong is wrong for every row.
@@ -80,29 +82,29 @@ def outcome(row: Row) -> Outcome:
     return Outcome(row=row, seconds=seconds, cpu=process_time() - began)
 
 
-def predicted(row: Row) -> float:
+def predicted(row: Row, limit: Limit = LIMIT) -> float:
     """Seconds of the step of a row."""
     schedule = schedule_of(Tree(root=schedule_tree(row), origins={(): row.name}))
-    made = case_of(schedule)
+    made = case_of(schedule, limit=limit)
     return step_of(made.program, made.cluster)
 
 
-def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None) -> list[Outcome]:
+def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
     """Predict rows, in so many processes."""
     found = []
-    for done in _each(rows, jobs):
+    for done in _each(rows, jobs, partial(outcome, limit=limit)):
         found.append(done)
         if tell:
             tell(len(found), len(rows))
     return found
 
 
-def _each(rows: Sequence[Row], jobs: int) -> Iterator[Outcome]:
+def _each(rows: Sequence[Row], jobs: int, one: Callable[[Row], Outcome]) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(outcome, rows)
+        yield from map(one, rows)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(outcome, rows, chunksize=4)
+        yield from pool.map(one, rows, chunksize=4)
 
 
 def answers(found: Sequence[Outcome]) -> list[SetAnswer]:
