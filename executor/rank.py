@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import Clock
-from executor.collectives import Channel
+from executor.collectives import LATE, Channel
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
 from executor.link import Link
@@ -30,6 +30,10 @@ Compute = Literal['real', 'emulated']
 SLACK: Final = 5.0
 """Seconds that gloo waits longer than the watchdog, which knows more."""
 INIT_TIMEOUT: Final = 60.0
+MOST_LATE: Final = 0.01
+"""Share of the messages of a paced link that the machine may be too slow for, without a word."""
+TOO_SLOW: Final = 'the machine was too busy'
+"""How a note begins that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +151,8 @@ class Rank:
         with log:
             machine = self._machine(program, request)
         channels = self._channels[program.hash]
+        for channel in channels.values():
+            channel.paced = channel.late = 0
         streams = Streams(
             program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
         )
@@ -161,7 +167,7 @@ class Rank:
         return Outcome(
             arrive_KS=streams.arrive_KS - begin,
             end_KS=streams.end_KS - begin,
-            notes=tuple(log.lines),
+            notes=(*log.lines, *_too_slow(self.rank, channels.values())),
             losses=real.losses if real else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
@@ -173,6 +179,16 @@ class Rank:
             return RealMachine(program, self.rank, request.steps, request.seed, dtype, self._clock, self._link)
         costs = cast('Costs', request.costs)
         return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
+
+
+def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:
+    """Say so where the machine, and not the link that it stands for, was the limit of more than a few messages."""
+    met = [(channel.paced, channel.late) for channel in channels]
+    paced, late = sum(paced for paced, _ in met), sum(late for _, late in met)
+    if late <= MOST_LATE * paced:
+        return []
+    came = f'on rank {rank} data of {late} of {paced} messages came more than {LATE * 1e3:g} ms after the link'
+    return [f'{TOO_SLOW}: {came} would have let them through, and real time counts there']
 
 
 class _Log(logging.Handler):

@@ -182,8 +182,8 @@ def page(
             [
                 '# Mutated inputs',
                 '',
-                f'`make prove-mutations` wrote this: {total:,} cases, seed {options.seed}, commit {_commit()},',
-                f'in {took / 60:.0f} minutes. Each is a good file with one change or several, read by simpar in process,',
+                f'`make prove-mutations`: {total:,} cases, seed {options.seed}, commit {_commit()},',
+                f'in {took / 60:.0f} minutes. Each is a good file with one or several changes, read in one process,',
                 f'under {SECONDS:.0f} s of CPU time and {MEMORY // 2**30} GiB. `--only N` runs case N again.',
                 '',
                 'Changes: letters, lines, words, values and numbers are replaced, lost, doubled or moved; files are',
