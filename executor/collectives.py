@@ -276,3 +276,41 @@ def _ring_gather(
     for step in range(size - 1):
         out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
         due = channel.exchange([(out, ahead)], [(into, behind)], pace, due)
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The collectives of this file as the transport of a channel."""
+
+    channel: Channel
+    pace: Pace | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return self.channel.size
+
+    @property
+    def position(self) -> int:
+        """This rank's place among them."""
+        return self.channel.position
+
+    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
+        """Reduce a flat tensor in place."""
+        all_reduce(self.channel, flat, reduce, self.pace)
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all ranks, by position."""
+        return all_gather(self.channel, own, self.pace)
+
+    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
+        """The reduced chunk of this rank's position."""
+        return reduce_scatter(self.channel, chunks, reduce, self.pace)
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The chunks that all ranks have for this one, by position."""
+        return all_to_all(self.channel, chunks, self.pace)
+
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Send and receive at once."""
+        self.channel.exchange(sends, receives, self.pace)

@@ -36,11 +36,13 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
-    'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
+    'import': ['--cluster', '--for', '--json', '--model', '--output', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
+    'script': ['--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--limit', '--memory', '--plot', '--set', '--without'],
+    'replay': ['--json', '--scale', 'file'],
     'warmup': ['--json'],
 }  # fmt: skip
 

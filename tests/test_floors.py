@@ -12,7 +12,7 @@ FLOORS = [
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
-    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
+    ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'recording', 'report', 'page'],
     ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate', 'validate'],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
