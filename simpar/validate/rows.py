@@ -25,11 +25,25 @@ OF_MEASUREMENT: Final = frozenset(
     | {'tflops_per_gpu', 'mfu_pct', 'tokens_per_s_per_gpu', 'samples_per_s_per_gpu', 'mem_gib'}
 )
 """Columns that say how a step was measured, and not what was trained."""
-COUNTS: Final = ('n_gpus', 'seq', 'micro_batch', 'global_batch', 'n_layers', 'hidden', 'heads')
+COUNTS: Final = (
+    *('n_gpus', 'gpus_per_node', 'seq', 'micro_batch', 'global_batch', 'n_layers', 'hidden', 'heads'),
+    *('tp', 'pp', 'cp', 'ep', 'etp', 'kv_heads', 'head_dim', 'vpp_chunks', 'interleave_copies'),
+)
 """Columns of numbers that are 1 or more."""
 NUMBERS: Final = (
-    *('step_time_s', 'tp', 'pp', 'dp', 'cp', 'ep', 'etp', 'sp', 'vpp_chunks', 'kv_heads', 'head_dim', 'ffn', 'vocab'),
-    *('n_experts', 'topk', 'moe_ffn', 'zero_stage', 'interleave_copies', 'gpu_mem_gb', 'mtp_layers', 'gpus_per_node'),
+    *(
+        'step_time_s',
+        'dp',
+        'sp',
+        'ffn',
+        'vocab',
+        'n_experts',
+        'topk',
+        'moe_ffn',
+        'zero_stage',
+        'gpu_mem_gb',
+        'mtp_layers',
+    ),
     *('bias_linear', 'untied_embeddings'),
 )
 """Columns of numbers that are 0 or more."""
