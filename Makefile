@@ -23,6 +23,8 @@
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
+# make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
+# make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
@@ -131,12 +133,18 @@ prove-on-virtual: .venv-test/installed
 		tests/test_graph_numerics.py tests/test_recompute_numerics.py tests/test_update_numerics.py tests/test_optimizer_parallel_numerics.py tests/test_shard_forms_numerics.py \
 		tests/test_strategy_numerics.py tests/test_strategy_combined.py tests/test_tiles_numerics.py tests/test_mixture.py tests/test_latent.py tests/test_layer_kinds.py \
 		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
+prove-evidence: .venv-test/installed
+	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
+
+prove-mutations: .venv-test/installed
+	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
 
 prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py
 
 prove-by-hand: .venv-test/installed
 	.venv-test/bin/python tests/prove_by_hand.py
+
 prove-experts: .venv-test/installed
 	.venv-test/bin/python tests/prove_experts.py
 

@@ -214,7 +214,8 @@ class Pool:
         return child
 
     def _ask_hub(self, word: str, rank: int, process: int) -> None:
-        assert self._hub is not None
+        if self._hub is None:
+            raise RunFailed('the pool is closed, and its network with it')
         self._hub.pipe.send((word, rank, process))
         if problem := self._hub.pipe.recv():
             raise RunFailed(problem)

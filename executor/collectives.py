@@ -75,6 +75,8 @@ class Channel:
         self._meeting: _Meeting | None = None
         self.done: float | None = None
         """When the last exchange was done by the links' clocks; None: when it returned."""
+        self.paced = self.late = 0
+        """Exchanges by the links' clocks, and how many of them the machine was too slow for."""
 
     @property
     def size(self) -> int:
@@ -132,6 +134,9 @@ class Channel:
         # link, was the limit, and the real time counts. A peer whose own link was busy longer stamps its data later.
         timed = pace is not None and pace.virtual and bool(moments) and arrived - max(looked, *moments) <= LATE
         self.done = max(moments) if timed else None
+        if pace is not None and pace.virtual and moments:
+            self.paced += 1
+            self.late += not timed
         return self.done
 
     def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, cast
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from executor.batches import fed
 from executor.checkpoint import contents_of, read_rank, write_rank
 from executor.clock import Clock
-from executor.collectives import Channel
+from executor.collectives import LATE, Channel
 from executor.devices.kinds import in_threads
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
@@ -37,6 +37,10 @@ Compute = Literal['real', 'emulated']
 SLACK: Final = 5.0
 """Seconds that gloo waits longer than the watchdog, which knows more."""
 INIT_TIMEOUT: Final = 60.0
+MOST_LATE: Final = 0.01
+"""Share of the messages of a paced link that the machine may be too slow for, without a word."""
+TOO_SLOW: Final = 'the machine was too busy'
+"""How a note begins that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +195,8 @@ class Rank:
             machine = self._machine(program, request)
             self._go_on(machine, program, request.stretch)
         channels = self._channels[program.hash]
+        for channel in channels.values():
+            channel.paced = channel.late = 0
         streams = Streams(
             program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
         )
@@ -205,7 +211,7 @@ class Rank:
         return Outcome(
             arrive_KS=streams.arrive_KS - begin,
             end_KS=streams.end_KS - begin,
-            notes=tuple(log.lines),
+            notes=(*log.lines, *_too_slow(self.rank, channels.values())),
             losses=real.losses if real else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
@@ -259,6 +265,16 @@ class Rank:
             )
         costs = cast('Costs', request.costs)
         return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
+
+
+def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:
+    """Say so where the machine, and not the link that it stands for, was the limit of more than a few messages."""
+    met = [(channel.paced, channel.late) for channel in channels]
+    paced, late = sum(paced for paced, _ in met), sum(late for _, late in met)
+    if late <= MOST_LATE * paced:
+        return []
+    came = f'on rank {rank} data of {late} of {paced} messages came more than {LATE * 1e3:g} ms after the link'
+    return [f'{TOO_SLOW}: {came} would have let them through, and real time counts there']
 
 
 class _Log(logging.Handler):

@@ -48,7 +48,9 @@ class MuonSteps:
         self._others.step()
         rule = self._rule
         for (weight, rows), total in zip(self._matrices, self._sums, strict=True):
-            assert weight.grad is not None
+            # As torch's optimizers do with what has no part in the loss.
+            if weight.grad is None:
+                continue
             total.copy_(rule.momentum * total + weight.grad)
             ahead = weight.grad + rule.momentum * total if rule.nesterov else total
             change = newton_schulz(ahead.reshape(rows, -1))

@@ -152,12 +152,6 @@ def parser() -> argparse.ArgumentParser:
             '--module', default='', metavar='PKG:FUNCTION',
             help='train or predict this torch module: a function that returns (module, example inputs)',
         )  # fmt: skip
-    for verb in (run, check, resolve, measure):
-        verb.add_argument(
-            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
-            help='memory or time that a prediction may take, in place of 8 GB and 600 s; may be repeated',
-        )  # fmt: skip
-
     compare = _verb(verbs, 'compare', 'join a predicted and a measured trace')
     compare.add_argument('prediction', type=Path, metavar='PREDICTION')
     compare.add_argument('measurement', type=Path, metavar='MEASUREMENT')
@@ -204,6 +198,12 @@ def parser() -> argparse.ArgumentParser:
     examples = _verb(verbs, 'examples', 'the schedules that come with simpar, to read, copy and change')
     examples.add_argument('name', nargs='?', metavar='NAME')
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
+
+    for verb in (run, check, resolve, measure, validate):
+        verb.add_argument(
+            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME',
+            help='memory or time that a prediction may take, in place of 8 GB and 600 s; may be repeated',
+        )  # fmt: skip
 
     bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
     bring.add_argument(

@@ -26,6 +26,8 @@ Origin = Literal['simulated', 'emulated', 'measured']
 Rows = list[list[float]]
 _MOST_PROBLEMS = 12
 _MOST_BYTES = 2**30
+_LONGEST = 1e8
+"""Seconds of a trace: beyond them a double does not tell microseconds apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +298,8 @@ def _wrong_times(times: _RankContent, steps: int, slots: int) -> str:
     arrive, start, end = (np.array(table) for table in tables)
     if not (np.isfinite(arrive).all() and np.isfinite(start).all() and np.isfinite(end).all()):
         return 'some time is not a finite number'
+    if max(np.abs(table).max() for table in (arrive, start, end)) > _LONGEST:
+        return f'some time is longer than {_LONGEST:g} s'
     # An op that waits for its peers starts after it arrives; it must end after both.
     if (end < arrive).any() or (end < start).any():
         return 'some op ends before it arrives or starts'

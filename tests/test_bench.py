@@ -12,15 +12,17 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
-from executor.bench.bench import bench
+from executor.bench.bench import bench, bench_messages
 from executor.bench.communication import collective, message_items, program_messages
 from executor.bench.compute import attention, grid_items, matmul, program_items, unique
 from executor.bench.item import group_sizes, program_of, twice
 from executor.bench.jobs import schedule_programs
+from executor.bench.messages import KINDS, Found, Messages
 from executor.bench.overlap import kernel_stretches, message_stretches
 from executor.bench.progress import Lines
 from executor.bench.ranks import Timed
 from executor.bench.sizes import QUICK, TINY
+from executor.bench.steady import PATIENCE, repeat
 from executor.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
@@ -303,3 +305,40 @@ def test_an_unknown_network_is_refused(capsys):
     with pytest.raises(SystemExit, match='2'):
         main(['--net', 'fast', '--output', 'x.json'])
     assert 'not a network' in capsys.readouterr().err
+
+
+# messages of emulated compute
+
+
+def test_messages_that_differ_between_repeats_are_told():
+    class Restless:
+        """Messages whose every other repeat takes longer."""
+
+        found = [{1: Found(), 2: Found()}]
+        rounds = 0
+
+        def round(self, steps, warm_up):
+            self.rounds += 1
+            for one in self.found[0].values():
+                one.wall.extend([1.0, 1.2] * 4)
+
+        unsteady, drift = Messages.unsteady, Messages.drift
+        kinds = [None]
+
+    messages = Restless()
+    (note,) = repeat(messages, 2, lambda: None)
+    assert note.startswith('the machine is too busy: 2 of 2 messages')
+    assert messages.rounds == PATIENCE * 2
+
+
+@pytest.mark.parametrize('world', [2, 3])
+def test_every_message_of_emulated_compute_is_measured(world):
+    record = bench_messages(world, parse_net('paced:1Gbit/s,100us'), TINY, Lines())
+    rows = record['tables']['collective']
+    assert {row['operator'] for row in rows} == set(KINDS)
+    latency, rate = 100e-6, 125e6
+    for row in rows:
+        if row['operator'] == 'send':
+            # By the clock of the link: no wake-up of a thread is in it.
+            assert row['wall']['p10'] == pytest.approx(latency + row['bytes'] / rate, rel=0.02)
+    assert [row['streams'] for row in record['streams']] == [2, 3]

@@ -19,6 +19,7 @@ from bench_record import (
     STREAM_START,
     collective,
     collectives,
+    figures,
     product,
     products,
     record,
@@ -241,6 +242,54 @@ def test_a_fit_is_never_negative_and_exact_where_it_can_be(data):
     assert relative_fit(terms, terms @ truth).worst < 1e-6
 
 
+# messages of emulated compute
+
+
+def emulated(law=ring, **more):
+    """A record of messages alone; sends and exchanges beside rings."""
+    rows = collectives(law)
+    rows += [collective('send', 2, 4**power, law('all_gather', 2, 2 * 4**power)) for power in range(4, 13)]
+    rows = [{**row, 'algorithm': 'direct'} if row['operator'] == 'send' else row for row in rows]
+    return {**record(), 'compute': 'emulated', 'tables': {'collective': rows}, 'overlap': [], **more}
+
+
+def test_messages_alone_make_a_profile_with_the_device_that_emulated_compute_takes_as_given(tmp_path):
+    profile = written(tmp_path, emulated(net='netns:1Gbit/s'))
+    given = load_profile('cpu-gloo')
+    assert (profile.device, profile.host) == (given.device, given.host)
+    assert profile.slow_down.collective.value == 1.0
+    network = ClusterCollectives(cluster(profile))
+    for operator in ('send', 'recv'):
+        pair = OpClass('op', operator, operator, 'F', bytes=4.0**9, partition='all')
+        cost = network.cost(pair, (0, 1))
+        # The usual time counts: a step waits for many messages.
+        assert cost.alpha + cost.transfer == pytest.approx(1.02 * ring('all_gather', 2, 2 * 4**9), rel=1e-4)
+
+
+def test_all_reduces_have_a_curve_on_each_side_of_the_size_at_which_their_algorithm_changes(tmp_path):
+    def law(operator, ranks, size):
+        exchanged = operator == 'all_reduce' and size <= 4096
+        return LATENCY + (ranks - 1) * size / RATE if exchanged else ring(operator, ranks, size)
+
+    profile = written(tmp_path, emulated(law))
+    assert profile.library.exchange.value == 4096
+    network = ClusterCollectives(cluster(profile))
+    cost = network.cost(message('all_reduce', 4000), range(4))
+    assert cost.alpha + cost.transfer == pytest.approx(1.02 * law('all_reduce', 4, 4000), rel=0.05)
+    cost = network.cost(message('all_reduce', 16384), range(4))
+    assert cost.alpha + cost.transfer == pytest.approx(1.02 * law('all_reduce', 4, 16384), rel=1e-4)
+    # Its latency is that of six steps, though its quickest message is longer.
+    assert cost.alpha == pytest.approx(1.02 * (START + 6 * LATENCY), rel=0.05)
+
+
+@pytest.mark.parametrize(('carried', 'flagged'), [(1.0, False), (0.7, True)])
+def test_several_streams_that_carry_less_than_one_are_told(tmp_path, carried, flagged):
+    seconds = 2 * 4**12 / (carried * RATE)
+    streams = [{'streams': 2, 'ranks': 2, 'bytes': 4**12, 'seconds': figures(seconds)}]
+    number = calibrated(tmp_path, record(streams=streams)).numbers['links.bandwidth']
+    assert any('streams at once' in flag for flag in number.flags) == flagged
+
+
 # broken records
 
 
@@ -260,6 +309,7 @@ BROKEN = {
     'a time below zero': broken(collective=[collective('all_reduce', 2, 10**6, -1.0)]),
     'no time': broken(matmul=[{'m': 1, 'n': 1, 'k': 1, 'phase': 'F'}]),
     'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
+    'a second of 1e300': WHOLE.replace('"p10": ', '"p10": 1e300, "x": ', 1),
     'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
     'text for a number': broken(matmul=[row(1e-3, m='8', n=8, k=8, phase='F')]),
     'an unknown collective': broken(collective=[collective('broadcast', 2, 10**6, 1.0)]),

@@ -42,7 +42,7 @@ FLAGS = {
     'script': ['--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'examples': ['--copy', '--json', 'name'],
-    'validate': ['--data', '--jobs', '--json', '--memory', '--plot', '--set', '--without'],
+    'validate': ['--data', '--jobs', '--json', '--limit', '--memory', '--plot', '--set', '--without'],
     'replay': ['--json', '--scale', 'file'],
     'warmup': ['--json'],
 }  # fmt: skip

@@ -257,7 +257,7 @@ def by_exchange(name, size):
 def test_formulas_rise_with_size_and_demand_what_they_may(name, operator, group, size, more):
     small, large = (LAWS[name].cost(collective(operator, n), group) for n in (size, size + more))
     # Where a larger message goes by another algorithm, either may take less.
-    if not operator == 'all_reduce' or not by_exchange(name, size) or by_exchange(name, size + more):
+    if operator != 'all_reduce' or not by_exchange(name, size) or by_exchange(name, size + more):
         assert small.transfer <= large.transfer
         assert small.alpha == large.alpha
     for _, part in small.links:

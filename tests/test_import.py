@@ -9,6 +9,7 @@ import pytest
 from launch_sources import FOLDER, MODEL, SOURCES, model_beside
 
 from simpar import cli
+from simpar.cli import main
 from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
@@ -237,3 +238,10 @@ def test_init_fits_and_reads_a_config(tmp_path, capsys, monkeypatch):
     assert answer['step'] > 0
     assert cli.main(['init', '--model', 'llama9']) == 2
     assert 'llama3-8b' in capsys.readouterr().err
+
+
+def test_an_array_in_an_array_is_refused_however_deep(tmp_path, capsys):
+    path = tmp_path / 'deep.sh'
+    path.write_text('A=(' * 5000, encoding='utf-8')
+    assert main(['import', str(path)]) == 2
+    assert ':1: an array in an array, which bash has not' in capsys.readouterr().err

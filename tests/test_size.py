@@ -60,3 +60,13 @@ def test_a_limit_without_a_unit_is_a_wrong_use(flag, capsys):
         cli.main(['run', PIPELINE, '--limit', flag])
     assert code.value.code == 2
     assert '32GB or 3600s' in capsys.readouterr().err
+
+
+def test_a_tensor_of_more_bytes_than_can_be_counted_is_named():
+    model = '{layers: 2, hidden: 1048576, heads: 65536, vocab: 32000, sequence: 1048576, attention: unfused}'
+    case = load_case(
+        'simpar: 1\ncluster: h100-sxm-8\n'
+        f'workload: {{transformer: {model}, batch: 1048576, precision: bf16}}\nplan: {{tensor: 8}}\n'
+    )
+    with pytest.raises(Infeasible, match=r'layer0.attention.scores has 1.89e\+22 bytes on a rank'):
+        case.program.sizes  # noqa: B018

@@ -182,3 +182,18 @@ def test_an_empty_folder_and_an_unknown_set_are_told(tmp_path, capsys):
     told = capsys.readouterr().err
     assert 'no CSV files here' in told
     assert 'vtrain_a100_measured' in told
+
+
+@pytest.mark.parametrize(
+    ('column', 'word', 'told'),
+    [
+        ('heads', '0', "heads: not a number (got '0'); write a number from 1"),
+        ('hidden', '{}', "hidden: not a number (got '{}')"),
+        ('tp', 'nan', "tp: not a number (got 'nan')"),
+        ('recompute', '{"recompute": ', 'recompute: not JSON'),
+    ],
+)
+def test_a_cell_that_says_nothing_is_told_with_its_column(tmp_path, capsys, column, word, told):
+    write(tmp_path, {'id': 'mine:1', column: word})
+    assert main(['validate', '--data', str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err

@@ -25,6 +25,10 @@ from simpar.hardware.net import Net
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 
+LONG = 3.0
+"""With emulated compute there is time for messages so many times as long."""
+AT_ONCE = 4
+"""Messages of several streams are so many times shorter than the longest."""
 CONTENDED = 0.2
 """Share of trials in which others took the processor; above it, the record says so."""
 
@@ -71,7 +75,7 @@ def bench(
         reporter.part('both at once', 2 * sizes.rounds)
         beside = measure_overlap(pool, sizes, net.rate * sizes.message_seconds, reporter.turn)
         reporter.part('sends, exchanges and several streams', sizes.orders)
-        others = Messages(pool, _kinds(ranks, net, sizes, besides=RINGS), None, seed)
+        others = Messages(pool, _kinds(ranks, net, sizes, sizes.message_seconds, besides=RINGS), None, seed)
         notes = [*repeat(others, sizes.orders, reporter.turn), *pool.notes, *_notes(ranks, kernels)]
     tables = table_rows([*computing, *talking], [*kernels, *messages])
     tables['collective'] += rows(others, figures)
@@ -100,7 +104,7 @@ def bench_messages(
 
     wanted: Price = costs
     with TimedPool(ranks, net=net, pinned=True) as pool:
-        messages = Messages(pool, _kinds(ranks, net, sizes), wanted, seed)
+        messages = Messages(pool, _kinds(ranks, net, sizes, LONG * sizes.message_seconds), wanted, seed)
         reporter.part(f'communication: {sum(map(len, messages.found))} messages', sizes.orders)
         notes = [*repeat(messages, sizes.orders, reporter.turn), *pool.notes, *_shared(ranks)]
     return {
@@ -120,11 +124,11 @@ def given_cluster(ranks: int, net: Net) -> Cluster:
     return cluster(replace(profile, devices=ranks))
 
 
-def _kinds(ranks: int, net: Net, sizes: Sizes, besides: Sequence[str] = ()) -> list[Kind]:
+def _kinds(ranks: int, net: Net, sizes: Sizes, seconds: float, besides: Sequence[str] = ()) -> list[Kind]:
     """All kinds of messages but some, and several of the longest at once."""
-    found = kinds(ranks, sizes.messages[::2], net, sizes.message_seconds)
+    found = kinds(ranks, sizes.messages[::2], net, seconds)
     longest = max(size for kind in found for size in kind.sizes)
-    return [*(kind for kind in found if kind.operator not in besides), *at_once(ranks, longest)]
+    return [*(kind for kind in found if kind.operator not in besides), *at_once(ranks, longest // AT_ONCE)]
 
 
 def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:

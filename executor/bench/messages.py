@@ -57,6 +57,9 @@ def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float) -> list[Ki
     """
     largest = net.rate * seconds
     fitting = sorted(size for size in sizes if size <= largest) or [min(sizes)]
+    # The largest that may be: beyond it the rate of its neighbours counts, and a burst that a shaped link lets through
+    # at once would seem part of that rate.
+    fitting += [int(largest)] if net.shaped and largest > fitting[-1] else []
     found = []
     for operator in KINDS:
         for ranks in (2,) if operator == 'send' else group_sizes(world):

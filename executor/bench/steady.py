@@ -13,9 +13,9 @@ WIDE: Final = 0.1
 """Share of all messages that may differ by more."""
 DRIFT: Final = 0.01
 """By how much all of them together may differ, weighted by their seconds."""
-PATIENCE: Final = 4
+PATIENCE: Final = 3
 """Up to how many times the rounds that are planned are run."""
-STEPS: Final = 4
+STEPS: Final = 3
 WARM_UP: Final = 1
 """Steps of a run that count, and those before them."""
 

@@ -80,7 +80,7 @@ class DeviceMemory(FedMemory):
         device: Device,
         known: NDArray[np.int64],
     ) -> None:
-        super().__init__(program, rank, range(steps), seed, dtype, None)
+        super().__init__(program, rank, steps, seed, dtype)
         self._device = device
         self._dropped = Dropped(known, len(program.role(rank)))
         # By storage: the stream that owns it, and how many tensors here share it.

@@ -20,9 +20,10 @@ FORMAT: Final = 'simpar bench 1'
 EXPECTED: Final = f'expected a record of format "{FORMAT}"'
 _MOST_PROBLEMS = 12
 _MOST_BYTES = 2**26
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+# What is beyond these bounds is no time of anything, and fits would overflow.
+Positive = Annotated[float, Field(ge=1e-12, le=1e9, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=200, pattern=r'^[^\n]*$')]
 
 

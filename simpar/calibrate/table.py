@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,6 +28,7 @@ SIZES: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Places in the key along which more is more work."""
 Key = tuple[str | int, ...]
+Take = Callable[[Figures], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,9 @@ def named(kind: str, key: Key) -> str:
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables of a profile; of attention the forward alone, from which the backward is priced."""
     rows = record.tables
+    # A step of many messages takes the sum of what they take usually; kernels are told by CPU time, where others on
+    # the machine only ever add.
+    take = usual if record.compute == 'emulated' else low
     # The backward is priced as a multiple of the forward.
     forward = [row for row in rows.attention if row.phase == 'F']
     keyed: dict[str, list[tuple[Key, Row, str]]] = {
@@ -125,7 +129,7 @@ def tables_of(record: Record) -> dict[str, Table]:
         'operator': [((row.operator, row.phase, row.bytes), row, row.phase) for row in rows.operator],
         'collective': [((row.operator, row.ranks, row.nodes, row.bytes), row, '') for row in rows.collective],
     }
-    return {kind: Table(kind, _rising(kind, _lines(found))) for kind, found in keyed.items() if found}
+    return {kind: Table(kind, _rising(kind, _lines(found, take))) for kind, found in keyed.items() if found}
 
 
 def counted(row: Row) -> Figures:
@@ -138,14 +142,19 @@ def low(figures: Figures) -> float:
     return figures.p10
 
 
-def _lines(found: Iterable[tuple[Key, Row, str]]) -> list[Line]:
+def usual(figures: Figures) -> float:
+    """The number that is used of messages of emulated compute: a step waits for many, one after the other."""
+    return figures.median
+
+
+def _lines(found: Iterable[tuple[Key, Row, str]], take: Take) -> list[Line]:
     groups: dict[Key, list[tuple[Row, str]]] = {}
     for key, row, phase in found:
         groups.setdefault(key, []).append((row, phase))
-    return [_line(key, rows) for key, rows in sorted(groups.items())]
+    return [_line(key, rows, take) for key, rows in sorted(groups.items())]
 
 
-def _line(key: Key, rows: Sequence[tuple[Row, str]]) -> Line:
+def _line(key: Key, rows: Sequence[tuple[Row, str]], take: Take) -> Line:
     """The weighted mean of rows that have one key."""
     figures = [counted(row) for row, _ in rows]
     weights = [row.weight for row, _ in rows]
@@ -154,7 +163,7 @@ def _line(key: Key, rows: Sequence[tuple[Row, str]]) -> Line:
     cv = max(one.cv for one in figures)
     return Line(
         key=key,
-        seconds=_mean(zip(weights, map(low, figures), strict=True)),
+        seconds=_mean(zip(weights, map(take, figures), strict=True)),
         n=sum(one.n for one in figures),
         median=_mean(zip(weights, [one.median for one in figures], strict=True)),
         p10=_mean(zip(weights, [one.p10 for one in figures], strict=True)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from simpar.commands.progress import Progress
 from simpar.errors import Problem, ScheduleError
 from simpar.shipped import measured_folder
+from simpar.size import parse_limit
 from simpar.validate.memory import known_facts, memory_pairs
 from simpar.validate.memory_text import memory_to_dict, render_memory
 from simpar.validate.rows import read_rows
@@ -29,7 +30,7 @@ def command(options: argparse.Namespace) -> int:
         return _memory(options)
     rows = read_rows(options.data or measured_folder(), options.only or '')
     with Progress() as progress:
-        found = answers(outcomes(rows, options.jobs, progress))
+        found = answers(outcomes(rows, options.jobs, progress, parse_limit(options.limit)))
     if options.plot:
         _draw(options.plot, found)
     if options.json:
@@ -49,6 +50,8 @@ def _useless(options: argparse.Namespace) -> Iterator[Problem]:
         yield Problem('--plot', 'there is no picture of memory', 'leave it out, or write --json')
     if options.memory and options.jobs > 1:
         yield Problem('--jobs', 'memory is predicted in one process', 'leave it out')
+    if options.memory and options.limit:
+        yield Problem('--limit', 'memory is predicted without simulating', 'leave it out')
 
 
 def _memory(options: argparse.Namespace) -> int:

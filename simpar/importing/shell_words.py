@@ -94,6 +94,7 @@ class _Reader:
     line: int
     place: int = 0
     waiting: list[str] = field(default_factory=list)
+    in_array: bool = False
 
     def all(self) -> list[Word]:
         words = []
@@ -152,14 +153,18 @@ class _Reader:
                 continue
             parts += self.part()
             if self.ahead() == '(' and _BEFORE_ARRAY.fullmatch(_unquoted(parts)):
+                if self.in_array:
+                    raise ShellError(line, 'an array in an array, which bash has not')
                 self.go(1)
                 return Word(line, _joined(parts), array=self.elements(line))
         return Word(line, _joined(parts))
 
     def elements(self, line: int) -> tuple[Word, ...]:
         found: list[Word] = []
+        self.in_array = True
         while (word := self.next()) is not None:
             if word.sign == ')':
+                self.in_array = False
                 return tuple(found)
             if word.sign in ('', '\n'):
                 found += [] if word.sign else [word]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.errors import Infeasible
 from simpar.kept import Facts
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
@@ -156,9 +157,20 @@ class Program:
 
         # Padding goes by the name of a tensor, so that all are needed by their names.
         if self._padding or not isinstance(self.tensors, LazyRows):
-            return column(tuple(self.tensors), size, np.int64)
+            return self._column(tuple(self.tensors), size)
         told = (self.copies, frozenset((name, partition.size) for name, partition in self.partitions.items()))
-        return self.tensors.keep(told, lambda: column(self.tensors, size, np.int64))
+        return self.tensors.keep(told, lambda: self._column(self.tensors, size))
+
+    @staticmethod
+    def _column(tensors: Sequence[Tensor], size: Callable[[Tensor], int]) -> NDArray[np.int64]:
+        try:
+            return column(tensors, size, np.int64)
+        except OverflowError:
+            largest = max(tensors, key=size)
+            what = f'{largest.name} has {size(largest):.3g} bytes on a rank, more than can be counted'
+            raise Infeasible(
+                f'{what}; write a smaller batch, sequence or width, or shard them over more ranks'
+            ) from None
 
     @cached_property
     def _padding(self) -> dict[str, int]:

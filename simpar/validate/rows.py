@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -26,6 +27,29 @@ OF_MEASUREMENT: Final = frozenset(
 """Columns that say how a step was measured, and not what was trained."""
 VOCABULARY: Final = 32000
 """Tokens where a row does not say: those of LLaMA, of most such models."""
+COUNTS: Final = (
+    *('n_gpus', 'gpus_per_node', 'seq', 'micro_batch', 'global_batch', 'n_layers', 'hidden', 'heads'),
+    *('tp', 'pp', 'cp', 'ep', 'etp', 'kv_heads', 'head_dim', 'vpp_chunks', 'interleave_copies'),
+)
+"""Columns of numbers that are 1 or more."""
+NUMBERS: Final = (
+    *(
+        'step_time_s',
+        'dp',
+        'sp',
+        'ffn',
+        'vocab',
+        'n_experts',
+        'topk',
+        'moe_ffn',
+        'zero_stage',
+        'gpu_mem_gb',
+        'mtp_layers',
+    ),
+    *('bias_linear', 'untied_embeddings'),
+)
+"""Columns of numbers that are 0 or more."""
+MOST: Final = 1e12
 MOST_BYTES: Final = 16 * 2**20
 FITTED: Final = 3
 """One row in so many is for fitting."""
@@ -160,18 +184,33 @@ def _row(path: Path, line: int, cells: Mapping[str, str], problems: list[Problem
     seconds = cells.get('step_time_s', '')
     if not seconds:
         return Row(of=path.stem, cells=cells, seconds=0.0)
-    for column in ('n_gpus', 'step_time_s', 'seq', 'micro_batch', 'global_batch', 'tp', 'pp', 'dp', 'n_layers'):
+    wrong = [*_wrong_numbers(cells, COUNTS, 1), *_wrong_numbers(cells, NUMBERS, 0)]
+    if cells.get('recompute', '').startswith('{') and not _is_mapping(cells['recompute']):
+        wrong.append(('recompute: not JSON', 'write a word, or one mapping'))
+    problems += [Problem(f'{path}:{line}', what, instead) for what, instead in wrong]
+    return None if wrong else Row(of=path.stem, cells=cells, seconds=float(seconds))
+
+
+def _wrong_numbers(cells: Mapping[str, str], columns: Iterable[str], least: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with cells that must be numbers, and what to write instead."""
+    for column in columns:
         word = cells.get(column, '')
-        if word and not _is_number(word):
-            problems.append(Problem(f'{path}:{line}', f'{column}: not a number (got {word[:40]!r})', 'write a number'))
-            return None
-    return Row(of=path.stem, cells=cells, seconds=float(seconds))
+        if word and not _is_number(word, least):
+            # A shown cell cannot harm the terminal, and is no longer than a line.
+            yield f'{column}: not a number (got {word[:40]!r})', f'write a number from {least} to {MOST:g}'
 
 
-def _is_number(word: str) -> bool:
+def _is_number(word: str, least: int) -> bool:
     try:
-        return 0 <= float(word) < float('inf')
+        return least <= float(word) <= MOST
     except ValueError:
+        return False
+
+
+def _is_mapping(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
         return False
 
 

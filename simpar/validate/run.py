@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import process_time
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from simpar.errors import ProfileError, SimparError
 from simpar.interval import bound_by, device_class
 from simpar.predict import step_and_costs
 from simpar.schedule import schedule_of
+from simpar.size import LIMIT, Limit
 from simpar.validate import null_model
 from simpar.validate.rows import Row, is_for_fitting
 from simpar.validate.scores import Choice, Pair, Score, choice, score
@@ -76,11 +78,11 @@ class SetAnswer:
         return choice(self.pairs)
 
 
-def outcome(row: Row) -> Outcome:
-    """Predict one row."""
+def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
+    """Predict one row, unless that would take more than the limit."""
     began = process_time()
     try:
-        found = predicted(row)
+        found = predicted(row, limit)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
     # A profile or a stack that is wrong is wrong for every row.
@@ -91,31 +93,31 @@ def outcome(row: Row) -> Outcome:
     return Outcome(row=row, predicted=found, cpu=process_time() - began)
 
 
-def predicted(row: Row) -> Predicted:
+def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
     """The step of a row."""
     schedule = schedule_of(Tree(root=schedule_tree(row), origins={(): row.name}))
-    made = case_of(schedule)
+    made = case_of(schedule, limit=limit)
     step, costs = step_and_costs(made.program, made.cluster)
     device = device_class(made.cluster.profile.device.name)
     return Predicted(step, stack_name(row), device, bound_by(made.program, costs, step))
 
 
-def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None) -> list[Outcome]:
+def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
     """Predict rows, in so many processes."""
     found = []
-    for done in _each(rows, jobs):
+    for done in _each(rows, jobs, partial(outcome, limit=limit)):
         found.append(done)
         if tell:
             tell(len(found), len(rows))
     return found
 
 
-def _each(rows: Sequence[Row], jobs: int) -> Iterator[Outcome]:
+def _each(rows: Sequence[Row], jobs: int, one: Callable[[Row], Outcome]) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(outcome, rows)
+        yield from map(one, rows)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(outcome, rows, chunksize=4)
+        yield from pool.map(one, rows, chunksize=4)
 
 
 def answers(found: Sequence[Outcome]) -> list[SetAnswer]:

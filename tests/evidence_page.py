@@ -1,0 +1,139 @@
+"""The page of the evidence: a table of every row, and whether what must hold does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+SAME: Final = 0.02
+"""Every other run of a row against the others: a row whose 10th percentiles differ by more cannot be measured."""
+LOST: Final = 0.15
+"""Share of the rows that may be so."""
+MEDIAN, MOST, WORST = 0.02, 0.05, 0.08
+"""Errors: of the median row, of 95 % of all, of any."""
+POINTS: Final = 0.03
+"""Gains may differ by."""
+APART: Final = 0.05
+"""Steps that are predicted further apart must be measured in the same order."""
+
+
+def low(seconds: Iterable[float]) -> float:
+    """The 10th percentile."""
+    return float(np.quantile([*seconds], 0.1))
+
+
+def verdict(runs: Sequence[Sequence[float]]) -> float:
+    """By how much the 10th percentiles of every other run differ, as a share."""
+    one, other = (low(itertools.chain(*runs[begin::2])) for begin in (0, 1))
+    return abs(one - other) / min(one, other)
+
+
+def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: str) -> tuple[str, bool]:
+    """The page in Markdown, and whether everything holds that must."""
+    rows = [{**row, 'net': block['net'], 'world': block['world']} for block in blocks for row in block['rows']]
+    run = [row for row in rows if 'runs' in row]
+    good = [row for row in run if row['same'] <= SAME]
+    claims = [*_claims(rows, run, good)]
+    minutes = sum(block['seconds'] for block in blocks) / 60
+    loads = [block['load_average'] for block in blocks]
+    nets = len({block['net'] for block in blocks})
+    text = [
+        '# Drawn schedules, predicted and measured',
+        '',
+        f'`{command}` wrote this page: seed {seed}, commit {commit},',
+        f'{minutes:.0f} minutes on {blocks[0]["cores"]} cores, whose load was {min(loads):.1f} to {max(loads):.1f}.',
+        f'{len(rows)} schedules on {nets} networks. Each block was calibrated by what',
+        '`simpar calibrate --compute emulated --quick` does. [Evidence](evidence.md) says what is drawn.',
+        '',
+        '| what must hold | found | |',
+        '|---|---|---|',
+        *(f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims),
+        '',
+        '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
+        '|---|---|---|---|---|---|---|---|---|---|',
+        *(_line(row, rows) for row in rows),
+        '',
+    ]
+    notes = [f'- {block["net"]}, {block["world"]} ranks: {note}' for block in blocks for note in block['notes']]
+    if notes:
+        text += ['What calibration said:', '', *notes, '']
+    return '\n'.join(text), all(held for _, _, held in claims)
+
+
+def error(row: dict[str, Any]) -> float:
+    """predicted ÷ the 10th percentile measured − 1."""
+    return float(row['predicted']) / low(itertools.chain(*row['runs'])) - 1
+
+
+def _gains(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Gain predicted and measured, where both rows can be measured."""
+    for other in rows:
+        same_block = (other['net'], other['world']) == (row['net'], row['world'])
+        if same_block and other['name'] == row['against'] and {'runs'} <= row.keys() & other.keys():
+            measured = low(itertools.chain(*other['runs'])) / low(itertools.chain(*row['runs'])) - 1
+            return other['predicted'] / row['predicted'] - 1, measured
+    return None
+
+
+def _claims(
+    rows: list[dict[str, Any]], run: list[dict[str, Any]], good: list[dict[str, Any]]
+) -> Iterable[tuple[str, str, bool]]:
+    yield 'cores suffice, by what calibration saw messages take', f'{len(run)} of {len(rows)} rows were run', bool(run)
+    lost = len(run) - len(good)
+    yield (
+        f'at most {LOST:.0%} of the rows cannot be measured (A/A > {SAME:.0%})',
+        f'{lost} of {len(run)}',
+        lost <= LOST * len(run),
+    )
+    if not good:
+        return
+    errors = np.abs([error(row) for row in good])
+    worst = good[int(np.argmax(errors))]
+    yield f'median of the errors ≤ {MEDIAN:.0%}', f'{np.median(errors):.2%}', bool(np.median(errors) <= MEDIAN)
+    within = float(np.mean(errors <= MOST))
+    yield f'95 % of the errors ≤ {MOST:.0%}', f'{within:.0%}', within >= 0.95
+    yield (
+        f'no error > {WORST:.0%}',
+        f'{errors.max():.2%} ({worst["net"]}, {worst["name"]})',
+        bool(errors.max() <= WORST),
+    )
+    gains = [found for row in good if row['against'] and (found := _gains(row, good))]
+    if gains:
+        points = max(abs(one - other) for one, other in gains)
+        yield (
+            f'gains within {POINTS * 100:.0f} points',
+            f'{points * 100:.1f} points, {len(gains)} gains',
+            points <= POINTS,
+        )
+    wrong = _disordered(good)
+    yield f'pairs predicted > {APART:.0%} apart are in order', f'{len(wrong)} are not{"".join(wrong[:1])}', not wrong
+
+
+def _disordered(rows: Sequence[dict[str, Any]]) -> list[str]:
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        first, second = one['predicted'], other['predicted']
+        if abs(first - second) > APART * min(first, second):
+            measured = low(itertools.chain(*one['runs'])) < low(itertools.chain(*other['runs']))
+            if (first < second) != measured:
+                found.append(f': {one["name"]}; {other["name"]}')
+    return found
+
+
+def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    cells = [row['net'], str(row['world']), row['name']]
+    if 'runs' not in row:
+        return (
+            '| '
+            + ' | '.join([*cells, *[''] * 3, f'not run: messages want {row["load"]:.0%} of the cores'])
+            + ' | | | |'
+        )
+    seconds = [*itertools.chain(*row['runs'])]
+    times = [f'{one * 1e3:.1f} ms' for one in (row['predicted'], low(seconds), float(np.median(seconds)))]
+    same = f'{row["same"]:.1%}' + (', unmeasurable' if row['same'] > SAME else '')
+    gains = _gains(row, rows) if row['against'] else None
+    shown = [f'{one:+.1%}' for one in gains] if gains else ['', '']
+    return '| ' + ' | '.join([*cells, *times, same, f'{error(row):+.1%}', *shown]) + ' |'

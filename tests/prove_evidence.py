@@ -1,0 +1,185 @@
+"""`make prove-evidence`: drawn schedules, predicted and measured on networks that were calibrated in the same run.
+
+    python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence
+
+Each block (a network, a number of ranks, four schedules) is a file in the folder; a run that was interrupted goes on
+with the blocks that are missing. Whether a row can be measured is decided by its own repeats, before its prediction is
+looked at; whether cores suffice, before it is run at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from evidence_draws import Block, Row, blocks
+from evidence_page import page, verdict
+
+from executor.backend import Pool
+from executor.bench.bench import bench_messages
+from executor.bench.progress import Lines
+from executor.bench.sizes import QUICK
+from executor.rank import Request
+from executor.validation.validation import steady_steps
+from simpar.calibrate import calibrate, load_record, write_profile
+from simpar.cost.costs import Costs
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.files import write_atomically
+from simpar.hardware import Cluster
+from simpar.hardware.net import parse_net
+from simpar.profiles import cluster, load_profile
+from simpar.program import Program
+
+ROOT = Path(__file__).parent.parent
+ROUNDS: Final = 8
+STEPS: Final = 5
+"""Steps of a run; those from the third on count."""
+BUSY: Final = 0.6
+"""Share of the cores that the messages of all ranks may take; above it the row is not run."""
+
+
+def main() -> int:
+    """Run the blocks that are missing, then write the page."""
+    options = _parser().parse_args()
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    options.folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for block in blocks(options.seed, -(-options.draws // 4)):
+        file = options.folder / f'{options.seed}-{block.number}.json'
+        if not file.exists():
+            begun = time.monotonic()
+            result = _run(block, options)
+            result['seconds'] = round(time.monotonic() - begun, 1)
+            write_atomically(file, json.dumps(result) + '\n')
+        found.append(json.loads(file.read_text(encoding='utf-8')))
+        _say(found[-1])
+    text, held = page(found, seed=options.seed, commit=_commit(), command=' '.join(sys.argv[:1] + sys.argv[1:]))
+    if options.write:
+        write_atomically(options.write, text)
+    print(text)
+    return 0 if held else 4
+
+
+def _run(block: Block, options: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate, see which rows the cores can carry, measure, judge the repeats, and only then predict."""
+    rows = block.rows()
+    net, drawn = parse_net(block.net), random.Random(block.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        record = bench_messages(block.world, net, QUICK, Lines(), net_name=block.net, seed=block.seed)
+        path = Path(folder) / 'record.json'
+        path.write_text(json.dumps(record), encoding='utf-8')
+        found = calibrate(load_record(path))
+        write_profile(Path(folder) / 'calibrated.yaml', found)
+        hardware = cluster(load_profile(Path(folder) / 'calibrated.yaml'))
+        costs = {row.name: price(row.program, hardware) for row in rows}
+        load = {row.name: load_of(row.program, costs[row.name], record) for row in rows}
+        carried = [row for row in rows if load[row.name] <= BUSY]
+        samples = _measure(block, carried, costs, drawn, options.rounds)
+        told: list[dict[str, Any]] = []
+        for row in rows:
+            one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
+            one['load'] = round(load[row.name], 3)
+            if row in carried:
+                one['runs'] = samples[row.name]
+                # Before the prediction exists.
+                one['same'] = verdict(one['runs'])
+                one['predicted'] = _predicted(row, hardware, costs[row.name])
+            told.append(one)
+    return {
+        'net': block.net,
+        'world': block.world,
+        'cores': cores(),
+        'rows': told,
+        'notes': list(found.record.notes),
+        'bandwidth': found.numbers['links.bandwidth'].value,
+        'load_average': round(os.getloadavg()[0], 1),
+    }
+
+
+def _predicted(row: Row, hardware: Cluster, costs: Costs) -> float:
+    return simulate(row.program, costs).step
+
+
+def _measure(
+    block: Block, rows: list[Row], costs: dict[str, Costs], drawn: random.Random, rounds: int
+) -> dict[str, list[list[float]]]:
+    """Seconds of the steady steps of each run of each row; all rows once a round, in a new order each."""
+    samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
+    if not rows:
+        return samples
+    with Pool(block.world, net=parse_net(block.net), timeout=60.0, pinned=block.world <= cores()) as pool:
+        for turn in range(rounds + 1):
+            drawn.shuffle(rows)
+            for row in rows:
+                request = Request(compute='emulated', costs=costs[row.name], steps=STEPS if turn else 3)
+                execution = pool.perform(row.program, request)
+                # The first round opens connections.
+                if turn:
+                    samples[row.name].append(steady_steps(execution))
+    return samples
+
+
+def load_of(program: Program, costs: Costs, record: dict[str, Any]) -> float:
+    """Share of the cores that messages will take, by the CPU seconds that calibration saw each of them take."""
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for one in record['tables']['collective']:
+        times.setdefault((one['operator'], one['ranks']), []).append((one['bytes'], one['cpu']['median']))
+    total = 0.0
+    for rank in range(program.world):
+        for index in program.role(rank).op_class.tolist():
+            op = program.op_classes[index]
+            if op.kind != 'compute':
+                key = (op.operator, program.partitions[op.partition].size) if op.kind == 'collective' else ('send', 2)
+                total += _at(sorted(times[key]), op.bytes)
+    return total / simulate(program, costs).step / cores()
+
+
+def _at(points: list[tuple[float, float]], size: float) -> float:
+    """CPU seconds of a message: along its neighbours, and beyond the largest with the size."""
+    sizes, seconds = zip(*points, strict=True)
+    beyond = max(size / sizes[-1], 1.0)
+    return float(np.interp(size, sizes, seconds)) * beyond
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def _say(block: dict[str, Any]) -> None:
+    for row in block['rows']:
+        low = f'{np.quantile(np.concatenate(row["runs"]), 0.1) * 1e3:.1f} ms' if row.get('runs') else 'not run'
+        predicted = f'{row["predicted"] * 1e3:.1f} ms' if 'predicted' in row else ''
+        line = f'{block["net"]}, {block["world"]} ranks, {row["name"]}: {predicted} predicted, {low} measured'
+        print(line, file=sys.stderr, flush=True)
+
+
+def _commit() -> str:
+    run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seed', type=int, default=2026)
+    parser.add_argument('--draws', type=int, default=48, metavar='N', help='schedules, four a block (default: 48)')
+    parser.add_argument(
+        '--rounds', type=int, default=ROUNDS, metavar='N', help=f'rounds that count (default: {ROUNDS})'
+    )
+    parser.add_argument('--folder', type=Path, default=Path('out/evidence'), help='where finished blocks are kept')
+    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""`make prove-mutations`: mutated inputs of every kind, read by simpar in this process under bounds.
+
+    python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
+    python tests/prove_mutations.py --seed 2026 --only 4711      one case again, with its traceback
+
+Nothing may end in a traceback or an internal error, run for longer than a bound of CPU seconds, or take more than a
+bound of memory. `--limit` bounds what simpar itself may estimate, so that what is large and allowed takes little time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from mutations import Case, case, makers, prepare
+
+ROOT = Path(__file__).parent.parent
+SECONDS: Final = 60.0
+"""CPU seconds that one case may take."""
+MEMORY: Final = 6 * 2**30
+"""Bytes of address space of the process."""
+_where: list[str] = []
+"""Where the code was when its time was up."""
+LIMITS: Final = ('--limit', '1GB', '--limit', '5s')
+GOOD: Final = frozenset({0, 2, 3, 4})
+
+
+class _TooLong(BaseException):
+    """The bound of CPU time has passed; no handler of simpar's own catches it."""
+
+
+def main() -> int:
+    """Run the cases in some processes, write the page."""
+    options = _parser().parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder), _quietly)
+        if options.only is not None:
+            print(json.dumps(_one(options.seed, options.only, Path(folder), show=True), indent=1))
+            return 0
+        begun = time.monotonic()
+        counted: collections.Counter[tuple[str, str]] = collections.Counter()
+        wrong = []
+        with multiprocessing.Pool(options.jobs, initializer=_bounded, maxtasksperchild=200) as pool:
+            work = [(options.seed, number, folder) for number in range(options.begin, options.begin + options.cases)]
+            for found in pool.imap_unordered(_task, work, chunksize=1):
+                counted[found['kind'], found['outcome']] += 1
+                if found['outcome'] in ('internal error', 'too long', 'traceback', 'bad exit'):
+                    wrong.append(found)
+                    print(json.dumps(found), file=sys.stderr, flush=True)
+        text = page(counted, wrong, options, time.monotonic() - begun)
+    if options.write:
+        options.write.write_text(text, encoding='utf-8')
+    print(text)
+    return 1 if wrong else 0
+
+
+def _quietly(words: list[str]) -> int:
+    from simpar.cli import main as simpar
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return simpar(words)
+
+
+def _bounded() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def _task(work: tuple[int, int, str]) -> dict[str, Any]:
+    seed, number, folder = work
+    return _one(seed, number, Path(folder), show=False)
+
+
+def _one(seed: int, number: int, sources: Path, *, show: bool) -> dict[str, Any]:
+    """Run one case; what became of it."""
+    made = case(seed, number, makers(sources))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in made.files.items():
+            data = text if isinstance(text, bytes) else text.encode('utf-8', errors='surrogatepass')
+            (Path(folder) / name).write_bytes(data)
+        words = [word.replace('@', f'{folder}/', 1) if '@' in word else word for word in made.command]
+        found = _judged(made, words, show=show)
+        if show:
+            for name, text in made.files.items():
+                print(f'--- {name}\n{text[:3000]!s}')
+    return {'number': number, 'kind': made.kind, 'command': ' '.join(made.command), **found}
+
+
+def _judged(made: Case, words: list[str], *, show: bool) -> dict[str, Any]:
+    out, said = io.StringIO(), io.StringIO()
+    if show:
+        os.environ['SIMPAR_DEBUG'] = '1'
+    try:
+        with _time(SECONDS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+            code = _command(words)
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 2
+    except _TooLong:
+        return {'outcome': 'too long', 'said': 'took more than the bound of CPU time at ' + _place()}
+    except BaseException as error:
+        if show:
+            traceback.print_exc()
+        return {'outcome': 'traceback', 'said': f'{type(error).__name__}: {str(error)[:200]}'}
+    text = said.getvalue()
+    if 'internal error' in text:
+        return {'outcome': 'internal error', 'said': text[-400:]}
+    if 'Traceback' in text:
+        return {'outcome': 'traceback', 'said': text[-400:]}
+    if code not in GOOD:
+        return {'outcome': 'bad exit', 'said': f'{code}: {text[-300:]}'}
+    return {'outcome': 'answered' if code == 0 else 'refused', 'said': ''}
+
+
+def _place() -> str:
+    return _where[-1] if _where else ''
+
+
+def _command(words: list[str]) -> int:
+    """A verb, or one of the two readers that have none."""
+    from simpar.calibrate import calibrate, load_record, write_profile
+    from simpar.cli import main as simpar
+    from simpar.errors import SimparError
+    from simpar.profiles import load_profile
+    from simpar.program.text import parse_program
+
+    verb, *rest = words
+    if verb not in ('calibration', 'program'):
+        limited = verb in ('run', 'check', 'resolve') or (verb == 'validate' and '--memory' not in rest)
+        return simpar([*words, *(LIMITS if limited else ())])
+    path = Path(rest[0])
+    try:
+        if verb == 'calibration':
+            write_profile(path.with_name('mine.yaml'), calibrate(load_record(path)))
+            load_profile(path.with_name('mine.yaml'))
+        else:
+            parse_program(path.read_text(encoding='utf-8', errors='replace'), path.name)
+    except SimparError as error:
+        return error.exit_code
+    return 0
+
+
+@contextlib.contextmanager
+def _time(seconds: float) -> Iterator[None]:
+    """Raise in this thread when so much CPU time has passed."""
+
+    def stop(number: int, frame: Any) -> None:
+        lines = traceback.extract_stack(frame)[-4:]
+        _where[:] = [' < '.join(f'{Path(line.filename).name}:{line.lineno}' for line in reversed(lines))]
+        raise _TooLong
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def page(
+    counted: collections.Counter[tuple[str, str]], wrong: list[dict[str, Any]], options: argparse.Namespace, took: float
+) -> str:
+    """The page in Markdown."""
+    kinds = sorted({kind for kind, _ in counted})
+    outcomes = ('answered', 'refused', 'internal error', 'traceback', 'too long', 'bad exit')
+    total = sum(counted.values())
+    return (
+        '\n'.join(
+            [
+                '# Mutated inputs',
+                '',
+                f'`make prove-mutations`: {total:,} cases, seed {options.seed}, commit {_commit()},',
+                f'in {took / 60:.0f} minutes. Each is a good file with one or several changes, read in one process,',
+                f'under {SECONDS:.0f} s of CPU time and {MEMORY // 2**30} GiB. `--only N` runs case N again.',
+                '',
+                'Changes: letters, lines, words, values and numbers are replaced, lost, doubled or moved; files are',
+                'cut; any documented key is set to any value. *Answered* means exit 0; *refused*, one screen that says',
+                'what is wrong.',
+                '',
+                f'| input | {" | ".join(outcomes)} |',
+                f'|---|{"---|" * len(outcomes)}',
+                *(f'| {kind} | {" | ".join(str(counted[kind, one]) for one in outcomes)} |' for kind in kinds),
+                f'| all | {" | ".join(str(sum(counted[kind, one] for kind in kinds)) for one in outcomes)} |',
+                '',
+                *(f'- case {one["number"]} ({one["kind"]}): {one["outcome"]}: {one["said"]}' for one in wrong),
+            ]
+        ).rstrip('\n')
+        + '\n'
+    )
+
+
+def _commit() -> str:
+    run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seed', type=int, default=2026)
+    parser.add_argument('--cases', type=int, default=10_000)
+    parser.add_argument('--begin', type=int, default=0, help='number of the first case')
+    parser.add_argument('--jobs', type=int, default=2, help='processes at once')
+    parser.add_argument('--only', type=int, help='run this case alone, and show it')
+    parser.add_argument('--write', type=Path, metavar='PAGE')
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())
