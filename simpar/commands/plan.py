@@ -27,7 +27,9 @@ def command(options: argparse.Namespace) -> int:
     if options.scheduler and options.jobs:
         raise ScheduleError(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
     if options.save and options.save.suffix not in ('.yaml', '.yml'):
-        raise ScheduleError(Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml'))
+        raise ScheduleError(
+            Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml')
+        )
     planning = load_planning(options.file, options.set, module=graph_of(options))
     for path in (options.save, options.journal):
         if path:
@@ -37,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
             jobs=options.jobs,
             journal=options.journal,
             scheduler=options.scheduler or '',
-            seconds=options.seconds if options.seconds else float('inf'),
+            seconds=options.seconds or float('inf'),
             gap=options.gap,
             tell=progress,
             note=progress.note,

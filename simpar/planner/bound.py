@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
 from simpar.planner.pieces import Span
@@ -43,7 +45,8 @@ def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *,
     key = (kind, slowed, ends, len(layers), sum(layer < edge for layer in layers))
     if key not in sample.known:
         sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
-    return sample.known[key]
+    found: tuple[Span, Span] = sample.known[key]
+    return found
 
 
 def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
@@ -119,9 +122,7 @@ def _lasts(spans: Sequence[tuple[str, Span]], forward: Span, copies: int, travel
     return one.busy + forward.busy * (1 - 1 / copies), one.ready + travel
 
 
-def least_bytes(
-    sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True
-) -> float:
+def least_bytes(sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True) -> float:
     """Least bytes of the fullest rank at its peak.
 
     Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone.
@@ -141,28 +142,33 @@ def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[
     return max(total.values())
 
 
-def _of_rank(
-    sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool
-) -> float:
+def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool) -> float:
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
     standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
     kept = {stage: _kept(sample, stages, stage) for stage in mine}
     fixed = sum(one.parameter + one.state for one in standing.values())
+    if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
+        both = shares.bytes(twice(sample), Standing())
+        fixed -= both.total
     live = dict.fromkeys(mine, 0)
+    # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
+    left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
     backward: set[int] = set()
     most = 0.0
     for kind, stage in timed.rows[rank]:
-        # Gradients of a stage are there from its first backward on, for all other micro-batches.
         held = fixed + sum(live[one] * kept[one][0] for one in mine)
-        held += sum(standing[one].gradient for one in backward)
-        if kind == 'F':
-            most = max(most, held + kept[stage][0])
+        # Copies of a forward and of its backward interleave: the others may be gone when one is full.
+        part = 1 / sample.copies if kind.endswith('+') else 1.0
+        held += sum(standing[one].gradient for one in backward if left[one])
+        if kind[0] == 'F':
+            most = max(most, held + kept[stage][0] * part)
             live[stage] += 1
-        elif kind in ('B', 'I'):
-            most = max(most, held - kept[stage][0] + kept[stage][peaks])
+        elif kind[0] in 'BI':
+            most = max(most, held - kept[stage][0] + kept[stage][peaks] * part)
             live[stage] -= 1
-        if kind in ('B', 'W'):
+        if kind[0] in 'BW':
             backward.add(stage)
+            left[stage] -= 1
     return most
 
 
@@ -196,9 +202,72 @@ def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[St
         parts = [(next(iter(sample.held[here].layers.values())), count) for here, count in own]
         for pair, count in [*parts, *((pair, 1) for pair in rest)]:
             found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
+        if first and last:
+            found[0] = found[0].plus(twice(sample), -1)
         sample.known[key] = found[0], found[1]
     standing: tuple[Standing, Standing] = sample.known[key]
     return standing
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds of what runs beside something else: of products and of other ops beside a message, of it beside them."""
+
+    matrix: float
+    memory: float
+    collective: float
+
+
+def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds) -> float:
+    """Least seconds of a step of one rank that computes and sends at once.
+
+    While both go on, computation takes longer and so does the message. So hiding messages has a price: of all ways to
+    lay them over idle time and computation, the one that ends first.
+
+    Arguments:
+        seconds, slowed: of all computation by itself, and beside messages all the time.
+        idle: in which the rank surely computes nothing.
+        wire: of all messages of one stream by themselves.
+    """
+    fast, slow, matrix = speeds.matrix, speeds.memory, seconds
+    if fast != slow:
+        matrix = min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+    # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
+    over = max(0.0, (wire - idle) / speeds.collective)
+    if over >= slowed:
+        # All computation is slowed, and the messages still need more time than that.
+        return max(idle + slowed, wire + (1 - speeds.collective) * slowed)
+    products = min(over, matrix / fast)
+    return idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
+
+
+def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
+    """The same of a plan of one stage, whose messages are those of shards; arguments as above."""
+    spans = {}
+    sums = {False: 0.0, True: 0.0}
+    count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
+    for (parts, slowed), times in zip(timed.works, count, strict=True):
+        pairs = [(kind, stage_span(sample, stages, stage, kind[0], slowed=True)) for kind, stage in parts]
+        forward = stage_span(sample, stages, parts[0][1], 'F', slowed=True)
+        spans[parts, slowed] = _lasts(pairs, forward, sample.copies, 0.0)
+        for slow in sums:
+            busy = sum(stage_span(sample, stages, stage, kind[0], slowed=slow).busy for kind, stage in parts)
+            sums[slow] += busy * times
+    idle = max(0.0, timed.period(spans) - sums[True])
+    return least_beside(sums[False], sums[True], idle, wire, speeds)
+
+
+def twice(sample: Sample) -> Standing:
+    """Bytes of what the first and the last stage both hold, once where one rank holds both: tied weights."""
+    if 'twice' not in sample.known:
+        first, last = sample.held[0].alone, sample.held[-1].alone
+        sums = dict.fromkeys(STANDING, 0.0)
+        for (name, kind), size in first.items():
+            if (name, kind) in last:
+                sums[kind] += min(size, last[name, kind])
+        sample.known['twice'] = Standing(**sums)
+    found: Standing = sample.known['twice']
+    return found
 
 
 def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> float:
@@ -218,7 +287,7 @@ def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> flo
 def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: float, copies: int) -> float:
     """Least seconds of a step in an order, by computation alone.
 
-    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies`` of it at most.
+    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies``, at most.
     """
     busy = _Busy(sample, stages, share)
     seconds = {}
@@ -238,8 +307,8 @@ def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: flo
 def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: float, micro_batches: int) -> float:
     """The same for more micro-batches than were walked: as many actions of a rank as there are not slowed.
 
-    How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends as
-    it does with few of them.
+    How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends
+    as it does with few of them.
     """
     busy = _Busy(sample, stages, share)
     unslowed = timed.unslowed()
@@ -251,6 +320,14 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: f
             if count:
                 total[rank] -= count * (busy(kind, stage, True) - busy(kind, stage, False))
     return max(total)
+
+
+def compute_of_one(sample: Sample, layers: int, share: float) -> tuple[float, float, float]:
+    """Seconds of a plan of one stage: all computation by itself, and beside messages; messages inside of layers."""
+    whole = [[*range(layers)]]
+    spans = [[stage_span(sample, whole, 0, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)]
+    alone, slowed = (sum(one.busy for one in each) for each in spans)
+    return alone * share, slowed * share, sum(one.wire for one in spans[0]) * share
 
 
 def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], share: float) -> float:

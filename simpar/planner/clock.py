@@ -110,21 +110,25 @@ def timed(order: Order, *, awaited: bool) -> Timed:
     for one in ranks:
         # The last of them may have handed on its result, and still compute.
         slowed = place[one] < int(until[one]) - 1
-        work.append(works.setdefault((_parts(rows[one], place[one]), slowed), len(works)))
+        work.append(works.setdefault((_parts(rows[one], place[one], order.stages - 1), slowed), len(works)))
         place[one] += 1
-    kinds = tuple(tuple((part.kind, part.stage) for action in row for part in action.parts) for row in rows)
+    last = order.stages - 1
+    # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
+    kinds = tuple(tuple(part for place in range(len(row)) for part in sorted(_parts(row, place, last))) for row in rows)
     placement = tuple(order.placement)
     return Timed(order.ranks, placement, tuple(works), np.array(work, dtype=np.int64), rank, before, kinds)
 
 
-def _parts(row: Sequence[Action], place: int) -> Parts:
+def _parts(row: Sequence[Action], place: int, last: int) -> Parts:
     """What a task does; ``F+`` and ``B+``, a forward and the backward right behind it, are done as one."""
     action = row[place]
     if action.sub_actions:
         return tuple((part.kind, part.stage) for part in action.parts)
     before, behind = row[place - 1 : place] if place else (), row[place + 1 : place + 2]
-    joined = (action.kind == 'F' and any(_goes_back(action, one) for one in behind)) or (
-        action.kind in 'BI' and any(_goes_back(one, action) for one in before)
+    # Behind any other stage's forward its backward waits for other ranks.
+    joined = action.stage == last and (
+        (action.kind == 'F' and any(_goes_back(action, one) for one in behind))
+        or (action.kind in 'BI' and any(_goes_back(one, action) for one in before))
     )
     return ((f'{action.kind}+' if joined else action.kind, action.stage),)
 

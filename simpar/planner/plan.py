@@ -89,9 +89,7 @@ class Planning:
         yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
 
 
-def load_planning(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = ''
-) -> Planning:
+def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = '') -> Planning:
     """Read a schedule file and the space of its ``planner`` section; without one, all usual keys are free.
 
     Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``module``, the graph of a torch module.

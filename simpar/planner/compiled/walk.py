@@ -15,8 +15,7 @@ def period(
         for task in range(len(rank)):
             begin = free[rank[task]]
             for place in range(start[task], start[task + 1]):
-                if ready[item[place]] > begin:
-                    begin = ready[item[place]]
+                begin = max(begin, ready[item[place]])
             free[rank[task]] = begin + lasts[task]
             ready[task] = begin + gives[task]
         before = latest
