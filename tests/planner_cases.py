@@ -80,6 +80,11 @@ def least(judge: Judge, path: Path) -> tuple[float, float, list[str]]:
     return seconds, held, refusals
 
 
+def is_steady(outcome: Outcome) -> bool:
+    """Whether the third step is like the second: bounds are of the steady step."""
+    return not any(note.startswith('not steady yet') for note in (outcome.figures.notes if outcome.figures else ()))
+
+
 def small_space(schedule: Schedule, keys: dict[str, Any]) -> Space:
     """A space of few values."""
     return space_of(replace(schedule, planner=Planner(keys=keys)), cluster_of(schedule).world)

@@ -14,22 +14,19 @@ from simpar.lower.lower import order_of
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
 from simpar.planner.bound import (
-    Shares,
     Speeds,
     compute_of_one,
     least_alone,
     least_beside,
     least_busy,
-    least_bytes,
     least_mean,
     least_of_ranks,
     least_seconds,
     least_slowed,
-    least_standing,
-    standing_of,
 )
 from simpar.planner.clock import Timed, timed
 from simpar.planner.layers import few_of, layers_of_stages
+from simpar.planner.room import Shares, least_bytes, least_standing, standing_of
 from simpar.planner.rules import MEMORY, ORDER, Refusal
 from simpar.planner.sample import Sample, sample_of
 from simpar.planner.space import Space

@@ -70,17 +70,19 @@ class Block:
     """An action of one stage for the middle micro-batch, in pieces.
 
     Arguments: ``before``, up to its first layer; ``layers``, each up to the next, in the order in which they are done;
-    ``behind``, from the last layer on.
+    ``behind``, from the last layer on. ``early``: it begins before it needs what the neighbouring stage sends, as
+    recomputation does.
     """
 
     before: Span
     layers: tuple[Span, ...]
     behind: Span
+    early: bool = False
 
     def in_turn(self, copies: int) -> Block:
         """Of so many copies that are done one after the other."""
         layers = tuple(one.in_turn(copies) for one in self.layers)
-        return Block(self.before.in_turn(copies), layers, self.behind.in_turn(copies))
+        return Block(self.before.in_turn(copies), layers, self.behind.in_turn(copies), self.early)
 
 
 def layer_of(name: str) -> int | None:
@@ -107,11 +109,12 @@ def block_of(
     walk = _Walk(program, role, slots, seconds, wire)
     first, last = computes[0], computes[-1]
     if not marks:
-        return Block(Span(), (), walk.tail(first, last, kind))
+        return Block(Span(), (), walk.tail(first, last, kind), early=True)
     return Block(
         walk.between(first, marks[0]),
         tuple(walk.between(one, other) for one, other in pairwise(marks)),
         walk.tail(marks[-1], last, kind),
+        early=_early(program, role, kind, computes),
     )
 
 
@@ -124,6 +127,16 @@ def _slots(program: Program, role: Role, kind: str) -> list[int]:
     parts, sliced = PARTS[kind], program.is_sliced
     mine = np.flatnonzero((role.micro_batch == MIDDLE) & sliced[role.op_class])
     return [slot for slot in mine.tolist() if (op := _op(program, role, slot)).part in parts and op.kind != 'recv']
+
+
+def _early(program: Program, role: Role, kind: str, computes: Sequence[int]) -> bool:
+    """Whether the first op that computes does not wait for what the stage receives."""
+    ops = program.op_classes
+    mine = np.flatnonzero(role.micro_batch == MIDDLE).tolist()
+    phase = 'F' if kind == 'F' else 'I'
+    received = {slot for slot in mine if (op := ops[role.op_class.item(slot)]).kind == 'recv' and op.phase == phase}
+    # Gradients of weights wait for their own stage alone.
+    return bool(received) and kind != 'W' and not received.intersection(role.need.items(computes[0]))
 
 
 def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequence[int]) -> list[int]:
