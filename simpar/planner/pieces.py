@@ -204,7 +204,11 @@ class _Walk:
         )
 
     def _sent(self, begin: int, end: int) -> float:
-        return sum(self._seconds[place] for place in range(begin, end) if self._ops[place].partition == self._wire)
+        return sum(
+            self._seconds[place]
+            for place in range(begin, end)
+            if self._ops[place].kind == 'collective' and self._ops[place].partition == self._wire
+        )
 
     def between(self, one: int, other: int) -> Span:
         """From the start of a slot to that of another."""

@@ -93,7 +93,9 @@ def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, f
         outer += sample.held[end].others
     total = outer + sum(sample.held[of(layer)].inner for layer in layers[:-1]) + sample.held[of(layers[-1])].end
     like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
-    return total, total + max(0.0, like.most - like.kept)
+    # Copies that go one after the other hold less at the peak of a single layer than at that of two, as in the sample.
+    known = len(layers) > 1 or sample.copies == 1
+    return total, total + (max(0.0, like.most - like.kept) if known else 0.0)
 
 
 def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:
