@@ -1,7 +1,7 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
-# make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
+# make prove-pairs    train every pair of features in 800 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of ten properties, of which the suite trains every fourth
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
@@ -10,16 +10,20 @@
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
+# make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: the winner of brute force
+# make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
+# make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-planner prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-planner prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -80,6 +84,9 @@ prove-zero: .venv-test/installed
 prove-modules: .venv-test/installed
 	.venv-test/bin/python tests/prove_modules.py
 
+prove-huggingface: .venv-test/installed
+	.venv-test/bin/python tests/prove_huggingface.py --write
+
 prove-grow: .venv-test/installed
 	.venv-test/bin/python tests/prove_grow.py
 
@@ -100,6 +107,14 @@ prove-context: .venv-test/installed
 
 prove-planner: .venv-test/installed
 	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1
+
+prove-recording: .venv-test/installed
+	.venv-test/bin/python tests/prove_recording.py
+
+prove-by-hand: .venv-test/installed
+	.venv-test/bin/python tests/prove_by_hand.py
+prove-experts: .venv-test/installed
+	.venv-test/bin/python tests/prove_experts.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
