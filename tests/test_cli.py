@@ -28,6 +28,9 @@ FLAGS = {
         '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
         '--set', '--sweep', 'file',
     ],
+    'plan': [
+        '--gap', '--jobs', '--journal', '--json', '--module', '--save', '--scheduler', '--seconds', '--set', 'file',
+    ],
     'measure': [
         '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
         '--set', '--steps', '--timeout', '--trace', 'file',

@@ -39,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
             jobs=options.jobs,
             journal=options.journal,
             scheduler=options.scheduler or '',
-            seconds=options.seconds if options.seconds else float('inf'),
+            seconds=options.seconds or float('inf'),
             gap=options.gap,
             tell=progress,
             note=progress.note,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simpar.plan import Plan
 from simpar.planner.search import Found, Path
 from simpar.planner.space import KEYS, Space
-from simpar.plan import Plan
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import Outcome
 

@@ -1,33 +1,37 @@
-"""Bound: least seconds of a step and least bytes at the peak of a plan, without its program."""
+"""Bound: least seconds of a plan's step, without its program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simpar.planner.clock import Timed
-from simpar.planner.held import STANDING, Standing
+import numpy as np
+
+from simpar.planner.clock import Lasts, Timed
 from simpar.planner.pieces import Span
 from simpar.planner.sample import Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else."""
-
-    parameter: int = 1
-    state: int = 1
-    gradient: int = 1
-    experts: int = 1
-
-    def bytes(self, dense: Standing, experts: Standing) -> Standing:
-        """Least bytes of a rank."""
-        found = {}
-        for kind in STANDING:
-            share = getattr(self, kind)
-            few = max(1, share // self.experts)
-            found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
-        return Standing(**found)
+def rest_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> Span | None:
+    """What is surely behind what a stage receives: all layers but the first; None where nothing comes before that."""
+    key = ('early', kind, slowed, stage == len(stages) - 1)
+    if key not in sample.known:
+        own = sample.stages - 1 if kind == 'F' else 0
+        blocks = [sample.blocks.get((one, kind, slowed)) for one in {own, max(0, sample.stages - 2)}]
+        sample.known[key] = any(block is not None and block.early for block in blocks)
+    if not sample.known[key] or (kind == 'F' and stage == 0) or (kind != 'F' and stage == len(stages) - 1):
+        return None
+    layers = stages[stage]
+    done = layers if kind == 'F' else layers[::-1]
+    if len(done) < 2:
+        return Span()
+    fewer = [*stages]
+    fewer[stage] = layers[1:] if kind == 'F' else layers[:-1]
+    front, behind = pieces_of(sample, fewer, stage, kind, slowed=slowed)
+    block = sample.blocks.get((max(0, sample.stages - 2) if kind != 'F' else sample.stages - 1, kind, slowed))
+    before = block.before if block else Span()
+    # Without what stands before the first layer.
+    return Span(front.chain - before.chain, ready=front.lead - before.lead) + behind
 
 
 def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> Span:
@@ -43,7 +47,8 @@ def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *,
     key = (kind, slowed, ends, len(layers), sum(layer < edge for layer in layers))
     if key not in sample.known:
         sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
-    return sample.known[key]
+    found: tuple[Span, Span] = sample.known[key]
+    return found
 
 
 def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
@@ -98,103 +103,88 @@ def least_seconds(sample: Sample, stages: list[list[int]], timed: Timed, travel:
     for parts, slowed in timed.works:
         spans = [(kind, span(kind[0], stage, slowed=slowed)) for kind, stage in parts]
         forward = span('F', parts[0][1], slowed=slowed) if parts[0][0].endswith('+') else Span()
-        seconds[parts, slowed] = _lasts(spans, forward, sample.copies, travel)
+        rests = [rest_of(sample, stages, stage, kind[0], slowed=slowed) for kind, stage in parts]
+        seconds[parts, slowed] = _lasts(spans, rests, forward, sample.copies, travel)
     return timed.period(seconds)
 
 
-def _lasts(spans: Sequence[tuple[str, Span]], forward: Span, copies: int, travel: float) -> tuple[float, float]:
+def _lasts(
+    spans: Sequence[tuple[str, Span]], rests: Sequence[Span | None], forward: Span, copies: int, travel: float
+) -> Lasts:
     """How long a task lasts at least, and when at the earliest its result is with the neighbour.
 
-    Arguments: ``spans`` of its parts, by kind; ``forward``, that of the stage where both are done as one.
+    Arguments: ``spans`` of its parts, by kind; ``rests``, what of them is behind all that is received, where that is
+    less; ``forward``, the span of the stage's forward where both are done as one.
     """
     if len(spans) > 1:
         lasts = max(sum(one.busy for _, one in spans), *(one.chain for _, one in spans))
-        return lasts, min(one.ready for _, one in spans) + travel
+        ready = min(one.ready for _, one in spans) + travel
+        # One part may go on while the other waits.
+        return Lasts(
+            lasts, ready, 0.0, min(_given(one, rest) for (_, one), rest in zip(spans, rests, strict=True)) + travel
+        )
     kind, one = spans[0]
     if copies == 1 or not kind.endswith('+'):
-        return one.chain, one.ready + travel
+        rest = rests[0] or one
+        return Lasts(one.chain, one.ready + travel, min(rest.chain, one.chain), _given(one, rests[0]) + travel)
     # Copies of a forward and of its backward interleave: only the first copy is surely behind its own forward.
     if kind == 'F+':
-        return one.busy / copies, one.busy / copies
-    return one.busy + forward.busy * (1 - 1 / copies), one.ready + travel
+        part = one.busy / copies
+        return Lasts(part, part, part, part)
+    last = one.busy + forward.busy * (1 - 1 / copies)
+    return Lasts(last, one.ready + travel, last, one.ready + travel)
 
 
-def least_bytes(sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True) -> float:
-    """Least bytes of the fullest rank at its peak.
+def _given(one: Span, rest: Span | None) -> float:
+    return one.ready if rest is None else min(rest.ready, one.ready)
 
-    Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone.
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds of what runs beside something else: of products and of other ops beside a message, of it beside them."""
+
+    matrix: float
+    memory: float
+    collective: float
+
+
+def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds) -> float:
+    """Least seconds of a step of one rank that computes and sends at once.
+
+    While both go on, computation takes longer and so does the message. So hiding messages has a price: of all ways to
+    lay them over idle time and computation, the one that ends first.
+
+    Arguments:
+        seconds, slowed: of all computation by itself, and beside messages all the time.
+        idle: in which the rank surely computes nothing.
+        wire: of all messages of one stream by themselves.
     """
-    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks) for rank in range(timed.ranks))
+    fast, slow, matrix = speeds.matrix, speeds.memory, seconds
+    if fast != slow:
+        matrix = min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+    # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
+    over = max(0.0, (wire - idle) / speeds.collective)
+    if over >= slowed:
+        # All computation is slowed, and the messages still need more time than that.
+        return max(idle + slowed, wire + (1 - speeds.collective) * slowed)
+    products = min(over, matrix / fast)
+    return idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
 
 
-def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
-    """Least bytes of the fullest rank without any activation; gradients may be gone."""
-    total = dict.fromkeys(placement, 0.0)
-    if len({len(one) for one in stages}) == 1 and len(stages) > 3:
-        # The first, the last and one between: all others are as that.
-        stages, placement = [stages[0], stages[1], stages[-1]], [placement[0], placement[1], placement[-1]]
-    for stage, rank in enumerate(placement):
-        held = shares.bytes(*standing_of(sample, stages, stage))
-        total[rank] += held.parameter + held.state
-    return max(total.values())
-
-
-def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool) -> float:
-    mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
-    standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
-    kept = {stage: _kept(sample, stages, stage) for stage in mine}
-    fixed = sum(one.parameter + one.state for one in standing.values())
-    live = dict.fromkeys(mine, 0)
-    backward: set[int] = set()
-    most = 0.0
-    for kind, stage in timed.rows[rank]:
-        # Gradients of a stage are there from its first backward on, for all other micro-batches.
-        held = fixed + sum(live[one] * kept[one][0] for one in mine)
-        held += sum(standing[one].gradient for one in backward)
-        if kind == 'F':
-            most = max(most, held + kept[stage][0])
-            live[stage] += 1
-        elif kind in ('B', 'I'):
-            most = max(most, held - kept[stage][0] + kept[stage][peaks])
-            live[stage] -= 1
-        if kind in ('B', 'W'):
-            backward.add(stage)
-    return most
-
-
-def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, float]:
-    """Bytes of a micro-batch's activations in a stage: between forward and backward, and at the peak of both."""
-    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
-    if not layers:
-        return 0.0, 0.0
-
-    def of(layer: int) -> int:
-        return 0 if layer < edge else sample.stages - 2 if layer != layers[-1] or stage != len(stages) - 1 else end
-
-    outer = sample.held[0].others if stage == 0 else sample.held[1].received if sample.stages > 1 else 0.0
-    if stage == len(stages) - 1:
-        outer += sample.held[end].others
-    total = outer + sum(sample.held[of(layer)].inner for layer in layers[:-1]) + sample.held[of(layers[-1])].end
-    like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
-    return total, total + max(0.0, like.most - like.kept)
-
-
-def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:
-    """Bytes of a stage's weights, states and gradients, of experts and of all else."""
-    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
-    first, last = stage == 0, stage == len(stages) - 1
-    early = sum(layer < edge for layer in layers)
-    key = ('standing', first, last, early, len(layers))
-    if key not in sample.known:
-        found = [Standing(), Standing()]
-        own = (0, early), (max(0, end - 1), len(layers) - early)
-        rest = [sample.held[here].rest for here, there in ((0, first), (end, last)) if there]
-        parts = [(next(iter(sample.held[here].layers.values())), count) for here, count in own]
-        for pair, count in [*parts, *((pair, 1) for pair in rest)]:
-            found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
-        sample.known[key] = found[0], found[1]
-    standing: tuple[Standing, Standing] = sample.known[key]
-    return standing
+def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
+    """The same of a plan of one stage, whose messages are those of shards; arguments as above."""
+    spans = {}
+    sums = {False: 0.0, True: 0.0}
+    count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
+    for (parts, slowed), times in zip(timed.works, count, strict=True):
+        pairs = [(kind, stage_span(sample, stages, stage, kind[0], slowed=True)) for kind, stage in parts]
+        forward = stage_span(sample, stages, parts[0][1], 'F', slowed=True)
+        spans[parts, slowed] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0)
+        for slow in sums:
+            busy = sum(stage_span(sample, stages, stage, kind[0], slowed=slow).busy for kind, stage in parts)
+            sums[slow] += busy * times
+    idle = max(0.0, timed.period(spans) - sums[True])
+    return least_beside(sums[False], sums[True], idle, wire, speeds)
 
 
 def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> float:
@@ -214,9 +204,10 @@ def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> flo
 def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: float, copies: int) -> float:
     """Least seconds of a step in an order, by computation alone.
 
-    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies`` of it at most.
+    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies``, at most.
     """
     busy = _Busy(sample, stages, share)
+    early = any(block.early for block in sample.blocks.values())
     seconds = {}
     for parts, slowed in timed.works:
         lasts = sum(busy(kind[0], stage, slowed) for kind, stage in parts)
@@ -227,15 +218,17 @@ def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: flo
             lasts = ready = lasts / copies
         elif kind.endswith('+'):
             lasts += busy('F', stage, slowed) * (1 - 1 / copies)
-        seconds[parts, slowed] = lasts, ready
+        # What is made again comes before what is received is needed, and is not told apart here.
+        free = early and (len(parts) > 1 or kind[0] in 'BI')
+        seconds[parts, slowed] = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
     return timed.period(seconds)
 
 
 def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: float, micro_batches: int) -> float:
     """The same for more micro-batches than were walked: as many actions of a rank as there are not slowed.
 
-    How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends as
-    it does with few of them.
+    How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends
+    as it does with few of them.
     """
     busy = _Busy(sample, stages, share)
     unslowed = timed.unslowed()
@@ -247,6 +240,14 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: f
             if count:
                 total[rank] -= count * (busy(kind, stage, True) - busy(kind, stage, False))
     return max(total)
+
+
+def compute_of_one(sample: Sample, layers: int, share: float) -> tuple[float, float, float]:
+    """Seconds of a plan of one stage: all computation by itself, and beside messages; messages inside of layers."""
+    whole = [[*range(layers)]]
+    spans = [[stage_span(sample, whole, 0, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)]
+    alone, slowed = (sum(one.busy for one in each) for each in spans)
+    return alone * share, slowed * share, sum(one.wire for one in spans[0]) * share
 
 
 def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], share: float) -> float:

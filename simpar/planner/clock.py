@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,18 @@ Parts = tuple[tuple[str, int], ...]
 Ints = NDArray[np.int64]
 Work = tuple[Parts, bool]
 """What a task does, and whether it is slowed: a message is surely awaited on its rank while it computes."""
+
+
+class Lasts(NamedTuple):
+    """Least seconds of a task: until it ends, and until its result is with who waits for it.
+
+    Arguments: ``last``, ``gives``, from when its rank is free; ``behind``, ``given``, from when what it needs has come.
+    """
+
+    last: float
+    gives: float
+    behind: float
+    given: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,16 +63,15 @@ class Timed:
     before: Csr
     rows: tuple[tuple[tuple[str, int], ...], ...]
 
-    def period(self, seconds: Mapping[Work, tuple[float, float]]) -> float:
+    def period(self, seconds: Mapping[Work, Lasts]) -> float:
         """Seconds of a step.
 
-        Arguments: ``seconds``, of each work how long it lasts, and when its result is with who waits for it.
+        Arguments: ``seconds``, of each work.
         """
-        each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 2)
-        lasts, gives_at = each[self.work].T
+        each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 4)
         free, ready = np.zeros(self.ranks), np.zeros(len(self.work))
-        arrays = (self.rank, self.before.start, self.before.item, np.ascontiguousarray(lasts))
-        return float(_walks().period(*arrays, np.ascontiguousarray(gives_at), STEPS, free, ready))
+        before = self.before
+        return float(_walks().period(self.rank, before.start, before.item, each[self.work], STEPS, free, ready))
 
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
@@ -110,21 +121,25 @@ def timed(order: Order, *, awaited: bool) -> Timed:
     for one in ranks:
         # The last of them may have handed on its result, and still compute.
         slowed = place[one] < int(until[one]) - 1
-        work.append(works.setdefault((_parts(rows[one], place[one]), slowed), len(works)))
+        work.append(works.setdefault((_parts(rows[one], place[one], order.stages - 1), slowed), len(works)))
         place[one] += 1
-    kinds = tuple(tuple((part.kind, part.stage) for action in row for part in action.parts) for row in rows)
+    last = order.stages - 1
+    # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
+    kinds = tuple(tuple(part for place in range(len(row)) for part in sorted(_parts(row, place, last))) for row in rows)
     placement = tuple(order.placement)
     return Timed(order.ranks, placement, tuple(works), np.array(work, dtype=np.int64), rank, before, kinds)
 
 
-def _parts(row: Sequence[Action], place: int) -> Parts:
+def _parts(row: Sequence[Action], place: int, last: int) -> Parts:
     """What a task does; ``F+`` and ``B+``, a forward and the backward right behind it, are done as one."""
     action = row[place]
     if action.sub_actions:
         return tuple((part.kind, part.stage) for part in action.parts)
     before, behind = row[place - 1 : place] if place else (), row[place + 1 : place + 2]
-    joined = (action.kind == 'F' and any(_goes_back(action, one) for one in behind)) or (
-        action.kind in 'BI' and any(_goes_back(one, action) for one in before)
+    # Behind any other stage's forward its backward waits for other ranks.
+    joined = action.stage == last and (
+        (action.kind == 'F' and any(_goes_back(action, one) for one in behind))
+        or (action.kind in 'BI' and any(_goes_back(one, action) for one in before))
     )
     return ((f'{action.kind}+' if joined else action.kind, action.stage),)
 
@@ -164,18 +179,16 @@ class _Plain:
     """The walks without numba."""
 
     @staticmethod
-    def period(
-        rank: Ints, start: Ints, item: Ints, lasts: Floats, gives: Floats, steps: int, free: Floats, ready: Floats
-    ) -> float:
+    def period(rank: Ints, start: Ints, item: Ints, seconds: Floats, steps: int, free: Floats, ready: Floats) -> float:
         """Seconds of the last of so many steps."""
         before = latest = 0.0
         now, done, bounds, waits = free.tolist(), ready.tolist(), start.tolist(), item.tolist()
-        rows = list(zip(rank.tolist(), bounds, bounds[1:], lasts.tolist(), gives.tolist(), strict=False))
+        rows = list(zip(rank.tolist(), bounds, bounds[1:], seconds.tolist(), strict=False))
         for _ in range(steps):
-            for task, (on, first, end, last, gave) in enumerate(rows):
-                begin = max([now[on], *[done[other] for other in waits[first:end]]])
-                now[on] = begin + last
-                done[task] = begin + gave
+            for task, (on, first, end, (last, gave, behind, given)) in enumerate(rows):
+                begin, come = now[on], [done[other] for other in waits[first:end]]
+                now[on] = max([begin + last, *[one + behind for one in come]])
+                done[task] = max([begin + gave, *[one + given for one in come]])
             before, latest = latest, max(now)
         return latest - before
 

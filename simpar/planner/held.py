@@ -5,6 +5,7 @@ Counted is what is surely there while a compute op runs: compute is in order, so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +18,7 @@ from simpar.program import Program, Role
 
 STANDING: Final = ('parameter', 'state', 'gradient')
 EXPERT: Final = 'expert'
+_LAYERS: Final = re.compile(r'layer\d+\.')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,11 @@ class Standing:
     parameter: float = 0.0
     state: float = 0.0
     gradient: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All kinds together."""
+        return self.parameter + self.state + self.gradient
 
     def plus(self, other: Standing, times: int = 1) -> Standing:
         """Both together, the other so many times."""
@@ -37,7 +44,8 @@ class Held:
     """What a stage of the small program holds.
 
     Arguments:
-        layers: standing bytes of each layer, dense and of experts; rest: of all that is in no layer.
+        layers: standing bytes of each layer, dense and of experts; rest: of all that is in no layer; alone: the same by
+            name and kind of each tensor.
         inner, end: bytes of activations that a layer, and the stage's last layer, keep from forward to backward.
         received, others: the same of what is received, and of what is in no layer.
         most: bytes of one micro-batch's activations at the peak of its forward's end and its backward's begin.
@@ -45,6 +53,7 @@ class Held:
 
     layers: dict[int, tuple[Standing, Standing]] = field(default_factory=dict)
     rest: tuple[Standing, Standing] = (Standing(), Standing())
+    alone: dict[tuple[str, str], float] = field(default_factory=dict)
     inner: float = 0.0
     end: float = 0.0
     received: float = 0.0
@@ -74,7 +83,8 @@ def held_by(program: Program, role: Role, layers: Sequence[int]) -> Held:
             continue
         sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
     most = _most(program, role, lives, mine, forward, backward, layers)
-    return Held(layers=standing[0], rest=standing[1], most=max(most, sum(sums.values())), **sums)
+    alone = _alone(program, lives, known)
+    return Held(layers=standing[0], rest=standing[1], alone=alone, most=max(most, sum(sums.values())), **sums)
 
 
 def _standing(
@@ -88,6 +98,14 @@ def _standing(
             sums[layer, EXPERT in tensor.name][tensor.kind] += float(lives.bytes[row])
     both = {layer: (Standing(**sums[layer, False]), Standing(**sums[layer, True])) for layer in (*layers, NONE)}
     return {layer: both[layer] for layer in layers}, both[NONE]
+
+
+def _alone(program: Program, lives: Lifetimes, known: Sequence[int]) -> dict[tuple[str, str], float]:
+    """Standing bytes of what is in no layer, by name and kind."""
+    tensors = [(program.tensors[int(lives.tensor[row])], float(lives.bytes[row])) for row in known]
+    return {
+        (one.name, one.kind): size for one, size in tensors if one.kind in STANDING and not _LAYERS.search(one.name)
+    }
 
 
 def _parts(program: Program, role: Role) -> tuple[list[int], list[int]]:
@@ -125,7 +143,7 @@ def _most(
     # Behind it layers of the stage are given back already, and a longer stage has more of them.
     seen = [slot for slot in forward if last and slot >= last[0]]
     seen += [slot for slot in backward if not first or slot < first[0]]
-    held = {slot: 0.0 for slot in seen}
+    held = dict.fromkeys(seen, 0.0)
     needs = role.need
     compute = {*forward, *backward}
     waited: dict[int, int] = {}

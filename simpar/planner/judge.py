@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from simpar.cost.kept import cluster_collectives
@@ -11,23 +12,24 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.lower import order_of
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
+from simpar.plan import Plan
 from simpar.planner.bound import (
-    Shares,
+    Speeds,
+    compute_of_one,
+    least_alone,
+    least_beside,
     least_busy,
-    least_bytes,
     least_mean,
     least_of_ranks,
     least_seconds,
     least_slowed,
-    least_standing,
-    standing_of,
 )
 from simpar.planner.clock import Timed, timed
 from simpar.planner.layers import few_of, layers_of_stages
+from simpar.planner.room import Shares, least_bytes, least_standing, standing_of
 from simpar.planner.rules import MEMORY, ORDER, Refusal
 from simpar.planner.sample import Sample, sample_of
 from simpar.planner.space import Space
-from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.units import format_size
 
@@ -38,10 +40,11 @@ LEVELS: Final = ('pipeline', 'chunks', 'recompute', 'tiles', 'shard_group')
 
 
 class Judged(NamedTuple):
-    """Least seconds of a step of all plans below a node; why none of them can be."""
+    """Least seconds of a step of all plans below a node; why none of them can be; least bytes at the peak."""
 
     seconds: float = 0.0
     refusal: Refusal | None = None
+    held: float = 0.0
 
 
 class Judge:
@@ -132,16 +135,27 @@ class Judge:
     def _with_shards(self, plan: Plan, sample: Sample, seconds: float, micro_batches: int) -> Judged:
         """The least of all ways to shard that leave room for weights and states."""
         layers, placement = self._even(plan)
-        found: list[float] = []
-        least = float('inf')
+        least, wire = float('inf'), float('inf')
         for zero in self._space.values_of('zero'):
             for group in self._space.values_of('shard_group') if zero else (0,):
                 one = replace(plan, zero=zero, shard_group=group)
                 held = least_standing(sample, layers, placement, self._shares(one))
                 least = min(least, held)
-                if held <= self._device:
-                    found.append(self._wire(one, sample, micro_batches))
-        return Judged(max(seconds, min(found))) if found else Judged(0.0, self._too_much(least))
+                if held <= self._device and wire:
+                    wire = min(wire, self._wire(one, sample, micro_batches))
+        if least > self._device:
+            return Judged(0.0, self._too_much(least), least)
+        if plan.pipeline == 1 and self._speeds:
+            seconds_of, slowed, inside = compute_of_one(sample, self._layers, 1 / plan.data)
+            # Messages inside of layers are hidden at the same price.
+            wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), self._speeds))
+        return Judged(max(seconds, wire))
+
+    @cached_property
+    def _speeds(self) -> Speeds | None:
+        """How fast computation and messages are beside each other."""
+        found = self._cluster.profile.slow_down
+        return Speeds(found.matrix.value, found.memory.value, found.collective.value)
 
     def _even(self, plan: Plan) -> tuple[list[list[int]], list[int]]:
         """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even."""
@@ -153,7 +167,7 @@ class Judge:
 
     def _wire(self, plan: Plan, sample: Sample, micro_batches: int) -> float:
         """Least seconds of messages of one stream of shards in a step: gathers of weights, and sums of gradients."""
-        if plan.zero < 3 or plan.gather or plan.accumulate or plan.shard or plan.hsdp != 'off':
+        if plan.zero < 2 or plan.gather or plan.accumulate or plan.shard or plan.hsdp != 'off' or plan.unsharded:
             return 0.0
         count = self._layers // plan.pipeline
         group = min(plan.shard_group or plan.data * plan.context, plan.data * plan.context)
@@ -165,7 +179,7 @@ class Judge:
         total = 0.0
         for operator, size, times in (
             # Forward and backward gather; the backward may begin with weights that the forward ended with.
-            ('all_gather', dense.parameter, 2 - 1 / count),
+            ('all_gather', dense.parameter, 2 - 1 / count if plan.zero == 3 else 1 / micro_batches),
             ('reduce_scatter', dense.gradient, 1.0),
         ):
             op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
@@ -185,9 +199,9 @@ class Judge:
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         least = least_bytes(sample, layers, clock, self._shares(self._shared_most(plan)), peaks=False)
         if least > self._device:
-            return Judged(0.0, self._too_much(least))
+            return Judged(0.0, self._too_much(least), least)
         most = max(self._space.values_of('copies'))
-        return Judged(least_busy(sample, layers, clock, 1.0, most))
+        return Judged(least_busy(sample, layers, clock, 1.0, most), None, least)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
@@ -202,10 +216,13 @@ class Judge:
         shares = self._shares(plan if leaf else self._shared_most(plan))
         least = least_bytes(sample, layers, clock, shares)
         if least > self._device:
-            return Judged(0.0, self._too_much(least))
+            return Judged(0.0, self._too_much(least), least)
         if leaf:
-            return Judged(self._wire(plan, sample, plan.micro_batches))
-        return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)))
+            wire = self._wire(plan, sample, plan.micro_batches)
+            if plan.pipeline == 1 and stages == 1 and self._speeds:
+                wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
+            return Judged(wire, None, least)
+        return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)), None, least)
 
     def _shared_most(self, plan: Plan) -> Plan:
         return replace(plan, zero=max(self._space.values_of('zero')), shard_group=0)
@@ -262,7 +279,8 @@ class Judge:
             parameter=share if zero >= 3 else 1,
             gradient=share if zero >= 2 else 1,
             state=share if zero >= 1 else 1,
-            experts=plan.expert,
+            # Groups of the user's own count experts' ranks otherwise.
+            experts=1 if plan.shard_group else plan.expert,
         )
 
     def _travel(self, sample: Sample, plan: Plan) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,9 +30,12 @@ UNREACHED: Final = -np.inf
 class Span(NamedTuple):
     """Least seconds of a piece.
 
-    Arguments: ``chain``, of the longest chain; ``busy``, of its computation alone; ``ready``, of the chain to what the
-    neighbouring stage waits for, where it is the last piece; ``wire``, of the messages of one stream alone; ``inputs``, of the computation
-    that is no gradient of weights.
+    Arguments:
+        chain: of the longest chain.
+        busy: of its computation alone; inputs, of that which is no gradient of weights.
+        ready: of the chain to what the neighbouring stage waits for, where it is the last piece.
+        wire: of the messages of one stream alone.
+        lead: of the chain of the first copy.
     """
 
     chain: float = 0.0
@@ -39,6 +43,7 @@ class Span(NamedTuple):
     ready: float = 0.0
     wire: float = 0.0
     inputs: float = 0.0
+    lead: float = 0.0
 
     def __add__(self, other: object) -> Span:
         """One piece behind the other."""
@@ -48,10 +53,16 @@ class Span(NamedTuple):
         return Span(
             self.chain + other.chain,
             self.busy + other.busy,
-            self.chain + other.ready,
+            self.lead + other.ready,
             self.wire + other.wire,
             self.inputs + other.inputs,
+            self.lead + other.lead,
         )
+
+    def in_turn(self, copies: int) -> Span:
+        """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
+        busy = self.busy * copies
+        return Span(busy, busy, self.ready, self.wire * copies, self.inputs * copies, self.chain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +70,19 @@ class Block:
     """An action of one stage for the middle micro-batch, in pieces.
 
     Arguments: ``before``, up to its first layer; ``layers``, each up to the next, in the order in which they are done;
-    ``behind``, from the last layer on.
+    ``behind``, from the last layer on. ``early``: it begins before it needs what the neighbouring stage sends, as
+    recomputation does.
     """
 
     before: Span
     layers: tuple[Span, ...]
     behind: Span
+    early: bool = False
+
+    def in_turn(self, copies: int) -> Block:
+        """Of so many copies that are done one after the other."""
+        layers = tuple(one.in_turn(copies) for one in self.layers)
+        return Block(self.before.in_turn(copies), layers, self.behind.in_turn(copies), self.early)
 
 
 def layer_of(name: str) -> int | None:
@@ -76,7 +94,7 @@ def layer_of(name: str) -> int | None:
 def block_of(
     program: Program, role: Role, kind: str, seconds: Floats, layers: Sequence[int], wire: str
 ) -> Block | None:
-    """The block of an action kind of a role; None where it computes nothing.
+    """The block of an action kind of a role; None where it computes nothing, or copies go apart through its layers.
 
     Arguments: ``seconds``, of each op class; ``layers``, of the stage, in the order in which the action does them;
     ``wire``, the partition whose messages are counted.
@@ -86,14 +104,17 @@ def block_of(
     if not computes:
         return None
     marks = _marks(program, role, computes, layers)
+    if not _in_step(program, role, computes, marks, layers):
+        return None
     walk = _Walk(program, role, slots, seconds, wire)
     first, last = computes[0], computes[-1]
     if not marks:
-        return Block(Span(), (), walk.tail(first, last, kind))
+        return Block(Span(), (), walk.tail(first, last, kind), early=True)
     return Block(
         walk.between(first, marks[0]),
-        tuple(walk.between(one, other) for one, other in zip(marks, marks[1:], strict=False)),
+        tuple(walk.between(one, other) for one, other in pairwise(marks)),
         walk.tail(marks[-1], last, kind),
+        early=_early(program, role, kind, computes),
     )
 
 
@@ -106,6 +127,16 @@ def _slots(program: Program, role: Role, kind: str) -> list[int]:
     parts, sliced = PARTS[kind], program.is_sliced
     mine = np.flatnonzero((role.micro_batch == MIDDLE) & sliced[role.op_class])
     return [slot for slot in mine.tolist() if (op := _op(program, role, slot)).part in parts and op.kind != 'recv']
+
+
+def _early(program: Program, role: Role, kind: str, computes: Sequence[int]) -> bool:
+    """Whether the first op that computes does not wait for what the stage receives."""
+    ops = program.op_classes
+    mine = np.flatnonzero(role.micro_batch == MIDDLE).tolist()
+    phase = 'F' if kind == 'F' else 'I'
+    received = {slot for slot in mine if (op := ops[role.op_class.item(slot)]).kind == 'recv' and op.phase == phase}
+    # Gradients of weights wait for their own stage alone.
+    return bool(received) and kind != 'W' and not received.intersection(role.need.items(computes[0]))
 
 
 def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequence[int]) -> list[int]:
@@ -122,6 +153,17 @@ def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequen
         if marks == sorted(marks):
             return marks
     return []
+
+
+def _in_step(
+    program: Program, role: Role, computes: Sequence[int], marks: Sequence[int], layers: Sequence[int]
+) -> bool:
+    """Whether all copies are through a layer before the next one begins; else a layer's piece has no begin and end."""
+    for layer, begin, end in zip(layers, marks, marks[1:], strict=False):
+        own = sum(layer_of(_op(program, role, slot).name) == layer for slot in computes)
+        if sum(begin <= slot < end for slot in computes) != own:
+            return not role.copy.any()
+    return True
 
 
 class _Walk:
@@ -151,8 +193,7 @@ class _Walk:
         starts[first] = 0.0
         for place in range(first + 1, len(starts)):
             for before in self._before[place]:
-                if starts[before] + self._seconds[before] > starts[place]:
-                    starts[place] = starts[before] + self._seconds[before]
+                starts[place] = max(starts[place], starts[before] + self._seconds[before])
         return starts
 
     def _busy(self, begin: int, end: int, *, inputs: bool = False) -> float:
@@ -163,13 +204,19 @@ class _Walk:
         )
 
     def _sent(self, begin: int, end: int) -> float:
-        return sum(self._seconds[place] for place in range(begin, end) if self._ops[place].partition == self._wire)
+        return sum(
+            self._seconds[place]
+            for place in range(begin, end)
+            if self._ops[place].kind == 'collective' and self._ops[place].partition == self._wire
+        )
 
     def between(self, one: int, other: int) -> Span:
         """From the start of a slot to that of another."""
         begin, end = self._number[one], self._number[other]
         chain = self._starts(one)[end]
-        return Span(chain, self._busy(begin, end), chain, self._sent(begin, end), self._busy(begin, end, inputs=True))
+        return Span(
+            chain, self._busy(begin, end), chain, self._sent(begin, end), self._busy(begin, end, inputs=True), chain
+        )
 
     def tail(self, one: int, last: int, kind: str) -> Span:
         """From the start of a slot to the end of the last that computes, and to what is sent on."""
@@ -186,4 +233,5 @@ class _Walk:
             ready,
             self._sent(begin, len(starts)),
             self._busy(begin, end + 1, inputs=True),
+            chain,
         )

@@ -25,10 +25,12 @@ def _head(answer: Answer) -> Iterator[str]:
         yield 'No plan is known to fit.' if answer.complete else 'No plan is known yet.'
     else:
         yield f'Best plan: {_words(choice)}'
-        yield f'  step {format_time(choice.step)}, peak {format_size(choice.peak)} of {format_size(choice.outcome.device)}'
+        device = format_size(choice.outcome.device)
+        yield f'  step {format_time(choice.step)}, peak {format_size(choice.peak)} of {device}'
         if choice is not best:
             share = choice.step / best.step - 1
-            yield f'  It is the simplest of {len(answer.alike)} within {answer.noise:.0%} of the fastest ({share:+.1%}).'
+            alike = f'the simplest of {len(answer.alike)} within {answer.noise:.0%} of the fastest'
+            yield f'  It is {alike} ({share:+.1%}).'
         proof = f'no plan of {_count(answer.plans)} can be faster by more than {answer.gap:.2%}'
         yield f'  Proven: {proof} (least open step {format_time(answer.least)}).'
     if not answer.complete:
@@ -50,7 +52,8 @@ def _ranking(answer: Answer) -> Iterator[str]:
         ]
         for place, one in enumerate(answer.ranking[:_ROWS], 1)
     ]
-    yield f'{len(answer.ranking)} plans were predicted and fit, {answer.infeasible} did not. bound: least share of its step known before.'
+    yield f'{len(answer.ranking)} plans were predicted and fit, {answer.infeasible} did not.'
+    yield 'bound: what was known before of its least step, as a share of it.'
     yield from _table([head, *rows])
 
 

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from simpar.document import dotted
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.pipeline.orders import ORDERS, family
-from simpar.planner.space import Space
 from simpar.plan import Plan
+from simpar.planner.space import Space
 from simpar.schedule.checks import check
 from simpar.workload import Workload
 
@@ -57,7 +57,7 @@ def refused(space: Space, path: Sequence[int]) -> Refusal | None:
 
 
 def _order(workload: Workload, plan: Plan) -> Refusal | None:
-    """Why an order cannot have its chunks, or the layers not its stages; orders are made later, for they take longer."""
+    """Why an order cannot have its chunks, or the layers its stages; to make it takes longer."""
     if (plan.pipeline == 1 and plan.chunks <= 1) or plan.order not in ORDERS:
         return None
     least, most = family(plan.order).chunks

@@ -12,10 +12,10 @@ from simpar.cost.entries import Entries
 from simpar.cost.price import Pricer
 from simpar.hardware import Cluster
 from simpar.lower import lower
+from simpar.plan import Plan
 from simpar.planner.held import Held, held_by
 from simpar.planner.layers import Few
 from simpar.planner.pieces import Block, Floats, block_of
-from simpar.plan import Plan
 from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
@@ -59,6 +59,10 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
     blocks = _blocks(few, plan, program, cluster, JOINT)
     if split:
         blocks |= _blocks(few, plan, _lowered(few, plan, size, split=True), cluster, APART)
+    if plan.copies > 1 and len(blocks) < 2 * len(few.stages) * len({*JOINT, *(APART if split else ())}):
+        # Copies that do not wait for messages are done one after the other, whole stages of each.
+        alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
+        blocks = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items()}
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
     held = tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program))
     return Sample(blocks, held, sends[0] if sends else None, few, plan.copies)
@@ -132,7 +136,9 @@ def _rows(stages: int, *, split: bool) -> tuple[str, ...]:
 
 def _seconds(program: Program, cluster: Cluster) -> tuple[Floats, Floats]:
     """Seconds of each op class by itself, and with computation slowed by a message that is awaited."""
-    costs = Pricer(program, cluster).costs()
+    # Stages of the small program may have more ranks than the pipeline leaves to one: groups lie alike on more nodes.
+    more = replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})
+    costs = Pricer(program, more).costs()
     isolated = np.array(costs.compute, dtype=np.float64)
     slowed = isolated / costs.beside_communication
     for index, entries in costs.communication.items():

@@ -20,6 +20,10 @@ from simpar.sweep.outcome import Outcome
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
+DIVE: Final = 600
+"""Nodes that are looked at on the way to one leaf, at most."""
+FIRST_DIVE: Final = 256
+"""Nodes before the first such way; before each other one, twice as many."""
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
@@ -38,7 +42,7 @@ class Found:
         pruned: by rule, how many plans it cut off; examples, what it said of the first.
         least: no plan that is still open takes less seconds than this.
         open: how many plans are neither pruned nor predicted.
-        nodes: how many nodes were looked at.
+        nodes: how many nodes were looked at; dive: at how many a way to a leaf is looked for next.
         complete: whether the search ended by itself.
     """
 
@@ -49,6 +53,7 @@ class Found:
     least: float = 0.0
     open: int = 0
     nodes: int = 0
+    dive: int = FIRST_DIVE
     complete: bool = False
 
     @property
@@ -127,29 +132,68 @@ def _dig(
 ) -> None:
     """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at."""
     cut = _cut(found, gap)
-    while heap and heap[0][0] < cut and len(leaves) < size:
-        bound, turn, path, left = heapq.heappop(heap)
-        if time.monotonic() >= until:
-            heapq.heappush(heap, (bound, turn, path, left))
-            return
-        found.nodes += 1
+    while heap and heap[0][0] < cut and len(leaves) < size and time.monotonic() < until:
+        if found.nodes >= found.dive:
+            found.dive = 2 * found.nodes
+            # A plan that is known cuts off others, and is an answer if the search is interrupted.
+            if _dive(space, judge, found, heap, leaves, cut, until):
+                return
+            continue
         if tell and found.nodes % 256 == 0:
-            found.least = bound
+            found.least = heap[0][0]
             tell(found)
-        if left:
-            seconds, refusal = judge(path, judge.judges(len(path)) - left)
-            if refusal:
-                _prune(space, found, path, refusal)
-            else:
-                heapq.heappush(heap, (max(bound, seconds), turn, path, left - 1))
-        elif len(path) == len(space.keys):
-            leaves.append((bound, path))
-            found.bounds[path] = bound
-        else:
-            _branch(space, judge, found, heap, bound, path)
+        node = heapq.heappop(heap)
+        for other in _looked(space, judge, found, leaves, node):
+            heapq.heappush(heap, other)
 
 
-def _branch(space: Space, judge: Judge, found: Found, heap: list[Node], bound: float, path: Path) -> None:
+def _dive(
+    space: Space,
+    judge: Judge,
+    found: Found,
+    heap: list[Node],
+    leaves: list[tuple[float, Path]],
+    cut: float,
+    until: float,
+) -> bool:
+    """Go from the node of the least bound to a leaf, the deepest nodes first; whether one was found."""
+    node = heapq.heappop(heap)
+    near = [((node[1], node[0], node[2]), node)]
+    many = len(leaves)
+    for _ in range(DIVE):
+        if not near or len(leaves) > many or time.monotonic() >= until:
+            break
+        node = heapq.heappop(near)[1]
+        others = _looked(space, judge, found, leaves, node) if node[0] < cut else ()
+        if node[0] >= cut:
+            heapq.heappush(heap, node)
+        for other in others:
+            heapq.heappush(near, ((other[1], other[0], other[2]), other))
+    for _, other in near:
+        heapq.heappush(heap, other)
+    return len(leaves) > many
+
+
+def _looked(space: Space, judge: Judge, found: Found, leaves: list[tuple[float, Path]], node: Node) -> list[Node]:
+    """What comes of a node: itself judged closer, its children, or a leaf among ``leaves``."""
+    bound, turn, path, left = node
+    found.nodes += 1
+    if left:
+        judged = judge(path, judge.judges(len(path)) - left)
+        if judged.refusal:
+            _prune(space, found, path, judged.refusal)
+            return []
+        return [(max(bound, judged.seconds), turn, path, left - 1)]
+    if len(path) == len(space.keys):
+        leaves.append((bound, path))
+        found.bounds[path] = bound
+        return []
+    return _branch(space, judge, found, bound, path)
+
+
+def _branch(space: Space, judge: Judge, found: Found, bound: float, path: Path) -> list[Node]:
+    """The children of a node that no rule refuses."""
+    children = []
     for place in range(len(space.values[len(path)])):
         child = (*path, place)
         refusal = refused(space, child)
@@ -157,7 +201,8 @@ def _branch(space: Space, judge: Judge, found: Found, heap: list[Node], bound: f
             _prune(space, found, child, refusal)
         else:
             # Of equal bounds the deeper node first: it comes to a leaf, and a leaf to a best step.
-            heapq.heappush(heap, (bound, -len(child), child, judge.judges(len(child))))
+            children.append((bound, -len(child), child, judge.judges(len(child))))
+    return children
 
 
 def _prune(space: Space, found: Found, path: Path, refusal: Refusal) -> None:

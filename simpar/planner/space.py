@@ -11,8 +11,8 @@ from typing import Any, Final
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline import mindspore
 from simpar.pipeline.orders import ORDERS
-from simpar.planner.layers import few_of
 from simpar.plan import Plan
+from simpar.planner.layers import few_of
 from simpar.schedule import Schedule
 from simpar.schedule.planner import FIXED, FREE, Planner
 from simpar.workload import Transformer, Workload
@@ -23,7 +23,7 @@ SLICES: Final = ('recompute', 'copies', 'tiles')
 SHARDS: Final = ('zero', 'shard_group', 'fusion')
 KEYS: Final = (*DEGREES, *ORDER, *SLICES, *SHARDS)
 """Keys that are free unless the file says otherwise, in the order in which the tree asks for them."""
-_COPIES: Final = (1, 2, 4)
+_COPIES: Final = (1, 2)
 _CHUNKS: Final = (0, 3, 4, 6, 8)
 
 

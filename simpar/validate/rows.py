@@ -149,7 +149,7 @@ def _fits(row: Row, vocab: int) -> bool:
     """Whether a plain GPT of this vocabulary has as many billions of weights as stated, to the last digit stated."""
     stated = row.text('params_b')
     plain = row.text('mlp') in ('', 'gelu') and row.whole('ffn', 4 * row.whole('hidden')) == 4 * row.whole('hidden')
-    if not plain or not vocab or not _is_number(stated) or '.' not in stated:
+    if not plain or not vocab or not _is_number(stated, 0) or '.' not in stated:
         return True
     layers, hidden = row.whole('n_layers'), row.whole('hidden')
     weights = layers * (12 * hidden + 13) * hidden + (vocab + row.whole('seq') + 2) * hidden

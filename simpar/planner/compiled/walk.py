@@ -6,19 +6,20 @@ from simpar.jit import Array, kernel
 
 
 @kernel
-def period(
-    rank: Array, start: Array, item: Array, lasts: Array, gives: Array, steps: int, free: Array, ready: Array
-) -> float:
+def period(rank: Array, start: Array, item: Array, seconds: Array, steps: int, free: Array, ready: Array) -> float:
     """Seconds of the last of so many steps; ``free`` by rank and ``ready`` by task are written over."""
     before = latest = 0.0
     for _ in range(steps):
         for task in range(len(rank)):
-            begin = free[rank[task]]
+            come = -1.0
             for place in range(start[task], start[task + 1]):
-                if ready[item[place]] > begin:
-                    begin = ready[item[place]]
-            free[rank[task]] = begin + lasts[task]
-            ready[task] = begin + gives[task]
+                come = max(come, ready[item[place]])
+            begin = free[rank[task]]
+            free[rank[task]] = begin + seconds[task, 0]
+            ready[task] = begin + seconds[task, 1]
+            if come >= 0.0:
+                free[rank[task]] = max(free[rank[task]], come + seconds[task, 2])
+                ready[task] = max(ready[task], come + seconds[task, 3])
         before = latest
         latest = 0.0
         for one in free:

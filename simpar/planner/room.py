@@ -1,0 +1,131 @@
+"""Room: least bytes of the fullest device, from what the stages of a small program hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simpar.planner.clock import Timed
+from simpar.planner.held import STANDING, Standing
+from simpar.planner.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else."""
+
+    parameter: int = 1
+    state: int = 1
+    gradient: int = 1
+    experts: int = 1
+
+    def bytes(self, dense: Standing, experts: Standing) -> Standing:
+        """Least bytes of a rank."""
+        found = {}
+        for kind in STANDING:
+            share = getattr(self, kind)
+            few = max(1, share // self.experts)
+            found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
+        return Standing(**found)
+
+
+def least_bytes(sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True) -> float:
+    """Least bytes of the fullest rank at its peak.
+
+    Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone.
+    """
+    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks) for rank in range(timed.ranks))
+
+
+def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
+    """Least bytes of the fullest rank without any activation; gradients may be gone."""
+    total = dict.fromkeys(placement, 0.0)
+    if len({len(one) for one in stages}) == 1 and len(stages) > 3:
+        # The first, the last and one between: all others are as that.
+        stages, placement = [stages[0], stages[1], stages[-1]], [placement[0], placement[1], placement[-1]]
+    for stage, rank in enumerate(placement):
+        held = shares.bytes(*standing_of(sample, stages, stage))
+        total[rank] += held.parameter + held.state
+    return max(total.values())
+
+
+def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool) -> float:
+    mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
+    standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
+    kept = {stage: _kept(sample, stages, stage) for stage in mine}
+    fixed = sum(one.parameter + one.state for one in standing.values())
+    if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
+        both = shares.bytes(twice(sample), Standing())
+        fixed -= both.total
+    live = dict.fromkeys(mine, 0)
+    # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
+    left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
+    backward: set[int] = set()
+    most = 0.0
+    for kind, stage in timed.rows[rank]:
+        held = fixed + sum(live[one] * kept[one][0] for one in mine)
+        # Copies of a forward and of its backward interleave: the others may be gone when one is full.
+        part = 1 / sample.copies if kind.endswith('+') else 1.0
+        held += sum(standing[one].gradient for one in backward if left[one])
+        if kind[0] == 'F':
+            most = max(most, held + kept[stage][0] * part)
+            live[stage] += 1
+        elif kind[0] in 'BI':
+            most = max(most, held - kept[stage][0] + kept[stage][peaks] * part)
+            live[stage] -= 1
+        if kind[0] in 'BW':
+            backward.add(stage)
+            left[stage] -= 1
+    return most
+
+
+def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, float]:
+    """Bytes of a micro-batch's activations in a stage: between forward and backward, and at the peak of both."""
+    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
+    if not layers:
+        return 0.0, 0.0
+
+    def of(layer: int) -> int:
+        return 0 if layer < edge else sample.stages - 2 if layer != layers[-1] or stage != len(stages) - 1 else end
+
+    outer = sample.held[0].others if stage == 0 else sample.held[1].received if sample.stages > 1 else 0.0
+    if stage == len(stages) - 1:
+        outer += sample.held[end].others
+    total = outer + sum(sample.held[of(layer)].inner for layer in layers[:-1]) + sample.held[of(layers[-1])].end
+    like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
+    # Copies that go one after the other hold less at the peak of a single layer than at that of two, as in the sample.
+    known = len(layers) > 1 or sample.copies == 1
+    return total, total + (max(0.0, like.most - like.kept) if known else 0.0)
+
+
+def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:
+    """Bytes of a stage's weights, states and gradients, of experts and of all else."""
+    layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
+    first, last = stage == 0, stage == len(stages) - 1
+    early = sum(layer < edge for layer in layers)
+    key = ('standing', first, last, early, len(layers))
+    if key not in sample.known:
+        found = [Standing(), Standing()]
+        own = (0, early), (max(0, end - 1), len(layers) - early)
+        rest = [sample.held[here].rest for here, there in ((0, first), (end, last)) if there]
+        parts = [(next(iter(sample.held[here].layers.values())), count) for here, count in own]
+        for pair, count in [*parts, *((pair, 1) for pair in rest)]:
+            found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
+        if first and last:
+            found[0] = found[0].plus(twice(sample), -1)
+        sample.known[key] = found[0], found[1]
+    standing: tuple[Standing, Standing] = sample.known[key]
+    return standing
+
+
+def twice(sample: Sample) -> Standing:
+    """Bytes of what the first and the last stage both hold, once where one rank holds both: tied weights."""
+    if 'twice' not in sample.known:
+        first, last = sample.held[0].alone, sample.held[-1].alone
+        sums = dict.fromkeys(STANDING, 0.0)
+        for (name, kind), size in first.items():
+            if (name, kind) in last:
+                sums[kind] += min(size, last[name, kind])
+        sample.known['twice'] = Standing(**sums)
+    found: Standing = sample.known['twice']
+    return found

@@ -1,0 +1,195 @@
+"""The planner: least seconds and bytes are below the engine's, and the best plan is that of brute force."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simpar.case import cluster_of
+from simpar.cli import main
+from simpar.errors import ScheduleError
+from simpar.planner import load_planning
+from simpar.planner.bound import Speeds, least_beside
+from simpar.planner.judge import Judge
+from simpar.planner.render import render
+from simpar.planner.search import search
+from simpar.schedule import load_schedule
+from simpar.sweep.outcome import predicted
+from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, small_space
+
+FILE = """
+simpar: 1
+cluster: a100-sxm-8
+workload:
+  transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
+  batch: 16
+  precision: bf16
+  optimizer: adam
+planner:
+  keys:
+    plan.tensor: [1, 2]
+    plan.sequence_parallel: [false]
+    plan.context: {most: 1}
+    plan.pipeline: [1, 2]
+    plan.micro_batches: [2, 4]
+    plan.order: [1f1b, gpipe]
+    plan.chunks: fixed
+    plan.recompute: [none, full]
+    plan.copies: [1, 2]
+    plan.tiles: fixed
+    plan.zero: [0, 1]
+    plan.shard_group: fixed
+    plan.fusion: fixed
+"""
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """A search that nothing interrupts."""
+    path = tmp_path_factory.mktemp('whole') / 'plan.yaml'
+    path.write_text(FILE)
+    return load_planning(path).search(jobs=1)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / 'plan.yaml'
+    path.write_text(FILE)
+    return path
+
+
+def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says():
+    draw = random.Random(18)
+    seen = 0
+    while seen < 10:
+        space = drawn_space(draw)
+        judge = Judge(space, cluster_of(space.base))
+        paths = [path for path in (drawn_path(space, draw) for _ in range(4)) if path]
+        for path in paths:
+            seconds, held, refusals = least(judge, path)
+            outcome = predicted(space.schedule(path))
+            if outcome.figures is None:
+                continue
+            seen += 1
+            assert seconds <= outcome.figures.step or not is_steady(outcome), space.chosen(path)
+            assert held <= outcome.peak, space.chosen(path)
+            # What is refused by memory does not fit, and nothing else is refused that has a program.
+            assert not refusals or outcome.peak > outcome.device, (space.chosen(path), refusals)
+
+
+def test_the_best_plan_is_that_of_brute_force(file, whole):
+    planning, answer = load_planning(file), whole
+    every = [(one.figures.step, path) for path, one in outcomes(planning.space) if one.feasible and one.figures]
+    assert len(every) >= 20
+    step, path = min(every)
+    assert answer.complete
+    assert answer.gap == 0
+    assert answer.best is not None
+    assert answer.best.step == step
+    assert answer.best.settings == {f'plan.{key}': value for key, value in planning.space.chosen(path).items()}
+    # Not all were asked of the engine; the others are told by rule.
+    assert len(answer.ranking) + answer.infeasible < len(every)
+    assert sum(one.plans for one in answer.pruned) + len(answer.ranking) + answer.infeasible == answer.plans
+    assert answer.open == 0
+
+
+def test_plans_that_do_not_fit_are_cut_off_by_memory_and_never_chosen(file):
+    planning = load_planning(file, ['workload.batch=4096', 'workload.transformer.sequence=4096'])
+    answer = planning.search(jobs=1)
+    assert all(one.peak <= one.outcome.device for one in answer.ranking)
+    assert 'memory' in {one.rule for one in answer.pruned}
+
+
+def test_an_interrupted_search_answers_with_its_gap_and_goes_on_from_its_journal(file, whole, tmp_path):
+    planning = load_planning(file)
+    judge = Judge(planning.space, cluster_of(planning.schedule))
+    rounds = 0
+
+    def evaluate(paths):
+        nonlocal rounds
+        rounds += 1
+        if rounds > 1:
+            raise KeyboardInterrupt
+        return [(path, predicted(planning.space.schedule(path))) for path in paths]
+
+    found = search(planning.space, judge, evaluate)
+    assert not found.complete
+    assert found.open > 0
+    assert found.best is not None
+    assert found.least <= whole.best.step <= found.best[0]
+    assert found.gap == pytest.approx(1 - found.least / found.best[0])
+    journal = tmp_path / 'rows'
+    planning.search(jobs=1, journal=journal)
+    lines = len(journal.read_text().splitlines())
+    told = []
+    again = planning.search(jobs=1, journal=journal, note=told.append)
+    assert [(one.settings, one.step) for one in again.ranking] == [(one.settings, one.step) for one in whole.ranking]
+    assert len(journal.read_text().splitlines()) == lines
+    assert any('are finished' in text for text in told)
+
+
+def test_messages_are_hidden_at_a_price():
+    speeds = Speeds(matrix=0.8, memory=0.5, collective=0.5)
+    # Ten seconds of products alone: nothing to hide costs nothing, idle time hides for nothing.
+    assert least_beside(10, 12.5, 0, 0, speeds) == 10
+    assert least_beside(10, 12.5, 4, 4, speeds) == 14
+    # Two seconds more last four at half speed; products then do 0.8 of their work.
+    assert least_beside(10, 12.5, 4, 6, speeds) == pytest.approx(14 + 0.2 * 4)
+    # More than can be hidden: products end first, and what is left goes on alone.
+    assert least_beside(10, 12.5, 0, 100, speeds) == pytest.approx(100 + 0.5 * 12.5)
+
+
+def test_keys_that_are_wrong_are_all_told_at_once(file):
+    file.write_text(
+        FILE.replace('plan.tensor: [1, 2]', 'plan.tensor: [1, two]')
+        .replace('plan.copies: [1, 2]', 'plan.copies: {least: 4, most: 2}')
+        .replace('plan.zero: [0, 1]', 'plan.zeros: [0, 1]')
+    )
+    with pytest.raises(ScheduleError) as wrong:
+        load_planning(file)
+    told = str(wrong.value)
+    assert 'plan.copies' in told
+    assert 'least 4 is above most 2' in told
+    assert 'plan.zeros' in told
+    file.write_text(FILE.replace('plan.tensor: [1, 2]', 'plan.tensor: [1, two]'))
+    with pytest.raises(ScheduleError) as wrong:
+        load_planning(file)
+    assert 'plan.yaml:11' in str(wrong.value)
+    assert 'tensor' in str(wrong.value)
+
+
+def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_path, capsys):
+    save = tmp_path / 'best.yaml'
+    assert main(['plan', str(file), '--json', '--jobs', '1', '--gap', '5%', '--save', str(save)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer['gap'] <= 0.05
+    assert answer['choice']['step'] <= answer['ranking'][0]['step'] * 1.03
+    assert 'planner' not in yaml.safe_load(Path(save).read_text())
+    assert main(['run', str(save), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == answer['choice']['step']
+    screen = render(whole)
+    assert 'Best plan:' in screen
+    assert 'Proven: no plan of' in screen
+
+
+def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': 'a100-sxm-8',
+            'workload': {'transformer': MODELS[0], 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'data': 8},
+        }
+    )
+    space = small_space(replace(schedule), {'plan.tensor': [1, 2], 'plan.copies': {'least': 2}})
+    assert space.values_of('tensor') == (1, 2)
+    assert space.values_of('copies') == (2,)
+    count = 1
+    for values in space.values:
+        count *= len(values)
+    assert space.count == count
