@@ -87,7 +87,13 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
-    run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
+    run.add_argument(
+        '--trace-ranks', type=_ranks, default=(), metavar='N,N', help='with --trace, these ranks (default: up to 8)'
+    )
+    run.add_argument('--trace-steps', type=_positive, metavar='N', help='with --trace, the last N steps (default: all)')
+    run.add_argument(
+        '--save', type=Path, metavar='JSON', help='write the answer for `simpar compare` and `simpar diff`'
+    )
 
     run.add_argument(
         '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
@@ -150,6 +156,10 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument(
         '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
     )
+
+    diff = _verb(verbs, 'diff', 'what changed between two answers of `simpar run --save`')
+    diff.add_argument('old', type=Path, metavar='OLD')
+    diff.add_argument('new', type=Path, metavar='NEW')
 
     calibrate = _verb(verbs, 'calibrate', 'measure this machine and write its profile')
     calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
@@ -229,6 +239,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
     return number
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split(',')):
+        raise argparse.ArgumentTypeError(f'{text} is not a list of ranks; write e.g. 0,8')
+    return tuple(dict.fromkeys(map(int, text.split(','))))
 
 
 def _limit(text: str) -> str:

@@ -17,10 +17,8 @@ EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
-    'run': [
-        '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps', '--trace',
-        '--train', 'file',
-    ],
+    'run': ['--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save',
+            '--set', '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file'],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
@@ -39,6 +37,7 @@ FLAGS = {
     'import': ['--cluster', '--json', '--model', '--output', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'show': ['page'],
+    'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--memory', '--plot', '--set', '--without'],
     'warmup': ['--json'],
@@ -199,7 +198,7 @@ def test_without_torch_measuring_says_what_to_install(tmp_path):
     for words in (['measure', TUTORIAL], ['check', TUTORIAL, '--numerics']):
         code, _, errors, _ = simpar(*words, PYTHONPATH=str(tmp_path))
         assert code == 5
-        assert errors == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+        assert errors == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
 
 
 def test_answers_come_soon():

@@ -13,7 +13,19 @@ FLOORS = [
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
     ['throughput', 'budget', 'strategy_search', 'schedule', 'predict', 'diagnosis', 'report', 'page'],
-    ['resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'notebook', 'compare', 'calibrate', 'validate'],
+    [
+        'resolve',
+        'ablation',
+        'size',
+        'case',
+        'written_out',
+        'sweep',
+        'notebook',
+        'compare',
+        'calibrate',
+        'validate',
+        'saved_answer',
+    ],
     ['__init__', 'commands', 'cli', '__main__'],
 ]
 READS_TORCH = 'torch_module'
