@@ -1,7 +1,7 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
-# make prove-pairs    train every pair of features in 480 small plans, and write docs/pairs.md
+# make prove-pairs    train every pair of features in 800 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of ten properties, of which the suite trains every fourth
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
@@ -10,8 +10,12 @@
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
+# make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
+# make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
+# make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make prove-docs  run every command and block of the docs; writes docs/commands.md
@@ -21,7 +25,7 @@
 # make netns  prediction against measurement over shaped links (needs root or user namespaces)
 PYTHON ?= python3
 
-.PHONY: docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context
+.PHONY: docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -94,6 +98,9 @@ prove-zero: .venv-test/installed
 prove-modules: .venv-test/installed
 	.venv-test/bin/python tests/prove_modules.py
 
+prove-huggingface: .venv-test/installed
+	.venv-test/bin/python tests/prove_huggingface.py --write
+
 prove-grow: .venv-test/installed
 	.venv-test/bin/python tests/prove_grow.py
 
@@ -111,6 +118,14 @@ prove-sizes: .venv-test/installed
 
 prove-context: .venv-test/installed
 	.venv-test/bin/python tests/prove_context.py
+
+prove-recording: .venv-test/installed
+	.venv-test/bin/python tests/prove_recording.py
+
+prove-by-hand: .venv-test/installed
+	.venv-test/bin/python tests/prove_by_hand.py
+prove-experts: .venv-test/installed
+	.venv-test/bin/python tests/prove_experts.py
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write

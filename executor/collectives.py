@@ -73,6 +73,8 @@ class Channel:
         self._downward = downward
         self._clock = clock
         self._meeting: _Meeting | None = None
+        self.done: float | None = None
+        """When the last exchange was done by the links' clocks; None: when it returned."""
 
     @property
     def size(self) -> int:
@@ -98,12 +100,13 @@ class Channel:
 
         Arguments: pairs (flat tensor, position of the peer); ``due``, since when the sends could have gone, None: now.
         A paced message starts at once, but counts as received when a stamp comes behind it, which leaves when the link
-        and the latency have let the message through. Returns since when an answer can go, None: now.
+        and the latency have let the message through. Returns when all was done by the links' clocks, None: now.
         """
         # Both ends know the sizes, so both leave empty messages out.
         sends = [(out, peer) for out, peer in sends if out.numel()]
         receives = [(into, peer) for into, peer in receives if into.numel()]
         stamps = [torch.zeros(1, dtype=torch.float64) for _ in receives] if pace is not None else []
+        moments: list[float] = []
         # Receives before sends: a message that finds no receive is buffered, which costs a copy and distorts the pace.
         works = [self._receive(into, peer) for into, peer in receives]
         stamped = [self._receive(stamp, peer) for stamp, (_, peer) in zip(stamps, receives, strict=False)]
@@ -113,7 +116,8 @@ class Channel:
         if pace is not None and sends:
             size = sum(out.nbytes for out, _ in sends)
             due = self._clock.now() if due is None else due
-            through = torch.tensor([pace.link.carry(size, due, pace.demand, pace.beside_compute)], dtype=torch.float64)
+            moments.append(pace.link.carry(size, due, pace.demand, pace.beside_compute))
+            through = torch.tensor(moments, dtype=torch.float64)
             stamped += [self._send(through, peer) for _, peer in sends]
         # Data are on their way, so waiting for the agreement on the start costs nothing here.
         self.settle()
@@ -123,11 +127,12 @@ class Channel:
         arrived = self._clock.now()
         for work in stamped:
             work.wait()
-        # Data that came long after their stamp were due: then the machine, not the modelled link, was the limit, and
-        # the real time counts.
-        if pace is None or not pace.virtual or not stamps or arrived - looked > LATE:
-            return None
-        return max(map(float, stamps))
+        moments += map(float, stamps)
+        # Data for which this rank waited, and that came long after their stamp: then the machine, not the modelled
+        # link, was the limit, and the real time counts. A peer whose own link was busy longer stamps its data later.
+        timed = pace is not None and pace.virtual and bool(moments) and arrived - max(looked, *moments) <= LATE
+        self.done = max(moments) if timed else None
+        return self.done
 
     def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
         """Agree with ``peers`` on the latest of their moments and this one, and call ``known`` with it.
@@ -266,3 +271,41 @@ def _ring_gather(
     for step in range(size - 1):
         out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
         due = channel.exchange([(out, ahead)], [(into, behind)], pace, due)
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The collectives of this file as the transport of a channel."""
+
+    channel: Channel
+    pace: Pace | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return self.channel.size
+
+    @property
+    def position(self) -> int:
+        """This rank's place among them."""
+        return self.channel.position
+
+    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
+        """Reduce a flat tensor in place."""
+        all_reduce(self.channel, flat, reduce, self.pace)
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all ranks, by position."""
+        return all_gather(self.channel, own, self.pace)
+
+    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
+        """The reduced chunk of this rank's position."""
+        return reduce_scatter(self.channel, chunks, reduce, self.pace)
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The chunks that all ranks have for this one, by position."""
+        return all_to_all(self.channel, chunks, self.pace)
+
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Send and receive at once."""
+        self.channel.exchange(sends, receives, self.pace)

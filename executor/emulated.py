@@ -82,10 +82,12 @@ class EmulatedMachine:
             begin(start)
         elif self._slows:
             channel.meet(arrived, _others(channel), begin)
+        channel.done = None
         _transfer(work.op, channel, self._pace(work), start)
         # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
-        end = self._clock.now()
+        # As of compute: the moment at which the link was through, not that at which a thread woke up for it.
+        end = self._clock.now() if channel.done is None else channel.done
         if self._link is None and work.op.kind != 'collective':
             # What was sent may be in a buffer: it is through when the other end has it.
             end = _meet(work.op, channel, end)

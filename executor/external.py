@@ -9,8 +9,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from typing import Final
 
 import torch
@@ -18,8 +18,10 @@ import torch.distributed as dist
 
 from executor.assemble import Execution, assemble_run
 from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
-from executor.handshake import Card, Store, asked, refuse, shake_hands
+from executor.handshake import POLL, Card, Store, asked, on_host, refuse, shake_hands
 from executor.launch import Launch
+from executor.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
+from executor.pulse import Pulse
 from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request
 from executor.route import interface_to
 from executor.status import Status
@@ -39,9 +41,22 @@ REFUSAL: Final = 10.0
 KILLED: Final = 'was killed, or has ended without a word'
 
 
-def run_external(launch: Launch, program: Program, request: Request, net: Net, timeout: float) -> Execution | None:
+def run_external(
+    launch: Launch,
+    program: Program,
+    request: Request,
+    net: Net,
+    timeout: float,
+    *,
+    meet: float = INIT_TIMEOUT,
+    check: bool = True,
+) -> Execution | None:
     """Run a program as one rank of ``launch``; rank 0 gets the Execution, the others None.
 
+    Arguments:
+        timeout: seconds without progress after which the run has failed.
+        meet: seconds in which all ranks must come.
+        check: whether a preflight looks at memory and network before the run.
     Raises ``RunFailed`` naming rank, op and peer, or what keeps the ranks from meeting.
     """
     if net.kind == 'netns':
@@ -50,7 +65,10 @@ def run_external(launch: Launch, program: Program, request: Request, net: Net, t
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
     sharpen_sleep()
     try:
-        return _External(launch, program, timeout, asked(program, request, net)).run(request, net)
+        ranks = _External(launch, program, timeout, asked(program, request, net), meet)
+        if check:
+            ranks.preflight(bytes_of_ranks(program, request.dtype))
+        return ranks.run(request, net, meet)
     except RuntimeError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunFailed(f'rank {launch.rank}: {reason}') from error
@@ -60,7 +78,7 @@ def refuse_external(launch: Launch, reason: str) -> None:
     """Tell the other ranks of a launch why this one will not run, so that they do not wait for it."""
     # They have a timeout of their own where the store cannot be reached.
     with suppress(SimparError, RuntimeError):
-        refuse(_store(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
+        refuse(store_of(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
 
 
 def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
@@ -79,25 +97,52 @@ def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
 class _External:
     """What a rank knows of the others through the store."""
 
-    def __init__(self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str]) -> None:
+    def __init__(
+        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float
+    ) -> None:
+        self._launch = launch
         self._rank = launch.rank
         self._program = program
         self._timeout = timeout
-        self._store = _store(launch)
+        self._store = store_of(launch, meet)
         # Where torchrun's agent serves the store, it outlives rank 0.
         self._served = launch.served
         # Before any group is made: ranks that want different runs would hang in different collectives.
-        self._cards = shake_hands(self._store, launch.rank, launch.world, launch.host, wanted)
+        self._cards = shake_hands(
+            self._store, launch.rank, launch.world, launch.host, wanted, seconds=meet, where=launch.where
+        )
+        # From here on ranks wait for work of one another, not for hosts that may not come.
+        self._store.set_timeout(datetime.timedelta(seconds=max(meet, INIT_TIMEOUT)))
         _set_interface(launch.host, launch.rank, self._cards)
         self._status = Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
 
-    def run(self, request: Request, net: Net) -> Execution | None:
+    def preflight(self, needs: Sequence[int]) -> None:
+        """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
+        places = places_of(self._cards, [(rank,) for rank in range(len(self._cards))])
+        self._notes += preflight(self._store, self._rank, self._cards, places, needs)
+        self._notes += clocks_apart(places, self._wall_clocks())
+
+    def _wall_clocks(self) -> dict[int, float]:
+        """Rank → its wall clock at one moment, the zero of the ranks' common clock."""
+        self._store.set(f'simpar/wall/{self._rank}', repr(time.time() - self._clock.now()))
+        return {rank: float(self._store.get(f'simpar/wall/{rank}')) for rank in range(len(self._cards))}
+
+    def run(self, request: Request, net: Net, meet: float) -> Execution | None:
         world = self._program.world
         rank = Rank(self._rank, world, self._store, net, self._status, self._timeout, self._clock)
-        rank.load(self._program)
+        again = replace(self._launch, served=True)
         # Nobody else starts or watches this rank, so it agrees and watches by itself.
-        outcome = rank.run(self._program, request, self._agree, self._watch)
+        with ExitStack() as preparing:
+            preparing.enter_context(Pulse(lambda: store_of(again, meet), self._rank, self._cards))
+            rank.load(self._program)
+
+            def agree() -> float:
+                begin = self._agree()
+                preparing.close()
+                return begin
+
+            outcome = rank.run(self._program, request, agree, self._watch)
         self._store.set(f'simpar/outcome/{self._rank}', _packed(outcome))
         if self._rank:
             # Ranks leave together, once rank 0 has read all outcomes.
@@ -110,11 +155,16 @@ class _External:
 
     def _agree(self) -> float:
         """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
+        # Without end: drawing the weights of a large model takes minutes, and the pulse tells who is lost. In Python, so
+        # that signals are heard; the more ranks, the less often each asks.
+        pause = max(POLL, self._program.world / 5000)
         self._store.set(f'simpar/ready/{self._rank}', b'1')
+        keys = [f'simpar/ready/{rank}' for rank in range(self._program.world)] if self._rank == 0 else ['simpar/begin']
+        while not self._store.check(keys):
+            time.sleep(pause)
         if self._rank == 0:
-            self._store.wait([f'simpar/ready/{rank}' for rank in range(self._program.world)])
             # A moment ahead, so that every rank has read it before it comes.
-            self._store.set('simpar/begin', repr(self._clock.now() + 0.05))
+            self._store.set('simpar/begin', repr(self._clock.now() + 0.05 + 2 * pause))
         return float(self._store.get('simpar/begin'))
 
     def _watch(self, streams: Streams) -> None:
@@ -192,7 +242,8 @@ class _External:
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
             elif age > SILENT and not told:
-                quiet = f'has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
+                host = on_host(card, self._cards)
+                quiet = f'{host}has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet
         seen = Seen(dead, frozenset(stopped), busy)
         explained = explain(self._program, self._status, seen, failures, self._timeout)
@@ -235,13 +286,24 @@ def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
     return sent, stamped, time.perf_counter()
 
 
-def _store(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
-    """The store at which all ranks meet. Arguments: ``seconds`` to wait for it."""
+def store_of(launch: Launch, seconds: float = INIT_TIMEOUT, noun: str = 'rank') -> Store:
+    """The store at which all ranks meet.
+
+    Arguments: ``seconds`` to wait for it; ``noun``, what meets there, ranks or hosts.
+    """
     timeout = datetime.timedelta(seconds=seconds)
     serve = launch.rank == 0 and not launch.served
+    place = f'{launch.host}:{launch.port}'
     try:
         # A name that nobody knows would be asked for again and again for a minute.
         socket.getaddrinfo(launch.host, launch.port)
+        # torch waits twice as long as it is told to, and prints its C++ stack.
+        if not serve and (reason := knock(launch.host, launch.port, seconds)):
+            server = f'the launcher on {launch.host}' if launch.served else f'{noun} 0 (on {launch.host})'
+            raise RunFailed(
+                f'{noun} {launch.rank}: nothing answers at {place} ({reason}): {server} did not come within '
+                f'{seconds:g} s, or a firewall keeps it away'
+            )
         # Without waiting for workers: ranks arrive in any order, and the timeout belongs to what they wait for.
         store = dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
         # torchrun's own store outlives a restart of the ranks, with all that was written there before.
@@ -249,8 +311,8 @@ def _store(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
     except (RuntimeError, OSError) as error:
         text = str(error).splitlines()[0]
         if serve and ('EADDRINUSE' in text or 'in use' in text):
-            raise RunFailed(f'rank 0: port {launch.port} is taken; choose another by MASTER_PORT') from None
-        raise RunFailed(f'rank {launch.rank}: no store at {launch.host}:{launch.port}: {text}') from None
+            raise RunFailed(f'{noun} 0: port {launch.port} is taken; choose another by MASTER_PORT') from None
+        raise RunFailed(f'{noun} {launch.rank}: no store at {place}: {text}') from None
 
 
 def _packed(outcome: Outcome) -> bytes:

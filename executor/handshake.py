@@ -6,10 +6,11 @@ import datetime
 import hashlib
 import json
 import os
+import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from executor import data
+from executor.host import Host, this_host
 from executor.process_state import Process, this_process
 from executor.rank import INIT_TIMEOUT, Request
 from executor.route import local_address
@@ -41,23 +43,25 @@ class Card:
         process: where it runs.
         address: the address from which it reaches the store.
         refusal: why it will not run; empty where it will.
+        host: what its host has.
     """
 
     asked: Mapping[str, str]
     process: Process
     address: str = ''
     refusal: str = ''
+    host: Host = field(default_factory=this_host)
 
     def packed(self) -> str:
         """The card as JSON."""
-        of_process = [self.process.host, self.process.pid]
-        return json.dumps([dict(self.asked), of_process, self.address, self.refusal])
+        of_process, of_host = [self.process.host, self.process.pid], [self.host.name, self.host.cores, self.host.free]
+        return json.dumps([dict(self.asked), of_process, self.address, self.refusal, of_host])
 
     @classmethod
     def read(cls, text: str) -> Card:
         """The card of a JSON text."""
-        asked, (host, pid), address, refusal = json.loads(text)
-        return cls(asked, Process(host, pid), address, refusal)
+        asked, (host, pid), address, refusal, of_host = json.loads(text)
+        return cls(asked, Process(host, pid), address, refusal, Host(*of_host))
 
 
 def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
@@ -67,6 +71,7 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         'version of simpar': version('simpar'),
         'version of torch': str(torch.__version__),
         'version of numpy': np.__version__,
+        'version of Python': '.'.join(platform.python_version_tuple()[:2]),
         'seed': str(request.seed),
         'steps': str(request.steps),
         'dtype': request.dtype or "the job's own",
@@ -96,19 +101,32 @@ def _digest_of_costs(costs: Costs | None) -> str:
     return digest.hexdigest()[:12]
 
 
-def shake_hands(store: Store, rank: int, world: int, host: str, wanted: Mapping[str, str]) -> list[Card]:
+def shake_hands(
+    store: Store,
+    rank: int,
+    world: int,
+    host: str,
+    wanted: Mapping[str, str],
+    *,
+    seconds: float = INIT_TIMEOUT,
+    where: Callable[[int], str] = lambda rank: '',
+    noun: str = 'rank',
+) -> list[Card]:
     """Exchange cards with all ranks and return them.
 
     Arguments:
         host: where the store is.
         wanted: what this rank was asked to run, see ``asked``.
-    Raises ``RunFailed`` that names who differs in what, or who refuses to run; all ranks raise the same.
+        seconds: how long others may take to come.
+        where: what a rank's host is called, as far as the launcher tells.
+        noun: what meets here, ranks or hosts.
+    Raises ``RunFailed`` that names who did not come, who differs in what, or who refuses to run; all raise the same.
     """
-    cards = _exchange(store, rank, world, Card(wanted, this_process(), local_address(host)))
-    problems = [f'rank {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
-    problems = problems or _differences(cards)
+    cards = _exchange(store, rank, world, Card(wanted, this_process(), local_address(host)), seconds, where, noun)
+    problems = [f'{noun} {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
+    problems = problems or _differences(cards, noun)
     if problems:
-        _let_all_see(store, rank, world)
+        let_all_see(store, rank, world)
         raise RunFailed('\n'.join(problems))
     return cards
 
@@ -118,22 +136,46 @@ def refuse(store: Store, rank: int, world: int, reason: str) -> None:
     # Whoever cannot be told has its own timeout.
     with suppress(RuntimeError):
         store.set(f'simpar/card/{rank}', Card({}, this_process(), refusal=reason).packed())
-        _let_all_see(store, rank, world)
+        let_all_see(store, rank, world)
 
 
-def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
+def _exchange(
+    store: Store, rank: int, world: int, card: Card, seconds: float, where: Callable[[int], str], noun: str
+) -> list[Card]:
     store.set(f'simpar/card/{rank}', card.packed())
-    until = time.perf_counter() + INIT_TIMEOUT
+    until = time.perf_counter() + seconds
     for other in range(world):
         while not store.check([f'simpar/card/{other}']):
             if time.perf_counter() > until:
-                missing = [str(one) for one in range(world) if not store.check([f'simpar/card/{one}'])]
-                raise RunFailed(f'rank {", ".join(missing)} did not come within {INIT_TIMEOUT:g} s')
+                raise RunFailed(_absent(store, world, seconds, where, noun))
             time.sleep(POLL)
     return [Card.read(store.get(f'simpar/card/{other}').decode()) for other in range(world)]
 
 
-def _differences(cards: list[Card]) -> list[str]:
+def _absent(store: Store, world: int, seconds: float, where: Callable[[int], str], noun: str) -> str:
+    """Who did not come, on which hosts, and who did."""
+    came = [other for other in range(world) if store.check([f'simpar/card/{other}'])]
+    missing = [other for other in range(world) if other not in came]
+    hosts = ', '.join(dict.fromkeys(filter(None, map(where, missing))))
+    cards = [Card.read(store.get(f'simpar/card/{other}').decode()) for other in came]
+    here = ', '.join(dict.fromkeys(card.host.name for card in cards))
+    on = f' (on {hosts})' if hosts else ''
+    return f'{many(noun, missing)}{on} did not come within {seconds:g} s; here: {many(noun, came)} on {here}'
+
+
+def many(noun: str, numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2``, ``ranks 0 to 7, 9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = [f'{run[0]} to {run[-1]}' if len(run) > 2 else ', '.join(map(str, run)) for run in runs]
+    return f'{noun}{"s" if len(numbers) > 1 else ""} {", ".join(told)}'
+
+
+def _differences(cards: list[Card], noun: str) -> list[str]:
     """A line for each rank that was asked for another run than rank 0, with every topic that differs."""
     lines = []
     for rank, card in enumerate(cards):
@@ -143,13 +185,24 @@ def _differences(cards: list[Card]) -> list[str]:
         topics = [topic for topic in topics if topic != 'program'] or topics
         if topics:
             told = ', '.join(f'{topic} ({card.asked.get(topic, "?")}, not {first.get(topic, "?")})' for topic in topics)
-            lines.append(f'rank {rank} was asked for another run than rank 0: {told}; give every rank the same command')
+            lines.append(
+                f'{noun} {rank} {on_host(card, cards)}was asked for another run than {noun} 0: {told}; '
+                f'give every {noun} the same command'
+            )
     return lines
 
 
-def _let_all_see(store: Store, rank: int, world: int) -> None:
-    """Stay, as the store may be rank 0's, until all ranks have read the cards."""
-    store.set(f'simpar/seen/{rank}', b'1')
+def on_host(card: Card, cards: Sequence[Card]) -> str:
+    """``on NAME `` where there are several hosts."""
+    return f'on {card.host.name} ' if len({one.host.name for one in cards}) > 1 else ''
+
+
+def let_all_see(store: Store, rank: int, world: int, what: str = 'seen') -> None:
+    """Stay, as the store may be rank 0's, until all ranks have read what it holds.
+
+    Arguments: ``what``, another word for every such meeting of a run.
+    """
+    store.set(f'simpar/{what}/{rank}', b'1')
     # Who does not come has gone by itself.
     with suppress(RuntimeError):
-        store.wait([f'simpar/seen/{other}' for other in range(world)], datetime.timedelta(seconds=LINGER))
+        store.wait([f'simpar/{what}/{other}' for other in range(world)], datetime.timedelta(seconds=LINGER))

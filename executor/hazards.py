@@ -37,7 +37,7 @@ class _Buffer:
 
 def hazards(program: Program, role: Role) -> Iterator[str]:
     """Every hazard of a role, in words, over two steps back to back."""
-    known = _clocks(role)
+    known = clocks(role)
     buffers: dict[Instance, _Buffer] = {}
     seen: set[str] = set()
     # Two steps, since an access may clash with one of the step before.
@@ -51,7 +51,7 @@ def hazards(program: Program, role: Role) -> Iterator[str]:
                 yield f'role {role.name}: {problem}'
 
 
-def _clocks(role: Role) -> NDArray[np.int64]:
+def clocks(role: Role) -> NDArray[np.int64]:
     """Shape [steps × slots, streams]: the last position of each stream that has finished when a slot starts."""
     count, needs, carried = len(role), role.needs(), role.carried()
     known = np.full((STEPS * count, len(role.streams)), -1, dtype=np.int64)

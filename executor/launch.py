@@ -1,4 +1,4 @@
-"""Who started this process as which rank: torchrun, msrun, an MPI's mpirun or Slurm, told by the variables they set.
+"""Who started this process as which rank: torchrun, msrun, an MPI, Slurm or Kubernetes, told by the variables they set.
 
 A launcher that is recognised in part is refused: else every process of its would run the whole job by itself.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from executor.slurm import first_host, hosts_of_ranks, nodes_of
 from simpar.errors import RunFailed
 
 PORT: Final = 29500
 """Where rank 0's store is when nobody says: torch.distributed's own choice."""
-LOCAL: Final = ('localhost', '127.0.0.1', '::1')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Launch:
         host, port: where the store is at which all ranks meet.
         served: whether the launcher itself serves that store, else rank 0 does.
         idle: whether this process is no rank and should end at once.
+        hosts: the names of the hosts, rank by rank, where the launcher tells them.
+        per_host: how many ranks it has started on each host, 0 where it does not tell.
     """
 
     by: str
@@ -35,11 +37,14 @@ class Launch:
     port: int
     served: bool = False
     idle: bool = False
+    hosts: tuple[str, ...] = field(default=(), compare=False)
+    per_host: int = field(default=0, compare=False)
 
-    @property
-    def local(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return self.host in LOCAL
+    def where(self, rank: int) -> str:
+        """What a rank's host is called; empty where nobody knows."""
+        if rank < len(self.hosts):
+            return self.hosts[rank]
+        return f'host {rank // self.per_host}' if 0 < self.per_host < self.world else ''
 
     def __str__(self) -> str:
         return f'rank {self.rank} of {self.world}, started by {self.by}; all meet at {self.host}:{self.port}'
@@ -61,6 +66,11 @@ MARKS: Final = {
     'PMI_PORT': 'a launcher with PMI (MPICH, Intel MPI)',
     'MPI_LOCALRANKID': 'a launcher with PMI (MPICH, Intel MPI)',
     'MV2_COMM_WORLD_RANK': 'a launcher with PMI (MVAPICH2)',
+    'PET_NNODES': "Kubeflow's PyTorchJob, for torchrun",
+    'PET_NODE_RANK': "Kubeflow's PyTorchJob, for torchrun",
+    'VC_TASK_INDEX': 'Volcano',
+    'VK_TASK_INDEX': 'Volcano',
+    'JOB_COMPLETION_INDEX': 'an indexed job of Kubernetes',
 }
 """Variables that only a launcher sets, and who that is."""
 
@@ -71,7 +81,7 @@ def detect(variables: Mapping[str, str]) -> Launch | None:
     Raises ``RunFailed`` where variables are there but do not say enough.
     """
     # Slurm last: the others are often started inside of a Slurm job, whose variables are there too.
-    for launcher in (_torchrun, _msrun, _open_mpi, _pmi, _slurm):
+    for launcher in (_torchrun, _msrun, _open_mpi, _pmi, _slurm, _volcano, _indexed_job):
         if (launch := launcher(variables)) is not None:
             return _checked(launch)
     found = [name for name in MARKS if name in variables]
@@ -98,11 +108,22 @@ def _checked(launch: Launch) -> Launch:
 def _torchrun(variables: Mapping[str, str]) -> Launch | None:
     if 'RANK' not in variables or 'WORLD_SIZE' not in variables:
         return None
+    _refuse_a_pod(variables)
     # torchrun's agent may serve the store already; a second one would find the port taken.
     served = variables.get('TORCHELASTIC_USE_AGENT_STORE', '').lower() == 'true'
     by = 'torchrun' if 'TORCHELASTIC_RUN_ID' in variables else 'RANK and WORLD_SIZE'
     host, port = _meeting(variables, 'localhost')
-    return Launch(by, _number(variables, 'RANK'), _number(variables, 'WORLD_SIZE'), host, port, served)
+    rank, world = _number(variables, 'RANK'), _number(variables, 'WORLD_SIZE')
+    return Launch(by, rank, world, host, port, served, per_host=_several(variables, 'LOCAL_WORLD_SIZE'))
+
+
+def _refuse_a_pod(variables: Mapping[str, str]) -> None:
+    """Kubeflow's RANK is that of the pod; where a pod is to have several ranks, torchrun must start them."""
+    if _several(variables, 'PET_NPROC_PER_NODE') > 1 and 'TORCHELASTIC_RUN_ID' not in variables:
+        raise RunFailed(
+            f'PyTorchJob asks for {variables["PET_NPROC_PER_NODE"]} ranks in each pod, but started one; write torchrun '
+            'before -m executor, which reads the variables PET_...'
+        )
 
 
 def _msrun(variables: Mapping[str, str]) -> Launch | None:
@@ -138,6 +159,27 @@ def _pmi(variables: Mapping[str, str]) -> Launch | None:
     return None
 
 
+def _volcano(variables: Mapping[str, str]) -> Launch | None:
+    """A pod of a Volcano job with the plugins env and svc, one rank a pod."""
+    lists = [name for name in variables if re.fullmatch(r'VC_\w+_HOSTS', name)]
+    index = next((name for name in ('VC_TASK_INDEX', 'VK_TASK_INDEX') if name in variables), '')
+    # Of several tasks, none says which is ours: then the plugin pytorch, which sets RANK, is needed.
+    if not index or len(lists) != 1:
+        return None
+    hosts = tuple(variables[lists[0]].split(','))
+    host, port = _meeting(variables, hosts[0])
+    return Launch('Volcano', _number(variables, index), len(hosts), host, port, hosts=hosts)
+
+
+def _indexed_job(variables: Mapping[str, str]) -> Launch | None:
+    """A pod of an indexed job of Kubernetes, one rank a pod; the job's file tells size and address."""
+    if not {'JOB_COMPLETION_INDEX', 'WORLD_SIZE', 'MASTER_ADDR'} <= variables.keys():
+        return None
+    host, port = _meeting(variables, '')
+    world = _number(variables, 'WORLD_SIZE')
+    return Launch('an indexed job', _number(variables, 'JOB_COMPLETION_INDEX'), world, host, port)
+
+
 def _of_mpi(by: str, rank: int, world: int, local: str, variables: Mapping[str, str]) -> Launch:
     """The launch of an MPI, which does not tell the host of rank 0.
 
@@ -146,7 +188,7 @@ def _of_mpi(by: str, rank: int, world: int, local: str, variables: Mapping[str, 
     host, port = 'localhost', PORT
     # The host matters only if there are several.
     if local != str(world) and 'MASTER_ADDR' not in variables:
-        nodes = _nodes(variables)
+        nodes = nodes_of(variables)
         if not nodes:
             several = f'{by} on several hosts' if local else f'{by} that does not tell how many ranks are on a host'
             raise RunFailed(
@@ -155,21 +197,16 @@ def _of_mpi(by: str, rank: int, world: int, local: str, variables: Mapping[str, 
             )
         host, port = first_host(nodes), _port_of_job(variables)
     host, port = _meeting(variables, host, port)
-    return Launch(by, rank, world, host, port)
+    return Launch(by, rank, world, host, port, per_host=int(local) if local.isdigit() else 0)
 
 
 def _slurm(variables: Mapping[str, str]) -> Launch | None:
     """A task of srun; a batch script alone has no step, and starts ranks of its own."""
     if 'SLURM_PROCID' not in variables or not {'SLURM_STEP_ID', 'SLURM_STEPID'} & variables.keys():
         return None
-    host, port = _meeting(variables, first_host(_nodes(variables) or 'localhost'), _port_of_job(variables))
-    world = 'SLURM_STEP_NUM_TASKS' if 'SLURM_STEP_NUM_TASKS' in variables else 'SLURM_NTASKS'
-    return Launch('srun', _number(variables, 'SLURM_PROCID'), _number(variables, world), host, port)
-
-
-def _nodes(variables: Mapping[str, str]) -> str:
-    """Slurm's list of hosts; empty outside of Slurm."""
-    return variables.get('SLURM_STEP_NODELIST') or variables.get('SLURM_JOB_NODELIST', '')
+    host, port = _meeting(variables, first_host(nodes_of(variables) or 'localhost'), _port_of_job(variables))
+    world = _number(variables, 'SLURM_STEP_NUM_TASKS' if 'SLURM_STEP_NUM_TASKS' in variables else 'SLURM_NTASKS')
+    return Launch('srun', _number(variables, 'SLURM_PROCID'), world, host, port, hosts=hosts_of_ranks(variables))
 
 
 def _port_of_job(variables: Mapping[str, str]) -> int:
@@ -177,17 +214,15 @@ def _port_of_job(variables: Mapping[str, str]) -> int:
     return PORT + (_number(variables, 'SLURM_JOB_ID') % 1000 if 'SLURM_JOB_ID' in variables else 0)
 
 
-def first_host(nodes: str) -> str:
-    """The first host of Slurm's list, e.g. ``node01`` of ``node[01-04,07],other``."""
-    # Slurm writes lists of hosts in brackets; only the first host is needed.
-    match = re.match(r'([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?', nodes)
-    return f'{match[1]}{match[2] or ""}{match[3] or ""}' if match else nodes
-
-
 def _meeting(variables: Mapping[str, str], host: str, port: int = PORT) -> tuple[str, int]:
     if 'MASTER_PORT' in variables:
         port = _number(variables, 'MASTER_PORT')
     return variables.get('MASTER_ADDR', host), port
+
+
+def _several(variables: Mapping[str, str], name: str) -> int:
+    """A count that a launcher may tell; 0 where it does not."""
+    return int(variables[name]) if variables.get(name, '').isdigit() else 0
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

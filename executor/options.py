@@ -13,6 +13,7 @@ from simpar.units import parse
 
 VERBS: Final = {
     'run': 'run a schedule for some steps, one process a rank',
+    'preflight': 'one process a host, before the ranks: who is missing, what hosts lack, who does not reach whom',
     'numerics': 'train in process and compare with the unsharded model',
 }
 DTYPES: Final = ('fp64', 'fp32', 'fp16', 'bf16')
@@ -52,10 +53,12 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
     verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
+    _meeting(verb)
+    verb.add_argument('--no-preflight', action='store_true', help='do not compare hosts with what the ranks need')
     verb.add_argument(
         '--timeout', type=_time, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
     )
-    verb.add_argument('--dtype', choices=DTYPES, default='', help='in place of every floating dtype of the job')
+    _dtype(verb)
     verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
     verb.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
     verb.add_argument('--save', type=Path, metavar='JSON', help='write the trace for `simpar compare`')
@@ -66,11 +69,33 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
 
 
+def _preflight(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--hosts', required=True, metavar='A,B,...', help='all hosts, that of rank 0 first')
+    verb.add_argument('--node-rank', type=int, metavar='N', help='which of them this is (default: told by its name)')
+    verb.add_argument('--port', type=int, default=29400, help='where they meet on the first (default: 29400)')
+    _meeting(verb)
+    _dtype(verb)
+    # What a run takes besides, and hosts need not agree on.
+    verb.set_defaults(
+        compute='real', net=Net(), steps=1, save_state=None, favour_communication=False, fault=[], costs=''
+    )
+
+
+def _meeting(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        '--meet', type=_time, default=60.0, metavar='TIME', help='in which all must have come (default: 60s)'
+    )
+
+
+def _dtype(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--dtype', choices=DTYPES, default='', help='in place of every floating dtype of the job')
+
+
 def _numerics(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--steps', type=_positive, default=2, metavar='N', help='steps (default: 2)')
 
 
-_ARGUMENTS: Final = {'run': _run, 'numerics': _numerics}
+_ARGUMENTS: Final = {'run': _run, 'preflight': _preflight, 'numerics': _numerics}
 
 
 def with_verb(arguments: list[str]) -> list[str]:

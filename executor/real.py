@@ -8,17 +8,16 @@ from itertools import product
 
 import torch
 
-from executor import collectives
 from executor.clock import Clock
-from executor.collectives import Channel, Pace
-from executor.dims import dims_of, exchange_of
+from executor.collectives import Pace, Rings
 from executor.kernels import LOSSES, context, kernel
 from executor.kernels.bound import Bound, bind
 from executor.link import Link
 from executor.machine import Work
 from executor.memory import Memory
 from executor.packing import Packing
-from executor.tensors import inputs, joined, slices_of, torch_dtype
+from executor.tensors import inputs, torch_dtype
+from executor.transport import transfer
 from simpar.program import OpClass, Program, Tensor
 
 Part = tuple[str, int, int]
@@ -129,7 +128,12 @@ class RealMachine:
             return arrived
         reads = self._memory.read(work.op, work.micro_batch, work.copy, work.step)
         packing = self._packing.get(work.index, Packing())
-        return self._keep(work, packing.unpacked(self._transfer(work, work.channel, packing.packed(reads))))
+        received = None
+        if work.op.kind == 'recv':
+            target = self._program.tensor[work.op.writes[0]]
+            received = torch.empty(self._program.local_shape(target), dtype=torch_dtype(target.dtype, self._dtype))
+        rings = Rings(work.channel, self._pace)
+        return self._keep(work, packing.unpacked(transfer(work.op, rings, packing.packed(reads), received)))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The rank's shards of the parameters."""
@@ -145,65 +149,3 @@ class RealMachine:
         for name, tensor in zip(op.reads, reads, strict=True):
             if self._program.tensor[name].kind == 'gradient':
                 self.gradients[name] = tensor.clone()
-
-    def _transfer(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        op = work.op
-        if op.operator == 'all_reduce':
-            # The ring reduces in place, so a single tensor is copied first; several are copied by joining them.
-            flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
-            collectives.all_reduce(channel, flat, op.reduce, self._pace)
-            return _apart(flat, reads)
-        if op.operator == 'all_gather':
-            gathered = collectives.all_gather(channel, _together(reads), self._pace)
-            # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
-            of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
-            return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
-        if op.operator == 'reduce_scatter':
-            split = [tensor.chunk(channel.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
-            # All tensors' shards for one position in one chunk: one ring for the whole op instead of one a tensor.
-            chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
-            own = collectives.reduce_scatter(channel, chunks, op.reduce, self._pace)
-            return _apart(own, [shards[0] for shards in split])
-        if op.operator == 'all_to_all':
-            return self._exchange(op, channel, reads)
-        if op.operator == 'send_recv':
-            received = torch.empty_like(reads[0], memory_format=torch.contiguous_format)
-            collectives.send_recv(channel, _flat(reads[0]), received.view(-1), self._pace)
-            return [received]
-        return self._pass(work, channel, reads)
-
-    def _exchange(self, op: OpClass, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """An all-to-all."""
-        joins, splits, sizes = exchange_of(op)
-        slices = [slices_of(tensor, splits, sizes) for tensor in reads]
-        like = [shards[0] for shards in slices]
-        chunks = [_together(list(shards)) for shards in zip(*slices, strict=True)]
-        received = collectives.all_to_all(channel, chunks, self._pace)
-        of_ranks = zip(*(_apart(flat, like) for flat in received), strict=True)
-        return [joined(shards, joins, sizes) for shards in of_ranks]
-
-    def _pass(self, work: Work, channel: Channel, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """A send or a receive, of one tensor."""
-        peer = (channel.position + work.op.peer) % channel.size
-        if work.op.kind == 'send':
-            channel.exchange([(_flat(reads[0]), peer)], [], self._pace)
-            return []
-        target = self._program.tensor[work.op.writes[0]]
-        received = torch.empty(self._program.local_shape(target), dtype=torch_dtype(target.dtype, self._dtype))
-        channel.exchange([], [(received.view(-1), peer)], self._pace)
-        return [received]
-
-
-def _together(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One flat tensor; no copy of a single one."""
-    return torch.cat([_flat(tensor) for tensor in tensors]) if len(tensors) > 1 else _flat(tensors[0])
-
-
-def _apart(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of a flat tensor, in the shapes of others."""
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1)

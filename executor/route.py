@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -35,13 +36,14 @@ def loopback(address: str) -> bool:
 
 def interface_of(address: str) -> str:
     """The interface that has an address of this host; empty where the kernel names none (then IPv6, or not Linux)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            # It is told only of interfaces that are up and have an address.
-            with suppress(OSError):
-                told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', name.encode()[:15]))
-                if socket.inet_ntoa(told[20:24]) == address:
-                    return name
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), '')
+
+
+def address_of(interface: str) -> str:
+    """The address of an interface; empty where it is down or has none that the kernel tells (IPv6, or not Linux)."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', interface.encode()[:15]))
+        return socket.inet_ntoa(told[20:24])
     return ''
 
 
@@ -50,8 +52,19 @@ def interface_to(addresses: list[str]) -> str:
 
     Arguments: ``addresses``, of the store's host first, then of ranks on other hosts.
     """
+    return next((name for found in _over_a_network(addresses) if (name := interface_of(found))), '')
+
+
+def address_towards(addresses: list[str], interface: str = '') -> str:
+    """This host's address towards the first of some hosts that is reached over a network; empty where none is.
+
+    Arguments: ``interface``, whose address it is to be, where the user has chosen one.
+    """
+    return (interface and address_of(interface)) or next(_over_a_network(addresses), '')
+
+
+def _over_a_network(addresses: list[str]) -> Iterator[str]:
     for address in addresses:
         found = local_address(address)
-        if found and not loopback(found) and (name := interface_of(found)):
-            return name
-    return ''
+        if found and not loopback(found):
+            yield found

@@ -165,6 +165,12 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
     calibrate.add_argument('--ranks', type=_positive, default=2, metavar='N', help='processes (default: 2)')
     calibrate.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
+    calibrate.add_argument(
+        '--compute',
+        choices=('real', 'emulated'),
+        default='real',
+        help='emulated: measure the messages of emulated compute alone (default: real)',
+    )
     calibrate.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
 
     validate = _verb(verbs, 'validate', 'predict published steps, and tell how far predictions are from them')
@@ -180,6 +186,13 @@ def parser() -> argparse.ArgumentParser:
         help="with --memory, facts of the stack to leave out, e.g. 'loss,mask'",
     )
 
+    replay = _verb(verbs, 'replay', 'replay a recorded job, and tell what its stragglers cost')
+    replay.add_argument('file', type=Path, metavar='FILE', help='recorded ops: CSV, .csv.gz or Parquet')
+    replay.add_argument(
+        '--scale', action='append', default=[], metavar='OPS:FACTOR',
+        help='what if these lasted so many times as long, e.g. data=0,stage=1,optype=forward-*:0.5; may be repeated',
+    )  # fmt: skip
+
     profiles = _verb(verbs, 'profiles', 'the hardware profiles, or one with its sources')
     profiles.add_argument('name', nargs='?', metavar='NAME')
 
@@ -188,7 +201,13 @@ def parser() -> argparse.ArgumentParser:
     examples.add_argument('--copy', type=Path, metavar='DIR', help='write them into this folder')
 
     bring = _verb(verbs, 'import', 'the file of another launcher as a schedule, with what became of each setting')
-    bring.add_argument('file', type=Path, metavar='FILE', help='script, argument list, TOML, JSON or YAML')
+    bring.add_argument(
+        'file', type=Path, metavar='FILE',
+        help="script, argument list, TOML, JSON, YAML; or a trace of torch.profiler, or a folder of all ranks' traces",
+    )  # fmt: skip
+    bring.add_argument(
+        '--for', dest='schedule', type=Path, metavar='SCHEDULE', help='of a trace: join it with this schedule, by op'
+    )
     bring.add_argument(
         '--set', action='append', default=[], metavar='NAME=v',
         help="a variable or setting of the file, or a dotted key of the schedule; may be repeated",
@@ -197,7 +216,10 @@ def parser() -> argparse.ArgumentParser:
     bring.add_argument(
         '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
     )
-    bring.add_argument('--output', type=Path, metavar='YAML', help='write the schedule here (default: standard output)')
+    bring.add_argument(
+        '--output', type=Path, metavar='YAML',
+        help='write the schedule here (default: standard output); of a trace, a profile with what its ops took',
+    )  # fmt: skip
 
     init = _verb(verbs, 'init', 'a first schedule with comments, from model, devices and batch')
     init.add_argument('--model', required=True, metavar='NAME', help='such as llama3-8b or gpt3-175b, or a config.json')
@@ -209,6 +231,14 @@ def parser() -> argparse.ArgumentParser:
         '--sequence', type=_positive, default=2048, metavar='N', help='tokens in a sample (default: 2048)'
     )
     init.add_argument('--output', type=Path, metavar='YAML', help='write it here (default: standard output)')
+
+    script = _verb(verbs, 'script', 'the job that a launcher takes, for the hosts and devices of a schedule')
+    script.add_argument('launcher', choices=('slurm', 'torchrun', 'mpirun', 'msrun', 'k8s'))
+    script.add_argument('file', type=Path, metavar='FILE', help='schedule.yaml, as the hosts find it')
+    script.add_argument(
+        '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
+    )
+    script.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps to train (default: 3)')
 
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
     show.add_argument('page', type=Path, metavar='PAGE.html')

@@ -44,6 +44,8 @@ class Plan:
         receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
         exchange: ``separate``: computation goes on while a send waits for its receiver; ``fused``: what is sent and
             received between two computations is one exchange, and the next computation waits for all of it (Megatron).
+        scatter_gather: what all tensor ranks of a stage hold is sent in parts, one by each, and gathered in the next
+            stage (Megatron-LM's scatter_gather_tensors_in_pipeline).
         streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
             compute stream, so that nothing overlaps.
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
@@ -146,6 +148,9 @@ class Plan:
         Literal['separate', 'fused'],
         Field(description='sends on their own, or one exchange that the next computation waits for'),
     ] = 'separate'
+    scatter_gather: Annotated[
+        bool, Field(description='a tensor rank sends its part of a value to the next stage, which gathers it')
+    ] = False
     sequence_parallel: Annotated[
         bool, Field(description='shards norms and residuals along the sequence over the tensor ranks')
     ] = False

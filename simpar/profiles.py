@@ -30,7 +30,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 _WORDS: Final = frozenset({'operator', 'phase'})
 _KNOWN: Final = {
     'phase': ('F', 'I', 'W', 'U'),
-    'collective': ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all'),
+    'collective': ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send', 'send_recv'),
 }
 MOST_BYTES: Final = 64 * 2**20
 """Of a table of measurements, unpacked."""

@@ -1,13 +1,15 @@
 """One random program on every engine, folded and unfolded, and in exact fractions; and what happened in it.
 
 Arrays of arrivals, starts and ends are equal to the bit, or the same deadlock is drawn. Where every moment and speed of
-the exact run fits into doubles, its times are the engines'; elsewhere they are within ``BOUND``.
+the exact run fits into doubles, its times are the engines'; elsewhere they are within ``BOUND``. The same costs in
+blocks, as thousands of ranks have them, are folded by hashes: into the same ranks, with the same times.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,6 +17,8 @@ import numpy as np
 from engine_oracle import Oracle
 from engine_programs import Sample
 
+from simpar.cost.costs import Communication
+from simpar.cost.entries import Block, Entries
 from simpar.engine import simulate
 from simpar.engine.graph import graph_of
 from simpar.engine.node_costs import node_costs
@@ -55,8 +59,11 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
     _same_unfolded(folded, expected, sample)
     happened = Counter(programs=1, slots=sample.steps * sum(_slots(sample)))
     representatives = fold(sample.case.program, sample.case.costs)
+    hashed = by_blocks(sample, representatives.of_rank, folded)
+    waits = sample.case.costs.waits
     graphs = [
-        graph_of(sample.case.program, tuple(representatives.of_rank), compiled=compiled) for compiled in (False, True)
+        graph_of(sample.case.program, tuple(representatives.of_rank), waits=waits, compiled=compiled)
+        for compiled in (False, True)
     ]
     ordered = [graph is not None for graph in graphs]
     if ordered != [isinstance(expected, Trace)] * 2:
@@ -68,11 +75,48 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
         in_fractions, off = _by_fractions(sample, expected)
         happened += in_fractions
     happened['folded'] += len(representatives.ranks) < sample.case.program.world
+    happened['folded by hashes'] += hashed and len(representatives.ranks) < sample.case.program.world
     if isinstance(expected, str):
         return happened + Counter(deadlock=1), off
     costs = node_costs(graphs[0].ops, sample.case.program, sample.case.costs, representatives, sample.steps)
     happened += Counter({'replay': int(not costs.interferes), 'chains of compute': int(any(graphs[0].chain))})
     return happened + Counter(features(sample, folded)), off
+
+
+def by_blocks(sample: Sample, of_rank: list[int], folded: Trace | str) -> bool:
+    """Whether there are messages, whose costs in blocks fold the same ranks and give the same times."""
+    costs = sample.case.costs
+    if not costs.communication:
+        return False
+    communication = {index: in_blocks(entries) for index, entries in costs.communication.items()}
+    again = sample._replace(case=sample.case.with_costs(communication=communication))
+    found = fold(again.case.program, again.case.costs).of_rank
+    if found != of_rank:
+        raise Difference(f'by hashes: {found}\nby lists: {of_rank}')
+    _same(_run(again, 'compiled', None), folded, 'in blocks')
+    return True
+
+
+def in_blocks(entries: Sequence[Communication]) -> Entries:
+    """The same costs, groups of equal seconds and demands together."""
+    rows: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
+    for row, one in enumerate(entries):
+        rows.setdefault((one.alpha, one.transfer, tuple(demand for _, demand in one.links)), []).append(row)
+    return Entries(
+        tuple(
+            Block(
+                rows=np.array(own, dtype=np.int64),
+                alpha=alpha,
+                transfer=transfer,
+                links=np.array([[link for link, _ in entries[row].links] for row in own], dtype=np.int64).reshape(
+                    len(own), -1
+                ),
+                parts=demands,
+                widths=(1,) * len(demands),
+            )
+            for (alpha, transfer, demands), own in rows.items()
+        )
+    )
 
 
 def _slots(sample: Sample) -> list[int]:
@@ -185,6 +229,7 @@ def features(sample: Sample, trace: Trace) -> dict[str, int]:
         'waiting that slows': (costs.waiting_slows, {'waiting_slows': False}),
         'stragglers': ((costs.rank_speed < 1).any(), {'rank_speed': np.ones(program.world)}),
         'late hosts': (costs.host.any(), {'host': 0 * costs.host}),
+        'hosts that wait': (costs.waits, {'waits': ()}),
     }
     happened = {
         name: int(bool(asked) and _changes(sample, trace, changes)) for name, (asked, changes) in without.items()

@@ -1,7 +1,8 @@
 """A second simulator for small programs, written to be obviously right: exact fractions, no grid, no heap, no folding.
 
 It looks at every rank at every moment, and raises all speeds together until nothing can rise. It shares no code with
-the engine. Where nothing can go on, it says what heads every stream.
+the engine. Where nothing can go on, it says what heads every stream. A host that waits is a rank of its own, numbered
+below zero, which issues one op after the other.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ def _task(program: Program, costs: Costs, keys: list[Key]) -> Task:
     return Task(keys, True, index, Fraction(cost.alpha), Fraction(cost.transfer), beside, False, demands)
 
 
+def _host(key: Key) -> Key:
+    """Where a rank's host issues an op."""
+    rank, step, slot = key
+    return -1 - rank, step, slot
+
+
 @dataclass
 class Oracle:
     """One run.
@@ -109,6 +116,8 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self.tasks = tasks_of(self.program, self.costs, self.steps)
+        if self.costs.waits:
+            self.tasks |= {_host(key): self._issuing(key) for key in list(self.tasks)}
         self.every = list({id(task): task for task in self.tasks.values()}.values())
         self.before = {key: self._before(key) for key in self.tasks}
         self.issued = self._issue_times()
@@ -123,12 +132,13 @@ class Oracle:
         return {
             key: tuple(None if time is None else float(time) for time in (self.arrive.get(key), task.start, task.end))
             for key, task in self.tasks.items()
+            if key[0] >= 0
         }
 
     def stuck(self) -> set[Key]:
         """What heads each stream that cannot go on."""
         heads = {}
-        for rank, step, slot in sorted(self.tasks):
+        for rank, step, slot in sorted(key for key in self.tasks if key[0] >= 0):
             stream = rank, int(self.program.role(rank).stream[slot])
             if self.tasks[rank, step, slot].end is None:
                 heads.setdefault(stream, (rank, step, slot))
@@ -150,12 +160,43 @@ class Oracle:
     def _before(self, key: Key) -> list[Task]:
         """What must have ended before this op arrives."""
         rank, step, slot = key
+        if rank < 0:
+            return self._before_issuing(-1 - rank, step, slot)
         role = self.program.role(rank)
         stream = [s for s in range(len(role)) if role.stream[s] == role.stream[slot]]
         place = stream.index(slot)
         keys = [(rank, step, need) for need in role.needs()[slot]]
         keys += [(rank, step - 1, need) for need in role.carried()[slot] if step]
         keys += [(rank, step, stream[place - 1])] if place else [(rank, step - 1, stream[-1])] * (step > 0)
+        keys += [_host(key)] * bool(self.costs.waits)
+        return [self.tasks[other] for other in keys]
+
+    def _issuing(self, key: Key) -> Task:
+        """What the host does to issue an op: it slows nothing, and nothing slows it."""
+        rank, _, slot = key
+        index = int(self.program.role(rank).op_class[slot])
+        # the grid of isolated durations is part of the model
+        seconds = self.costs.host[index] + (0.0 if slot else self.costs.host_step)
+        work = Fraction(round(seconds * GRID), GRID)
+        return Task([_host(key)], True, index, Fraction(0), work, Fraction(1), True, {})
+
+    def _before_issuing(self, rank: int, step: int, slot: int) -> list[Task]:
+        """What must have ended before a host issues an op."""
+        count, waits = len(self.program.role(rank)), self.costs.waits
+        keys = [_host((rank, step, slot - 1))] if slot else [_host((rank, step - 1, count - 1))] * (step > 0)
+        if not slot:
+            keys += [(rank, step - 1, other) for other in range(count) if step and 'step' in waits]
+            return [self.tasks[other] for other in keys]
+        before, op = (self.program.op(self.program.role(rank), one) for one in (slot - 1, slot))
+        transfers = [one.kind in {'send', 'recv'} for one in (before, op)]
+        if 'receive' in waits and transfers == [True, False]:
+            keys += [(rank, step, other) for other in range(slot)]
+        judging = [one.operator in {'square_sum', 'finite_check'} for one in (before, op)]
+        update = op.kind == 'compute' and not judging[1] and before.phase == op.phase == 'U'
+        # an exchange of messages is waited for by itself
+        exchanged = 'receive' in waits and transfers == [True, False]
+        if 'norm' in waits and update and not exchanged and (before.kind == 'collective' or judging[0]):
+            keys.append((rank, step, slot - 1))
         return [self.tasks[other] for other in keys]
 
     def _issue_times(self) -> dict[Key, Fraction]:
@@ -164,9 +205,12 @@ class Oracle:
         for rank in range(self.program.world):
             now = Fraction(0)
             for step in range(self.steps):
+                now += Fraction(self.costs.host_step)
                 for slot, op in enumerate(self.program.role(rank).op_class.tolist()):
                     now += Fraction(self.costs.host[op])
                     issued[rank, step, slot] = now
+        if self.costs.waits:
+            return dict.fromkeys(self.tasks, Fraction(0))
         return issued
 
     def _settle(self) -> None:

@@ -2,12 +2,12 @@
 
 Ranks do what they do together in one global order, and needs point backwards in it, so that such a program ends. In a
 fifth of the programs a role may swap two ops, leave one out, send in a ring or need what comes later: many of these
-deadlock. Ops that meet in a collective are of one op class.
+deadlock. Ops that meet in a collective are of one op class. In a quarter hosts wait for their devices.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from engine_cases import Case, role_of
 
 from simpar.cost.costs import Communication, Costs
+from simpar.engine.hosts import WAITS
 from simpar.program import OpClass, Partition, Program, Role, grid
 from simpar.units import quantise
 
@@ -32,6 +33,8 @@ BESIDE = ((1.0,), (1.0,), (1.0, 0.5), (0.5,), (1.0, 0.9, 0.7, 0.5), (0.25, 0.5, 
 UNITS = (2.0**-3, 2.0**-3, 1 / 21, 1 / 21, 1e-6, 2.0**-40)
 """Seconds that lengths are multiples of; the last is one tick of the grid."""
 SLOW = (0.5, 0.5, 0.9, 0.3)
+UPDATES = ('square_sum', 'finite_check', 'adam')
+"""Operators that hosts look at."""
 
 
 class Sample(NamedTuple):
@@ -60,7 +63,27 @@ def make_sample(seed: int) -> Sample:
     if risky:
         draft.disturb()
     program = draft.program(risky)
-    return Sample(seed, Case(program, make_costs(rng, program)), rng.choice([1, 2, 2, 3]))
+    sample = Sample(seed, Case(program, make_costs(rng, program)), rng.choice([1, 2, 2, 3]))
+    # Drawn by itself, so that the programs of seeds are what they were before hosts waited.
+    return _with_waits(Random(f'hosts {seed}'), sample)
+
+
+def _with_waits(rng: Random, sample: Sample) -> Sample:
+    """The same where hosts wait for their devices: in a quarter of all."""
+    if rng.random() >= 0.25:
+        return sample
+    program, costs, unit = sample.case.program, sample.case.costs, rng.choice(UNITS)
+    phases = [rng.choice('FU') if rng.random() < 0.7 else 'F' for _ in range(len(program.op_classes))]
+    op_classes = [
+        replace(op, phase=phase, operator=rng.choice(UPDATES) if op.kind == 'compute' and phase == 'U' else op.operator)
+        for op, phase in zip(program.op_classes, phases, strict=True)
+    ]
+    waits = tuple(wait for wait in WAITS if rng.random() < 0.6) or (rng.choice(WAITS),)
+    most, own = rng.choice([1, 3, 20]), rng.random() < 0.7
+    host = np.array([quantise(rng.randint(0, most) * unit) for _ in op_classes]) if own else costs.host
+    step = quantise(rng.choice([0, 0, rng.randint(1, most)]) * unit)
+    case = Case(program.replace(op_classes=tuple(op_classes)), costs)
+    return sample._replace(case=case.with_costs(waits=waits, host=host, host_step=step))
 
 
 def _partitions(rng: Random, pipe: int, data: int, tensor: int) -> dict[str, Partition]:

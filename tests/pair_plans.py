@@ -22,6 +22,8 @@ ORDERS = {
     'zb-h1': (2, 2, 3),
     'zb-v': (2, 4, 3),
     'dualpipe-v': (2, 4, 4),
+    'v-min': (2, 4, 4),
+    'v-half': (2, 4, 4),
 }
 """Pipeline ranks, stages and micro-batches of an order; without one, there may be fewer micro-batches."""
 OPTIMIZERS = {
@@ -30,6 +32,7 @@ OPTIMIZERS = {
     # What softmax makes zero but for rounding, as the gradient of a key's bias, is divided by no less than this.
     'adam': {'learning_rate': 0.01, 'epsilon': 1e-3},
     'adamw': {'learning_rate': 0.01, 'epsilon': 1e-3, 'weight_decay': 0.1},
+    'muon': {'learning_rate': 0.02, 'weight_decay': 0.1},
 }
 SHARDING = {
     'off': {},
@@ -315,3 +318,46 @@ NETWORKS = {
     'convolution': convolution,
     'embedding': embedding,
 }
+
+
+# The array
+
+FACTORS = {
+    'model': tuple(PATTERNS),
+    'data': (1, 2, 3),
+    'tensor': (1, 2, 3, 4),
+    'sequence_parallel': (False, True),
+    'strategies': ('none', 'one', 'all', 'layouts'),
+    'search': ('none', 'sharding-propagation', 'double-recursive', 'exact'),
+    'copies': (1, 2, 3),
+    'order': tuple(ORDERS),
+    'sharding': tuple(SHARDING),
+    'form': ('none', 'dim', 'padded', 'flat'),
+    'fusion': tuple(FUSIONS),
+    'recompute': ('none', 'full', 'selective', 'patterns'),
+    'tiles': (1, 2),
+    'reduce': ('early', 'late'),
+    'optimizer': tuple(OPTIMIZERS),
+}
+SELECTIVE = 'it is the scores of attention that are made again, and there are none'
+ALONE = {
+    (('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with',
+    (('strategies', 'none'), ('search', 'sharding-propagation')): 'there is no strategy to propagate',
+    (('model', 'chain'), ('recompute', 'selective')): SELECTIVE,
+    (('model', 'convolution'), ('recompute', 'selective')): SELECTIVE,
+    (('model', 'embedding'), ('recompute', 'selective')): SELECTIVE,
+}
+"""Pairs that ask for nothing: each is in one plan, and in no other, so that they take no other pair's place."""
+EXCUSES = {
+    'sequence_parallel': r'^plan\.sequence_parallel: ',
+    'search': r'^plan\.search: ',
+    'recompute': r'^plan\.recompute: ',
+}
+"""How a refusal of such a pair begins, by its second feature."""
+UNBUILT = {(('optimizer', 'muon'), ('form', form)): r'^plan\.shard_form: ' for form in ('padded', 'flat')}
+"""How pairs are refused that are not built."""
+NEVER = (
+    *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
+    *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),
+)
+"""Pairs that no schedule can write: a form is that of what is sharded."""

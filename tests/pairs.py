@@ -1,6 +1,6 @@
-"""Every pair of features, trained: a covering array of plans, each by the user's path, against torch autograd in fp64.
+"""Every pair of features, trained: covering arrays of plans, each by the user's path, against torch autograd in fp64.
 
-``python -m tests.pairs`` trains all plans and writes docs/pairs.md; ``--only N,N`` trains some and tells why not.
+``python -m tests.pairs`` trains all plans and writes docs/pairs.md; ``--only models-12`` trains some and tells why not.
 A plan is *trained* where every loss, gradient and parameter of two steps is the unsharded model's to 1e-10; *refused*
 where simpar says why not; *failed* otherwise. A refusal is for *mathematics* where ``MATHEMATICS`` has its message;
 every other one is *not built*.
@@ -8,7 +8,6 @@ every other one is *not built*.
 
 import argparse
 import json
-import random
 import re
 import subprocess
 import sys
@@ -16,133 +15,75 @@ import tempfile
 import time
 from collections import Counter
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from pair_plans import FUSIONS, OPTIMIZERS, ORDERS, PATTERNS, SHARDING, size_of, tree_of
+import pair_models
+import pair_plans
+from covering import Features, covered, rows_of
 
 from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
 
 PAGE = HERE.parent / 'docs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
-SEED, PLANS = 10, 480
-CANDIDATES = 10
 STEPS = 2
 SMALL = 16
 """Stages × ranks of one × slices of the batch of plans that the suite trains."""
 LONGEST = 300
 """Letters of a reason on the page."""
 
-FACTORS = {
-    'model': tuple(PATTERNS),
-    'data': (1, 2, 3),
-    'tensor': (1, 2, 3, 4),
-    'sequence_parallel': (False, True),
-    'strategies': ('none', 'one', 'all', 'layouts'),
-    'search': ('none', 'sharding-propagation', 'double-recursive', 'exact'),
-    'copies': (1, 2, 3),
-    'order': tuple(ORDERS),
-    'sharding': tuple(SHARDING),
-    'form': ('none', 'dim', 'padded', 'flat'),
-    'fusion': tuple(FUSIONS),
-    'recompute': ('none', 'full', 'selective', 'patterns'),
-    'tiles': (1, 2),
-    'reduce': ('early', 'late'),
-    'optimizer': tuple(OPTIMIZERS),
-}
-SELECTIVE = 'it is the scores of attention that are made again, and there are none'
-MEANINGLESS = {
-    (('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with',
-    (('strategies', 'none'), ('search', 'sharding-propagation')): 'there is no strategy to propagate',
-    (('model', 'chain'), ('recompute', 'selective')): SELECTIVE,
-    (('model', 'convolution'), ('recompute', 'selective')): SELECTIVE,
-    (('model', 'embedding'), ('recompute', 'selective')): SELECTIVE,
-}
-"""Pairs that ask for nothing: each is in one plan, and in no other, so that they take no other pair's place."""
-REFUSALS = {
-    'sequence_parallel': r'^plan\.sequence_parallel: ',
-    'search': r'^plan\.search: ',
-    'recompute': r'^plan\.recompute: ',
-}
-"""How a refusal of such a pair begins, by its second feature."""
-IMPOSSIBLE = (
-    *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
-    *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),
-)
-"""Pairs that no schedule can write: a form is that of what is sharded."""
+ARRAYS = {
+    'operators': Features(
+        pair_plans.FACTORS, pair_plans.tree_of, pair_plans.size_of, 480, 10, pair_plans.ALONE, pair_plans.EXCUSES,
+        pair_plans.UNBUILT, pair_plans.NEVER,
+    ),
+    'models': Features(
+        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 320, 20, pair_models.ALONE, pair_models.EXCUSES,
+        pair_models.UNBUILT, pair_models.NEVER,
+    ),
+}  # fmt: skip
+"""The first holds strategies, searches and networks; the second models that people train, and their axes."""
 MATHEMATICS = (r'do(es)? not divide',)
 """Messages of refusals that no program could avoid, beside those of pairs that ask for nothing."""
 
 
-# The covering array
+# The covering arrays
 
 
 @cache
-def plans(count=PLANS):
-    """Rows of levels by factor: every pair of levels is in one, and most triples; fewer are the first of them."""
-    return tuple(_Array(random.Random(SEED)).rows(count))
+def plans(name):
+    """The rows of an array."""
+    return rows_of(ARRAYS[name])
 
 
-class _Array:
-    """Takes of some random rows the one that brings most pairs, and then most triples, that no row had.
+class Number(NamedTuple):
+    """A plan: of which array, which row; ``models-12`` on the command line."""
 
-    Levels are numbers here, counted through all factors; a row has one of each factor.
-    """
+    array: str
+    row: int
 
-    def __init__(self, draw):
-        self.draw = draw
-        self.levels = [(name, level) for name, levels in FACTORS.items() for level in levels]
-        number = {level: place for place, level in enumerate(self.levels)}
-        self.choices = [[number[name, level] for level in levels] for name, levels in FACTORS.items()]
-        self.alone = [tuple(sorted(number[level] for level in pair)) for pair in MEANINGLESS]
-        self.never = [tuple(sorted(number[level] for level in pair)) for pair in IMPOSSIBLE]
-        pairs = (pair for one, other in combinations(self.choices, 2) for pair in product(one, other))
-        # A dict, as its order is the same in every run.
-        self.missing = dict.fromkeys(pair for pair in pairs if pair not in {*self.alone, *self.never})
-        self.triples = set()
+    def __str__(self):
+        return '-'.join(map(str, self))
 
-    def rows(self, count):
-        found = [self._row(pair) for pair in self.alone]
-        for row in found:
-            self._seen(row)
-        while len(found) < count:
-            start = self.draw.choice(list(self.missing)) if self.missing else ()
-            found.append(max((self._row(start) for _ in range(CANDIDATES)), key=self._brings))
-            self._seen(found[-1])
-        return [dict(self.levels[level] for level in row) for row in found]
+    @property
+    def levels(self):
+        """Its levels by factor."""
+        return plans(self.array)[self.row]
 
-    def _row(self, start):
-        """A random row with these levels and no other pair that asks for nothing or cannot be."""
-        while True:
-            row = [next((one for one in start if one in able), None) or self.draw.choice(able) for able in self.choices]
-            held = set(row)
-            if not any(held.issuperset(pair) for pair in (*self.never, *self.alone) if pair != start):
-                return row
-
-    def _brings(self, row):
-        pairs = sum(pair in self.missing for pair in combinations(row, 2))
-        return pairs, sum(triple not in self.triples for triple in combinations(row, 3))
-
-    def _seen(self, row):
-        for pair in combinations(row, 2):
-            self.missing.pop(pair, None)
-        self.triples.update(combinations(row, 3))
+    @property
+    def tree(self):
+        """The tree of its schedule file."""
+        return ARRAYS[self.array].tree(self.levels, self.row)
 
 
-def covered(rows, count):
-    """Share of the combinations of so many levels of different factors that some row has, and how many can be."""
-    found = {one for row in rows for one in combinations(row.items(), count)}
-    banned = [set(pair) for pair in IMPOSSIBLE] + [set(pair) for pair in MEANINGLESS] * (count > 2)
-    whole = 0
-    for names in combinations(FACTORS, count):
-        able = product(*(product([name], FACTORS[name]) for name in names))
-        whole += sum(not any(pair.issubset(one) for pair in banned) for one in able)
-    return sum(not any(pair.issubset(one) for pair in banned) for one in found) / whole, whole
+def numbers_of(name):
+    """All plans of an array."""
+    return [Number(name, row) for row in range(len(plans(name)))]
 
 
 # Training
@@ -189,10 +130,11 @@ def _general(line):
     return re.sub(r'\d+(\.\d+)?', 'N', text)
 
 
-def outcome(row, number):
-    """Train a row's schedule as `simpar check --numerics` does."""
-    excuses = tuple(REFUSALS[pair[1][0]] for pair in MEANINGLESS if set(pair) <= set(row.items()))
-    return outcome_of(tree_of(row, number))._replace(excuses=excuses)
+def outcome(number):
+    """Train a plan as `simpar check --numerics` does."""
+    features, held = ARRAYS[number.array], set(number.levels.items())
+    excuses = tuple(features.excuses[pair[1][0]] for pair in features.alone if set(pair) <= held)
+    return outcome_of(number.tree)._replace(excuses=excuses)
 
 
 def outcome_of(tree):
@@ -212,19 +154,18 @@ def outcome_of(tree):
     return Outcome('trained', error=float(report.worst.error))
 
 
-def small(count):
-    """Numbers of so many plans that train fast: the first with few ranks, stages and slices of the batch."""
-    rows = enumerate(plans())
-    return [number for number, row in rows if size_of(row) <= SMALL][:count]
+def small(name, count):
+    """So many plans of an array that train fast: the first with few ranks, stages and slices of the batch."""
+    features = ARRAYS[name]
+    return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL][:count]
 
 
-def trained(numbers=None, tell=lambda number, row, found: None):
+def trained(numbers, tell=lambda number, found: None):
     """Outcomes by number of the plan."""
     found = {}
-    for number, row in enumerate(plans()):
-        if numbers is None or number in numbers:
-            found[number] = outcome(row, number)
-            tell(number, row, found[number])
+    for number in numbers:
+        found[number] = outcome(number)
+        tell(number, found[number])
     return found
 
 
@@ -234,14 +175,14 @@ KINDS = {'trained': 'trained', 'mathematics': 'refused for mathematics', 'not bu
 
 def counts(outcomes):
     """How many plans came out how, and how many pairs of levels some plan that is trained holds; as one object."""
-    rows = plans()
-    done = [row for number, row in enumerate(rows) if number in outcomes and outcomes[number].kind == 'trained']
     told = Counter(one.told for one in outcomes.values())
+    pairs = {number: list(combinations(number.levels.items(), 2)) for number in outcomes}
+    done = [number for number, one in outcomes.items() if one.kind == 'trained']
     return {
         'plans': len(outcomes),
         **{kind: told[kind] for kind in KINDS},
-        'pairs': len({pair for row in rows for pair in combinations(row.items(), 2)}),
-        'pairs trained': len({pair for row in done for pair in combinations(row.items(), 2)}),
+        'pairs': len({pair for of in pairs.values() for pair in of}),
+        'pairs trained': len({pair for number in done for pair in pairs[number]}),
         'worst': max((one.error for one in outcomes.values()), default=0.0),
     }
 
@@ -249,47 +190,81 @@ def counts(outcomes):
 # The page
 
 
+INTRODUCTION = """# Every pair of features
+
+{plans} small plans in two arrays. Each array holds every pair of its levels below, and {triples} of the triples.
+Each plan goes the way of a user: a schedule file, its checks, what is open resolved, lowered, and trained in
+process for {steps} steps in fp64.
+
+- *Trained*: every loss, gradient and parameter is that of the unsharded model in torch, to 1e-10 in norm. Of
+  `phase: forward` it is the loss alone.
+- *Refused for mathematics*: lengths do not divide, or what is asked for is not defined.
+- *Refused, not built*: for any other reason. The pairs of levels that are refused by name are listed below.
+- *Failed*: trained otherwise than the unsharded model, or broken.
+
+`make prove-pairs` trains them and writes this page, at commit `{commit}`. Before degrees and strategies were one
+world, at `{before[commit]}`, {before[trained]} of {before[plans]} plans of operators were trained.
+"""
+TITLES = {
+    'operators': 'Operators, strategies and searches',
+    'models': 'Models, experts and shared sequences',
+}
+
+
 def page(outcomes, commit, before):
     """The text of docs/pairs.md."""
-    rows = plans()
-    now, (triples, whole) = counts(outcomes), covered(rows, 3)
+    arrays = {name: {number: one for number, one in outcomes.items() if number.array == name} for name in ARRAYS}
+    found = {name: covered(plans(name), features, 3) for name, features in ARRAYS.items()}
+    told = ' and '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())
+    now = {name: counts(of) for name, of in arrays.items()}
     lines = [
-        '# Every pair of features',
+        INTRODUCTION.format(plans=len(outcomes), triples=told, steps=STEPS, commit=commit, before=before),
+        f'| plans | {" | ".join(ARRAYS)} |',
+        f'|---|{"---|" * len(ARRAYS)}',
+        _line('seed', (str(features.seed) for features in ARRAYS.values())),
+        _line('all', (str(one['plans']) for one in now.values())),
+        *(_line(name, (_share(one, kind) for one in now.values())) for kind, name in KINDS.items()),
+        _line('pairs of levels that a trained plan holds', map(_of_pairs, now.values())),
+        _line('worst relative error of a trained plan', (f'{one["worst"]:.1e}' for one in now.values())),
+        *(line for name in ARRAYS for line in _section(name, arrays[name])),
+    ]
+    return '\n'.join(lines) + '\n'
+
+
+def _line(name, cells):
+    return f'| {name} | {" | ".join(cells)} |'
+
+
+def _section(name, outcomes):
+    """Levels of an array, and what of it was not trained."""
+    features = ARRAYS[name]
+    return [
         '',
-        f'{len(rows)} small plans hold every pair of the levels below, and {triples:.0%} of the {whole:,} triples.',
-        'Each goes the way of a user: a schedule file, its checks, what is open resolved, lowered, and trained in',
-        f'process for {STEPS} steps in fp64.',
-        '',
-        '- *Trained*: every loss, gradient and parameter is that of the unsharded model in torch, to 1e-10 in norm.',
-        '- *Refused for mathematics*: lengths do not divide, or what is asked for is not defined.',
-        '- *Refused, not built*: for any other reason.',
-        '- *Failed*: trained otherwise than the unsharded model, or broken.',
-        '',
-        f'`make prove-pairs` trains them and writes this page. Seed {SEED}; now is commit `{commit}`.',
-        '',
-        f'| plans | before, `{before["commit"]}` | now |',
-        '|---|---|---|',
-        f'| all | {before["plans"]} | {now["plans"]} |',
-        *(f'| {name} | {_share(before, kind)} | {_share(now, kind)} |' for kind, name in KINDS.items()),
-        f'| pairs of levels that a trained plan holds | {_of_pairs(before)} | {_of_pairs(now)} |',
-        f'| worst relative error of a trained plan | {before["worst"]:.1e} | {now["worst"]:.1e} |',
-        '',
-        '## Levels',
+        f'## {TITLES[name]}',
         '',
         '| feature | levels |',
         '|---|---|',
-        *(f'| {name} | {", ".join(map(_level, levels))} |' for name, levels in FACTORS.items()),
+        *(f'| {factor} | {", ".join(map(_level, levels))} |' for factor, levels in features.factors.items()),
         '',
         'A form is that of what is sharded: none is for sharding off alone. These pairs ask for nothing, and a refusal',
         'for that is mathematics. Each is in one plan, and in no other:',
         '',
-        *(f'- {_name(one)} with {_name(other)}: {why}' for (one, other), why in MEANINGLESS.items()),
+        *(f'- {_name(one)} with {_name(other)}: {why}' for (one, other), why in features.alone.items()),
         '',
-        '## Refusals and failures',
+        'These pairs are refused by name, not built. Each is in one plan, and in no other:',
+        '',
+        *_unbuilt(features),
         '',
         *_reasons(outcomes),
     ]
-    return '\n'.join(lines) + '\n'
+
+
+def _unbuilt(features):
+    """Pairs that are refused, those of one level together."""
+    found = {}
+    for one, other in features.unbuilt:
+        found.setdefault((one, other[0]), []).append(_level(other[1]))
+    return [f'- {_name(one)} with {factor} {", ".join(levels)}' for (one, factor), levels in found.items()] or ['None.']
 
 
 def _share(of, kind):
@@ -341,27 +316,24 @@ def _commit():
 def main(arguments=None):
     """The command line."""
     parser = argparse.ArgumentParser(prog='python -m tests.pairs', description='Train every pair of features.')
-    parser.add_argument('--only', default='', metavar='N,N', help='plans to train, by number; no page is written')
+    parser.add_argument('--only', default='', metavar='models-12', help='plans to train; no page is written')
     parser.add_argument('--tree', action='store_true', help='print the schedules of these plans')
-    parser.add_argument('--before', action='store_true', help='keep the counts as those of before')
     options = parser.parse_args(arguments)
-    numbers = {int(number) for number in options.only.split(',')} if options.only else None
+    asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
+    numbers = [Number(name, int(row)) for name, row in asked] or [one for name in ARRAYS for one in numbers_of(name)]
     began = time.process_time()
 
-    def tell(number, row, found):
-        if numbers is not None or found.kind == 'failed':
-            print(number, found.kind, f'{found.error:.1e}', found.message, row, sep='; ')
+    def tell(number, found):
+        if asked or found.told in ('failed', 'not built'):
+            print(number, found.told, f'{found.error:.1e}', found.message, number.levels, sep='; ')
         if options.tree:
-            print(json.dumps(tree_of(row, number)))
+            print(json.dumps(number.tree))
 
     found = trained(numbers, tell)
     now = counts(found)
     print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.process_time() - began:.0f} s CPU')
-    if numbers is None:
-        if options.before:
-            BEFORE.write_text(json.dumps({'commit': _commit(), **now}, indent=1) + '\n', encoding='utf-8')
-        before = json.loads(BEFORE.read_text(encoding='utf-8'))
-        PAGE.write_text(page(found, _commit(), before), encoding='utf-8')
+    if not asked:
+        PAGE.write_text(page(found, _commit(), json.loads(BEFORE.read_text(encoding='utf-8'))), encoding='utf-8')
     return 1 if now['failed'] else 0
 
 

@@ -36,14 +36,19 @@ CASES = {
 }
 
 
-def measured(folder, case, kind, steps):
-    """Predicted and measured seconds of a step."""
-    path, told = folder / 'schedule.yaml', io.StringIO()
-    path.write_text(FILE.format(kind=kind, **case))
+def measured_file(path, text, steps):
+    """Predicted and measured seconds of a step of a schedule."""
+    told = io.StringIO()
+    path.write_text(text)
     with contextlib.redirect_stdout(told):
         simpar(['measure', str(path), '--compute', 'emulated', '--net', NET, '--steps', str(steps), '--json'])
     step = json.loads(told.getvalue())['step']
     return step['predicted'], step['measured']
+
+
+def measured(folder, case, kind, steps):
+    """The same of a kind of context parallelism."""
+    return measured_file(folder / 'schedule.yaml', FILE.format(kind=kind, **case), steps)
 
 
 def wrong_order(steps):

@@ -6,6 +6,7 @@ from engine_cases import role_of
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
+from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition, Program
 
 STREAMS = ('compute', 'communication', 'other')
@@ -203,3 +204,33 @@ def test_there_is_at_least_one_step(steps):
     program = program_of([('a', 'compute')])
     with pytest.raises(ValueError, match='write 1 or more'):
         run(program, {'a': 1}, steps=steps)
+
+
+def test_unlike_ops_that_meet_in_a_collective_are_refused_on_every_engine():
+    """What meets is one collective with one duration: it cannot be two."""
+    partitions = {'pair': Partition('pair', np.array([[0, 1]], dtype=np.int32))}
+    roles = tuple(role_of(f'role{number}', [(number, 0)], [[]], [], ('communication',)) for number in (0, 1))
+    ops = tuple(
+        OpClass(name, 'collective', 'all_reduce', 'F', bytes=size, partition='pair')
+        for name, size in (('small', 8.0), ('large', 64.0))
+    )
+    for op_classes in (ops, ops[::-1]):
+        program = Program(roles, np.arange(2, dtype=np.int32), partitions, op_classes, ())
+        one, other = (op.name for op in op_classes)
+        for engine in ('simpy', 'python', 'compiled'):
+            for unfold in (None, True):
+                with pytest.raises(ProgramError, match=f'{one} of role role0 meets {other} of role role1'):
+                    simulate(program, _alone(program), engine=engine, unfold=unfold)
+
+
+def _alone(program):
+    count = len(program.op_classes)
+    return Costs(
+        compute=np.zeros(count),
+        host=np.zeros(count),
+        beside_communication=np.ones(count),
+        beside_compute=np.ones(count),
+        communication={number: (Communication(0.0, 1.0),) for number in range(count)},
+        links=(),
+        rank_speed=np.ones(program.world),
+    )

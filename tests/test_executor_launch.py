@@ -2,7 +2,8 @@
 
 import pytest
 
-from executor.launch import Launch, detect, first_host
+from executor.launch import Launch, detect
+from executor.slurm import first_host
 from simpar.errors import RunFailed
 
 TORCHRUN = {

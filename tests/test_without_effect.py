@@ -112,6 +112,8 @@ SITUATIONS = [
     (GPT, 'order: gpipe', 'plan.order', 'no pipeline'),
     (GPT, 'order: 1f1b', 'plan.order', 'no pipeline'),
     (GPT, '{stages: [4], receive: late, exchange: fused}', 'plan.stages plan.receive plan.exchange', 'one stage'),
+    (GPT, 'scatter_gather: true', 'plan.scatter_gather', 'no stage'),
+    (GPT, '{pipeline: 2, micro_batches: 2, scatter_gather: true}', 'plan.scatter_gather', 'by several tensor ranks'),
     (GPT, '{zero: 1, unsharded: ["nothing*"]}', 'plan.unsharded', 'there are none'),
     (GPT, '{zero: 1, unsharded: ["*.bias", "nothing*"]}', 'plan.unsharded.1', 'the name of no parameter'),
     (GPT, 'unsharded: ["*.bias"]', 'plan.unsharded', 'nothing is sharded'),

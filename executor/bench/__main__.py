@@ -23,6 +23,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog='python -m executor.bench', description=__doc__, allow_abbrev=False)
     top.add_argument('--ranks', type=int, default=2, metavar='N', help='processes, 2 or more (default: 2)')
     top.add_argument('--net', type=_net, default='none', metavar='NET', help=f'{USAGE} (default: none)')
+    top.add_argument(
+        '--compute',
+        choices=('real', 'emulated'),
+        default='real',
+        help='emulated: measure the messages of emulated compute alone (default: real)',
+    )
     top.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute instead of five')
     top.add_argument('--sizes', choices=('tiny', 'quick', 'full'), default='', help=argparse.SUPPRESS)
     top.add_argument('--output', type=Path, required=True, metavar='JSON', help='where the record goes')
@@ -67,24 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     if importlib.util.find_spec('torch') is None:
         raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
-    from executor.bench.bench import bench
+    from executor.bench.bench import bench, bench_messages
     from executor.bench.jobs import schedule_programs
     from executor.bench.progress import progress
     from executor.bench.sizes import NAMED
     from simpar.files import write_atomically
 
     programs = schedule_programs(options.schedule) if options.schedule else ()
+    net, sizes = parse_net(options.net), NAMED[options.sizes or ('quick' if options.quick else 'full')]
     with progress() as reporter:
-        record = bench(
-            options.ranks,
-            parse_net(options.net),
-            NAMED[options.sizes or ('quick' if options.quick else 'full')],
-            reporter,
-            net_name=options.net,
-            programs=programs,
-            seed=options.seed,
-            favour=options.favour_communication,
-        )
+        if options.compute == 'emulated':
+            record = bench_messages(options.ranks, net, sizes, reporter, net_name=options.net, seed=options.seed)
+        else:
+            record = bench(
+                options.ranks,
+                net,
+                sizes,
+                reporter,
+                net_name=options.net,
+                programs=programs,
+                seed=options.seed,
+                favour=options.favour_communication,
+            )
     write_atomically(options.output, json.dumps(record) + '\n')
 
 

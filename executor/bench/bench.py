@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from executor.bench.communication import message_items, program_messages
+from executor.bench.communication import RINGS, message_items, program_messages
 from executor.bench.compute import grid_items, program_items, unique
 from executor.bench.item import Item, twice
+from executor.bench.messages import Kind, Messages, Price, at_once, kinds, rows, stream_rows
 from executor.bench.overlap import measure_overlap
 from executor.bench.ranks import TimedPool
-from executor.bench.record import environment, overlap_rows, table_rows
+from executor.bench.record import environment, figures, overlap_rows, table_rows
 from executor.bench.sample import Samples, sample
 from executor.bench.sizes import Sizes
+from executor.bench.steady import repeat
+from simpar.cost.costs import Costs
+from simpar.cost.price import price
 from simpar.errors import Problem, ScheduleError
+from simpar.hardware import Cluster
 from simpar.hardware.net import Net
+from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 
 CONTENDED = 0.2
@@ -64,13 +70,61 @@ def bench(
         messages = sample(pool, talking, sizes.orders, sizes.trials, seed, reporter.turn)
         reporter.part('both at once', 2 * sizes.rounds)
         beside = measure_overlap(pool, sizes, net.rate * sizes.message_seconds, reporter.turn)
-        notes = [*pool.notes, *_notes(ranks, kernels)]
+        reporter.part('sends, exchanges and several streams', sizes.orders)
+        others = Messages(pool, _kinds(ranks, net, sizes, besides=RINGS), None, seed)
+        notes = [*repeat(others, sizes.orders, reporter.turn), *pool.notes, *_notes(ranks, kernels)]
+    tables = table_rows([*computing, *talking], [*kernels, *messages])
+    tables['collective'] += rows(others, figures)
     return {
         **environment(ranks, net_name),
-        'tables': table_rows([*computing, *talking], [*kernels, *messages]),
+        'tables': tables,
         'overlap': overlap_rows(beside),
+        'streams': stream_rows(others, figures),
         'notes': notes,
     }
+
+
+def bench_messages(
+    ranks: int, net: Net, sizes: Sizes, reporter: Reporter, *, net_name: str = 'none', seed: int = 0
+) -> dict[str, Any]:
+    """Measure the messages of emulated compute with so many ranks; the record as a JSON object.
+
+    Arguments and errors as of ``bench``.
+    """
+    if ranks < 2:
+        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+    hardware = given_cluster(ranks, net)
+
+    def costs(program: Program) -> Costs:
+        return price(program, hardware)
+
+    wanted: Price = costs
+    with TimedPool(ranks, net=net, pinned=True) as pool:
+        messages = Messages(pool, _kinds(ranks, net, sizes), wanted, seed)
+        reporter.part(f'communication: {sum(map(len, messages.found))} messages', sizes.orders)
+        notes = [*repeat(messages, sizes.orders, reporter.turn), *pool.notes, *_shared(ranks)]
+    return {
+        **environment(ranks, net_name),
+        'compute': 'emulated',
+        'tables': {'collective': rows(messages, figures)},
+        'overlap': [],
+        'streams': stream_rows(messages, figures),
+        'notes': notes,
+    }
+
+
+def given_cluster(ranks: int, net: Net) -> Cluster:
+    """So many cores of the shipped profile, over the network: whose seconds emulated compute takes as given."""
+    profile = load_profile('cpu-gloo')
+    profile = shaped(profile, str(net), net.payload_rate, net.latency) if net.shaped else profile
+    return cluster(replace(profile, devices=ranks))
+
+
+def _kinds(ranks: int, net: Net, sizes: Sizes, besides: Sequence[str] = ()) -> list[Kind]:
+    """All kinds of messages but some, and several of the longest at once."""
+    found = kinds(ranks, sizes.messages[::2], net, sizes.message_seconds)
+    longest = max(size for kind in found for size in kind.sizes)
+    return [*(kind for kind in found if kind.operator not in besides), *at_once(ranks, longest)]
 
 
 def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:
@@ -93,11 +147,13 @@ def _exact_messages(programs: Sequence[Program], ranks: int) -> list[Item]:
 
 def _notes(ranks: int, kernels: Sequence[Samples]) -> list[str]:
     """What a reader of the record must know."""
-    notes = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    if ranks > cores:
-        notes.append(f'{ranks} ranks shared {cores} cores')
+    notes = _shared(ranks)
     contended = 1 - sum(float(found.quiet.sum()) for found in kernels) / sum(len(found.wall) for found in kernels)
     if contended > CONTENDED:
         notes.append(f'others took the processor in {contended:.0%} of the trials of kernels')
     return notes
+
+
+def _shared(ranks: int) -> list[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return [f'{ranks} ranks shared {cores} cores'] if ranks > cores else []

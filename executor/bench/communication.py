@@ -24,10 +24,15 @@ def message_items(sizes: Sizes, net: Net, world: int) -> list[Item]:
         collective(operator, members, size)
         for members in group_sizes(world)
         for operator in RINGS
-        for size in sizes.messages
+        for size in both_sides(operator, sizes.messages)
         # On a slow shaped link a large message would take minutes; the smallest stays, as it tells the latency.
         if size == min(sizes.messages) or size <= largest
     ]
+
+
+def both_sides(operator: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes on both sides of the size up to which the executor exchanges all-reduces."""
+    return tuple(sorted({*sizes, SMALL, SMALL + 1})) if operator == 'all_reduce' and max(sizes) > SMALL else sizes
 
 
 def collective(operator: str, members: int, size: int) -> Item:

@@ -7,18 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
 from executor import process, rank
 from executor.backend import Pool
+from executor.emulated import EmulatedMachine
 from executor.machine import Work
 from executor.process import Setup
-from executor.rank import Request
+from executor.rank import Compute, Request
 from executor.real import RealMachine
+from simpar.cost.costs import Costs
 from simpar.program import Program
 from simpar.trace import Times, Trace
+
+MOST_STEPS: Final = 64
+"""Steps of a run with emulated compute, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +53,22 @@ class TimedPool(Pool):
     def __enter__(self) -> TimedPool:
         return self
 
-    def timed(self, program: Program, steps: int) -> Timed:
-        """Run a program for some steps, back to back; see ``Pool.run``."""
-        execution = self.perform(program, Request(steps=steps, favour=self._favour))
-        shape = (2, steps, len(program.role(0)))
-        # Through files, since outcomes of ranks have no room for times that only a bench wants.
-        cpu = [np.fromfile(_file(self._folder, rank)).reshape(shape) for rank in range(program.world)]
-        return Timed(execution.trace, *np.stack(cpu, axis=1))
+    def timed(self, program: Program, steps: int, costs: Costs | None = None) -> Timed:
+        """Run a program for some steps, back to back; see ``Pool.run``.
+
+        Arguments: ``costs``, for emulated compute; None: compute is real.
+        """
+        compute: Compute = 'real' if costs is None else 'emulated'
+        execution = self.perform(program, Request(compute=compute, costs=costs, steps=steps, favour=self._favour))
+        # Ranks that stand by have fewer slots than others: what they have none of took no time.
+        found = np.zeros((2, program.world, steps, max(map(len, program.roles))))
+        for one in range(program.world):
+            slots = len(program.role(one))
+            # Through files, since outcomes of ranks have no room for times that only a bench wants.
+            if slots:
+                cpu = np.fromfile(_file(self._folder, one)).reshape(2, -1, slots)
+                found[:, one, :, :slots] = cpu[:, :steps]
+        return Timed(execution.trace, *found)
 
     def _start(self, target: Callable[..., object], *arguments: object) -> Any:
         return super()._start(main if target is process.main else target, *arguments)
@@ -62,9 +76,10 @@ class TimedPool(Pool):
 
 def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     """A rank's process, in which the machine of real compute is one that reads CPU clocks."""
-    TimedMachine.place = _file(setup.folder, setup.rank)
-    # In the rank's own process alone; the parent and other pools keep the plain machine.
+    TimedMachine.place = TimedEmulation.place = _file(setup.folder, setup.rank)
+    # In the rank's own process alone; the parent and other pools keep the plain machines.
     vars(rank)['RealMachine'] = TimedMachine
+    vars(rank)['EmulatedMachine'] = TimedEmulation
     process.main(replace(setup, threads=1), pipe, lifeline)
 
 
@@ -75,9 +90,7 @@ class TimedMachine(RealMachine):
 
     def __init__(self, program: Program, rank: int, steps: int, *more: Any) -> None:
         super().__init__(program, rank, steps, *more)
-        shape = (2, steps, len(program.role(rank)))
-        # A mapped file costs no system call for each op, which would disturb what is measured.
-        self._cpu: Times = np.asarray(np.memmap(self.place, dtype=np.float64, mode='w+', shape=shape))
+        self._cpu = _mapped(self.place, (2, steps, len(program.role(rank))))
 
     def compute(self, work: Work, arrived: float) -> float:
         """As real compute does."""
@@ -92,6 +105,30 @@ class TimedMachine(RealMachine):
         end = super().communicate(work, arrived)
         self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
         return end
+
+
+class TimedEmulation(EmulatedMachine):
+    """Emulated compute; leaves CPU times of its messages in the file ``place``."""
+
+    place: ClassVar[Path]
+
+    def __init__(self, program: Program, costs: Costs, rank: int, *more: Any) -> None:
+        super().__init__(program, costs, rank, *more)
+        # It is not told how many steps will run; what is never written takes no room.
+        self._cpu = _mapped(self.place, (2, MOST_STEPS, len(program.role(rank))))
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """As emulated compute does."""
+        before = _cpu_times()
+        end = super().communicate(work, arrived)
+        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
+        return end
+
+
+def _mapped(place: Path, shape: tuple[int, ...]) -> Times:
+    # A mapped file costs no system call for each op, which would disturb what is measured.
+    # A rank that stands by has no slots, and a file of no bytes cannot be mapped.
+    return np.asarray(np.memmap(place, dtype=np.float64, mode='w+', shape=shape)) if shape[-1] else np.zeros(shape)
 
 
 def _cpu_times() -> tuple[float, float]:

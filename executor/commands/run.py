@@ -123,7 +123,9 @@ def _among(options: argparse.Namespace, launch: Launch, job: Job, request: Reque
     """Run as one of the ranks that a launcher has started."""
     from executor.external import run_external
 
-    return run_external(launch, job.program, request, options.net, options.timeout)
+    return run_external(
+        launch, job.program, request, options.net, options.timeout, meet=options.meet, check=not options.no_preflight
+    )
 
 
 def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:

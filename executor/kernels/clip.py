@@ -30,7 +30,7 @@ def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
         for tensor, ranks in zip(tensors, str(op.attributes['ranks']).split(), strict=True)
         for part, count in _parts(tensor, ranks, where)
     ]
-    total = torch.stack(squares).sum() if squares else torch.zeros(())
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=where.device)
     return [total, *(finite_check(op, where, tensors) if len(op.writes) > 1 else ())]
 
 
@@ -51,19 +51,22 @@ def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[t
 
 def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """gradients... → how many of them are not finite."""
-    return [torch.tensor(float(sum(not tensor.isfinite().all() for tensor in tensors)))]
+    if not tensors:
+        return [torch.zeros((), device=where.device)]
+    # Counted where the gradients are: the host must not wait for it.
+    return [torch.stack([tensor.isfinite().all().logical_not() for tensor in tensors]).sum().float()]
 
 
-def factor(op: OpClass, squares: torch.Tensor | None) -> float:
+def factor(op: OpClass, squares: torch.Tensor | None) -> float | torch.Tensor:
     """Return what an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
 
-    Arguments: ``squares``, the norm's; None: nothing is clipped.
+    Arguments: ``squares``, the norm's; None: nothing is clipped. What follows from it stays on the device.
     """
     if squares is None:
         return 1.0 / _loss_scale(op)
     # Epsilon in the denominator, as in torch, or results would differ in the last digits.
-    coefficient = float(op.attributes['clip_norm']) / (squares.sqrt() + EPSILON)
-    return float(coefficient.clamp(max=1.0)) / _loss_scale(op)
+    coefficient = float(op.attributes['clip_norm']) / (squares.reshape(()).sqrt() + EPSILON)
+    return coefficient.clamp(max=1.0) / _loss_scale(op)
 
 
 def _loss_scale(op: OpClass) -> float:

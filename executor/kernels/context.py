@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from simpar.program import OpClass, Program
+
+CPU: Final = torch.device('cpu')
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Context:
         size: partition → ranks in a group.
         step: the optimizer step, from 0.
         micro_batch, copy: the op's own, 0 where it has none.
+        device: where its tensors are.
     """
 
     rank: int
@@ -27,13 +31,14 @@ class Context:
     step: int = 0
     micro_batch: int = 0
     copy: int = 0
+    device: torch.device = CPU
 
     def at(self, micro_batch: int, copy: int) -> Context:
         """The same for an op of another micro-batch and copy."""
         # A new object for every op would cost as much as a small kernel.
         if (micro_batch, copy) == (self.micro_batch, self.copy):
             return self
-        return Context(self.rank, self.position, self.size, self.step, micro_batch, copy)
+        return Context(self.rank, self.position, self.size, self.step, micro_batch, copy, self.device)
 
 
 Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]

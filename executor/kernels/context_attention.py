@@ -78,10 +78,13 @@ class _Part:
         own, there = self._places(q.shape[1], kv.shape[1])
         hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
         # What a whole row or column hides is left out, as a kernel skips its blocks.
-        seen, self.columns = (~hidden).any(1), (~hidden).any(0)
-        self.rows = seen.repeat(queries)
-        self.hidden = hidden[seen][:, self.columns].repeat(queries, 1)
-        self.places = own[seen], there[self.columns]
+        seen, columns = (~hidden).any(1), (~hidden).any(0)
+        self.places = own[seen], there[columns]
+        # Numbers, not masks, and found on the host: a device would have to be asked how many a mask picks.
+        self.rows, self.columns = (
+            picked.nonzero().flatten().to(q.device) for picked in (seen.repeat(queries), columns)
+        )
+        self.hidden = hidden[seen][:, columns].repeat(queries, 1).to(q.device)
 
     def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of queries and of keys."""

@@ -9,6 +9,7 @@ import torch
 
 from executor.kernels.clip import factor
 from executor.kernels.context import Context
+from executor.kernels.skipped import overflow_of, restore, saved
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
@@ -21,21 +22,23 @@ def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     gradient, v, *numbers = tensors
     squares = numbers[0] if 'clip_norm' in op.attributes else None
     dtype = v.dtype if gradient.dtype == torch.float16 else gradient.dtype
-    if 'loss_scale' in op.attributes and bool(numbers[-1] > 0):
-        # Zeros travel in place of what is not finite, for nobody will use them.
-        return [v, torch.zeros_like(v, dtype=dtype)]
+    overflow = overflow_of(op, tensors)
+    before = saved(overflow, [v])
     g, mu = gradient.reshape(v.shape).to(v.dtype) * factor(op, squares), float(op.attributes['momentum'])
     v.mul_(mu).add_(g)
     # In memory of its own: the state must not change with what is handed on.
-    return [v, (g.add_(v, alpha=mu) if op.attributes['nesterov'] else v.clone()).to(dtype)]
+    u = (g.add_(v, alpha=mu) if op.attributes['nesterov'] else v.clone()).to(dtype)
+    # Zeros travel in place of what is not finite, for nobody will use them.
+    restore(overflow, [v, u], [*before, torch.zeros_like(u)])
+    return [v, u]
 
 
 def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """u, weight[, master][, overflow] → weight[, master]: this rank's shard of the change of the full matrix."""
     full, weight, *rest = tensors
     masters = rest[:1] if op.attributes.get('master_weights') else []
-    if 'loss_scale' in op.attributes and bool(rest[-1] > 0):
-        return [weight, *masters]
+    overflow = overflow_of(op, tensors)
+    before = saved(overflow, [weight, *masters])
     leading = int(op.attributes['rows'])
     change = full.flatten(leading).flatten(0, leading - 1)
     rows, columns = change.shape
@@ -48,6 +51,7 @@ def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     exact.add_(change.to(exact.dtype), alpha=-rate * sqrt(max(1.0, rows / columns)))
     if masters:
         weight.copy_(exact)
+    restore(overflow, [weight, *masters], before)
     return [weight, *masters]
 
 

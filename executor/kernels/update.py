@@ -7,13 +7,14 @@ squares, to clip by their norm, and how many are not finite: then it changes not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from executor.kernels.clip import factor
 from executor.kernels.context import Context
+from executor.kernels.skipped import overflow_of, restore, saved
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
@@ -29,7 +30,8 @@ class _Given:
         exact: what the rule changes: the masters, or the weights themselves.
         count: how many updates were done.
         factor: what gradients are multiplied by.
-        skipped: whether some gradient on some rank is not finite.
+        overflow: how many gradients on all ranks are not finite; None where this is not asked.
+        before: what the op changes, as it was, where all of it may have to be put back.
     """
 
     gradients: Tensors
@@ -37,8 +39,9 @@ class _Given:
     states: list[Tensors]
     exact: Tensors
     count: torch.Tensor | None
-    factor: float
-    skipped: bool
+    factor: float | torch.Tensor
+    overflow: torch.Tensor | None
+    before: Tensors
 
     @property
     def written(self) -> Tensors:
@@ -47,26 +50,37 @@ class _Given:
         kinds = [self.weights, *self.states, *([self.exact] if self.exact is not self.weights else [])]
         return [tensor for kind in kinds for tensor in kind] + ([] if self.count is None else [self.count])
 
+    @property
+    def plain(self) -> bool:
+        """Whether gradients are neither unscaled nor clipped."""
+        return not isinstance(self.factor, torch.Tensor) and self.factor == 1
+
     def scaled(self) -> Tensors:
         """The gradients, unscaled and clipped, in the form of the states; new tensors."""
         return list(torch._foreach_mul(_like(self.gradients, self.states[0]), self.factor))
 
+    def change(self, by: Tensors, rate: float | torch.Tensor) -> None:
+        """Take ``rate`` times something from the weights."""
+        by = _like(by, self.exact)
+        if isinstance(rate, torch.Tensor):
+            # The coefficient is on the device, where an ``alpha`` cannot be.
+            torch._foreach_sub_(self.exact, torch._foreach_mul(by, rate))
+        else:
+            torch._foreach_add_(self.exact, by, alpha=-rate)
+
     def cast(self) -> Tensors:
-        """The weights follow their masters; what the op writes."""
+        """The weights follow their masters, if all gradients are finite; what the op writes."""
         if self.exact is not self.weights:
             torch._foreach_copy_(self.weights, self.exact)
+        restore(self.overflow, self.written, self.before)
         return self.written
 
 
 def sgd(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """→ weights...[, masters...]"""
     given = _given(op, tensors)
-    # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
-    if given.skipped:
-        return given.written
     # SGD is linear in its gradients, so unscaling and clipping go into the rate.
-    rate = float(op.attributes['learning_rate']) * given.factor
-    torch._foreach_add_(given.exact, _like(given.gradients, given.exact), alpha=-rate)
+    given.change(given.gradients, float(op.attributes['learning_rate']) * given.factor)
     return given.cast()
 
 
@@ -76,8 +90,6 @@ def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     g has weight_decay · w added; with ``nesterov``, w −= learning_rate · (g + momentum · v).
     """
     given = _given(op, tensors)
-    if given.skipped:
-        return given.written
     (v,), gradients = given.states, given.scaled()
     decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
     if decay:
@@ -88,7 +100,7 @@ def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     if op.attributes['nesterov']:
         torch._foreach_add_(gradients, v, alpha=mu)
     change = gradients if op.attributes['nesterov'] else v
-    torch._foreach_add_(given.exact, _like(change, given.exact), alpha=-float(op.attributes['learning_rate']))
+    given.change(change, float(op.attributes['learning_rate']))
     return given.cast()
 
 
@@ -99,16 +111,14 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     2019, algorithm 2.
     """
     given = _given(op, tensors)
-    if given.skipped:
-        return given.written
     m, v = given.states
     # Where steps may be skipped, the bias correction counts updates, not steps.
-    step = where.step + 1 if given.count is None else int(given.count.add_(1))
+    step = where.step + 1 if given.count is None else given.count.add_(1).double().reshape(())
     rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
     if decay:
         # Decoupled decay comes first, as in torch's AdamW.
         torch._foreach_mul_(given.exact, 1 - rate * decay)
-    gradients = _like(given.gradients, m) if given.factor == 1 else given.scaled()
+    gradients = _like(given.gradients, m) if given.plain else given.scaled()
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)
@@ -118,7 +128,7 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     torch._foreach_div_(denominator, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
-    torch._foreach_add_(given.exact, _like(change, given.exact), alpha=-rate / (1 - beta1**step))
+    given.change(change, rate / (1 - beta1**step))
     return given.cast()
 
 
@@ -126,8 +136,8 @@ def _given(op: OpClass, tensors: Tensors) -> _Given:
     """Sort what an update reads by kind."""
     attributes = op.attributes
     # Read from the back: what is optional stands last, so its places are known.
-    overflow = tensors[-1] if 'loss_scale' in attributes else None
-    tensors = tensors[:-1] if 'loss_scale' in attributes else tensors
+    overflow = overflow_of(op, tensors)
+    tensors = tensors[:-1] if overflow is not None else tensors
     squares = tensors[-1] if 'clip_norm' in attributes else None
     tensors = tensors[:-1] if 'clip_norm' in attributes else tensors
     counts = 'loss_scale' in attributes and op.operator == 'adam'
@@ -135,8 +145,9 @@ def _given(op: OpClass, tensors: Tensors) -> _Given:
     kinds = 2 + STATES[op.operator] + bool(attributes.get('master_weights'))
     gradients, weights, *states = _by_kind(tensors, kinds)
     exact = states.pop() if attributes.get('master_weights') else weights
-    skipped = overflow is not None and bool(overflow > 0)
-    return _Given(gradients, weights, states, exact, count, factor(op, squares), skipped)
+    # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
+    given = _Given(gradients, weights, states, exact, count, factor(op, squares), overflow, [])
+    return replace(given, before=saved(overflow, given.written))
 
 
 def _by_kind(tensors: Tensors, kinds: int) -> list[Tensors]:

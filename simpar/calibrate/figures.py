@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from simpar.calibrate.record import Record, Stretch
 from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low
 from simpar.cost.formula import share, steps
 from simpar.hardware import Grade
+from simpar.hardware.net import parse_net
 
 MOST_RESIDUAL: Final = 0.05
 """A median relative error of a fit above which its coefficients are estimates."""
@@ -25,6 +26,9 @@ GUESS: Final = 0.8
 """Speed beside something else, where it was not measured."""
 NEAR: Final = 1.25
 """A fitted limit of the rate of products counts up to so many times the best that was seen."""
+NOTHING: Final = 'emulated compute takes nothing from messages'
+CROWDED: Final = 0.95
+"""Share of one stream's rate that several at once must carry; below it the link is not all that they share."""
 NARROW: Final = {'fp64': 0.5, 'bf16': 0.25, 'fp16': 0.25}
 """Rates of data types that are not measured, of that of fp32."""
 
@@ -58,6 +62,8 @@ def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]
 
     Does not measure: other data types than fp32, the host, which CPU threads do not have.
     """
+    if record.compute == 'emulated':
+        return _network(record) | {'slow_down.collective': Number(value=1.0, source=NOTHING)}
     found = _matmul(tables['matmul'].lines)
     peak = found['device.vector.fp32'].value
     for dtype, part in NARROW.items():
@@ -165,11 +171,44 @@ def _network(record: Record) -> dict[str, Number]:
     start, latency, inverse = fit.values
     made = _Fitted(fit, f'{len(rings)} collectives')
     bandwidth = _inverse(inverse, float(np.max(np.array(passed) / seconds)))
+    alone = made.number(bandwidth, 'rate', negative=2 in fit.negative)
     return {
-        'links.bandwidth': made.number(bandwidth, 'rate', negative=2 in fit.negative),
+        'links.bandwidth': _at_once(record, _paced(record, alone)),
         'links.latency': made.number(latency, 'time', negative=1 in fit.negative),
         'library.start': made.number(start, 'time', negative=0 in fit.negative),
     }
+
+
+def _paced(record: Record, alone: Number) -> Number:
+    """The rate of a paced link as it was asked for, where it was found again."""
+    try:
+        net = parse_net(record.net)
+    # A record may say anything of its network.
+    except ValueError:
+        return alone
+    if net.kind != 'paced' or abs(alone.value / net.rate - 1) > MOST_RESIDUAL:
+        return alone
+    return replace(alone, value=net.rate, source=f'as --net says; {alone.source}')
+
+
+def _at_once(record: Record, alone: Number) -> Number:
+    """What a link carries: of one stream, or of several at once where these carry more."""
+    carried = [
+        (row.streams * share('ring', 'all_reduce', row.ranks) * row.bytes / low(row.seconds), row)
+        for row in record.streams
+    ]
+    if not carried:
+        return alone
+    most, row = max(carried, key=lambda pair: pair[0])
+    least, crowd = min(carried, key=lambda pair: pair[0])
+    flags = alone.flags
+    if least < CROWDED * alone.value:
+        flags += (f'{crowd.streams} streams at once carry {least / alone.value:.0%} of what one does',)
+    # A shaped link carries what several streams fill it with: one of them waits for its peers now and then.
+    if record.net.startswith('paced') or (most <= alone.value and record.net == 'none'):
+        return replace(alone, flags=flags)
+    source = f'what {row.streams} streams carry at once; one alone: {alone.source}'
+    return replace(alone, value=most, source=source, flags=flags)
 
 
 def _slow_down(overlap: Iterable[Stretch]) -> dict[str, Number]:

@@ -14,11 +14,12 @@ from simpar.calibrate.record import Record
 from simpar.calibrate.table import Table, tables_of
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
-from simpar.profiles import FILE
+from simpar.profiles import FILE, profile_path
 
 SHOWN: Final = 3
 """Lines of a table that are named on the screen."""
 SUFFIXES: Final = ('.yaml', '.yml')
+GIVEN: Final = 'cpu-gloo'
 DTYPE: Final = 'fp32'
 PREFIXES: Final = {
     'flops': ((1e12, 'TFLOP/s'), (1e9, 'GFLOP/s'), (1e6, 'MFLOP/s'), (1.0, 'FLOP/s')),
@@ -145,12 +146,15 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     of = {prefix: _under(figure, prefix) for prefix in ('device.vector', 'device.memory', 'device.kernel',
           'device.matmul', 'device.attention', 'slow_down', 'library')}  # fmt: skip
     one = _Leaf(value=1, source='all of what was measured', grade=figure['links.bandwidth']['grade'])
+    given = _given() if record.compute == 'emulated' else {}
+    compute = ', emulated compute' if given else ''
     return {
         'format': 1,
         'name': name,
-        'description': f'{record.ranks} ranks over gloo, network {record.net}: {calibration.source}',
+        'description': f'{record.ranks} ranks over gloo, network {record.net}{compute}: {calibration.source}',
         'devices': record.ranks,
-        'device': {
+        'device': given.get('device')
+        or {
             'name': 'CPU core',
             # A CPU core has no matrix unit of its own; products run at the vector rates.
             'matrix': _Leaf(),
@@ -160,7 +164,7 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
             'matmul': of['device.matmul'],
             'attention': of['device.attention'],
         },
-        'host': {'mode': 'eager', 'issue': {'eager': figure['host.issue.eager']}},
+        'host': given.get('host') or {'mode': 'eager', 'issue': {'eager': figure['host.issue.eager']}},
         'links': [
             {
                 'name': 'loopback' if record.net == 'none' else 'wire',
@@ -172,11 +176,24 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
                 'algorithm': _Leaf({2: 'ring'}),
             }
         ],
-        'library': {'name': 'gloo', 'across': 'flat', 'start': figure['library.start']},
-        'slow_down': {**of['slow_down'], 'waiting': False},
+        'library': {'name': 'gloo', 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
+        'slow_down': {**given.get('slow_down', {}), **of['slow_down'], 'waiting': False},
         'tables': {kind: _table(path, table, calibration) for kind, table in calibration.tables.items()},
         'net': record.net,
     }
+
+
+def _given() -> dict[str, Any]:
+    """What emulated compute takes as given: the device of the shipped profile."""
+    tree: dict[str, Any] = yaml.safe_load(profile_path(GIVEN).read_text(encoding='utf-8'))
+    return tree
+
+
+def _exchange(record: Record) -> dict[str, _Leaf]:
+    """Up to how many bytes all-reduces were exchanged."""
+    most = max((row.bytes for row in record.tables.collective if row.algorithm == 'exchange'), default=0)
+    source = 'the largest all-reduce that was measured so; longer ones go around a ring'
+    return {'exchange': _Leaf(value=f'{most} B', source=source, grade='measured')} if most else {}
 
 
 def _under(figures: dict[str, _Leaf], prefix: str) -> dict[str, _Leaf]:
@@ -193,7 +210,7 @@ def _figure(number: Number, calibration: Calibration) -> _Leaf:
 def _table(path: Path, table: Table, calibration: Calibration) -> dict[str, Any]:
     doubtful = f', {len(table.flagged)} of them uncertain' if table.flagged else ''
     dtype = {'dtype': DTYPE} if table.kind in ('matmul', 'attention') else {}
-    source = f'{len(table.lines)} lines{doubtful}; {calibration.source}'
+    source = f'{len(table.lines)} lines{doubtful}, spread {table.spread:.1%}; {calibration.source}'
     return {'file': _table_name(path, table.kind), 'source': source, 'grade': table.grade, **dtype}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 FORMAT: Final = 'simpar bench 1'
+EXPECTED: Final = f'expected a record of format "{FORMAT}"'
 _MOST_PROBLEMS = 12
 _MOST_BYTES = 2**26
 Count = Annotated[int, Field(ge=1)]
@@ -77,23 +78,33 @@ class OperatorRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow(Row):
-    """A collective of ``bytes`` among ``ranks`` in ``nodes``."""
+    """A collective, or a send, of ``bytes`` among ``ranks`` in ``nodes``."""
 
-    operator: Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all']
+    operator: Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv', 'send']
     ranks: Annotated[int, Field(ge=2)]
     nodes: Count
     bytes: Count
-    algorithm: Literal['ring', 'exchange', 'pairwise']
+    algorithm: Literal['ring', 'exchange', 'pairwise', 'direct']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRow:
+    """``streams`` all-reduces of ``ranks`` at once: ``bytes`` of each stream, and seconds until all are through."""
+
+    streams: Annotated[int, Field(ge=2)]
+    ranks: Annotated[int, Field(ge=2)]
+    bytes: Count
+    seconds: Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The rows of every table."""
+    """The rows of every table; of emulated compute, of collectives alone."""
 
-    matmul: Annotated[list[MatmulRow], Field(min_length=1)]
-    attention: Annotated[list[AttentionRow], Field(min_length=1)]
-    operator: Annotated[list[OperatorRow], Field(min_length=1)]
     collective: Annotated[list[CollectiveRow], Field(min_length=1)]
+    matmul: list[MatmulRow] = field(default_factory=list)
+    attention: list[AttentionRow] = field(default_factory=list)
+    operator: list[OperatorRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,7 @@ class Record:
         machine: the kind of machine, without names.
         memory: bytes of the machine, 0 if not known.
         net: the network as the user wrote it.
+        compute: with ``emulated`` messages alone were measured, those of emulated compute.
     """
 
     format: Literal['simpar bench 1']
@@ -126,6 +138,8 @@ class Record:
     tables: Measured
     overlap: list[Stretch]
     notes: list[Word]
+    compute: Literal['real', 'emulated'] = 'real'
+    streams: list[StreamRow] = field(default_factory=list)
 
 
 def load_record(path: Path) -> Record:
@@ -136,7 +150,7 @@ def load_record(path: Path) -> Record:
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
+        return _whole(path, _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True))
     except OSError as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:
@@ -146,6 +160,14 @@ def load_record(path: Path) -> Record:
         if len(found) > _MOST_PROBLEMS:
             problems.append(Problem(str(path), f'and {len(found) - _MOST_PROBLEMS} more'))
         raise ScheduleError(problems) from error
+
+
+def _whole(path: Path, record: Record) -> Record:
+    """The record, if it has rows of every table that it needs."""
+    missing = [name for name in ('matmul', 'attention', 'operator') if not getattr(record.tables, name)]
+    if record.compute == 'real' and missing:
+        raise ScheduleError([Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])
+    return record
 
 
 def _adapter() -> TypeAdapter[Record]:
@@ -158,4 +180,4 @@ def _problem(path: Path, error: ErrorDetails) -> Problem:
     """What pydantic found, in our words; a file that is no JSON has one error and no place."""
     place = '.'.join(str(part) for part in error['loc'])
     what = error['msg'][0].lower() + error['msg'][1:]
-    return Problem(str(path), f'{place}: {what}' if place else what, f'expected a record of format "{FORMAT}"')
+    return Problem(str(path), f'{place}: {what}' if place else what, EXPECTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -78,6 +79,11 @@ class Table:
         """``measured`` if the lines that are not hold little of the seconds."""
         doubtful = sum(line.seconds for line in self.flagged)
         return 'measured' if doubtful <= MOST_FLAGGED * sum(line.seconds for line in self.lines) else 'estimate'
+
+    @property
+    def spread(self) -> float:
+        """The median of the lines' coefficients of variation."""
+        return statistics.median(line.cv for line in self.lines)
 
     def name(self, line: Line) -> str:
         """A line as a person calls it."""

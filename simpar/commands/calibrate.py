@@ -27,7 +27,8 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
-        flags = ['--ranks', str(options.ranks), '--net', options.net, '--output', str(file)]
+        flags = ['--ranks', str(options.ranks), '--net', options.net, '--compute', options.compute]
+        flags += ['--output', str(file)]
         # In a process of its own, since simpar never imports torch.
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
@@ -63,18 +64,35 @@ def to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
 def render(found: Calibration, written: list[Path]) -> str:
     """The answer for a person."""
     value = {key: number.value for key, number in found.numbers.items()}
-    beside = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))
+    emulated = found.record.compute == 'emulated'
     alpha = f'{format_time(value["links.latency"])} a step and {format_time(value["library.start"])} a collective'
     tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
+    compute = ', emulated compute' if emulated else ''
     lines = [
-        f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}',
-        f'  matrix products  up to {value["device.vector.fp32"] / 1e9:.4g} GFLOP/s in fp32',
-        f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
+        f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
+        *([] if emulated else _computing(value)),
         f'  network          {format_rate(value["links.bandwidth"])}, {alpha}',
-        f'  speed beside one another: {beside}',
+        f'  spread           {_spread(found)}',
+        *([] if emulated else [_beside(value)]),
         f'  tables           {tables}',
     ]
     wrong = list(found.summary())
     lines += ['uncertain, and therefore of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
     lines += [f'wrote {path}' for path in written]
     return '\n'.join(lines) + '\n'
+
+
+def _computing(value: dict[str, float]) -> list[str]:
+    return [
+        f'  matrix products  up to {value["device.vector.fp32"] / 1e9:.4g} GFLOP/s in fp32',
+        f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
+    ]
+
+
+def _spread(found: Calibration) -> str:
+    return ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items()) + ' (median of the CVs)'
+
+
+def _beside(value: dict[str, float]) -> str:
+    speeds = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))
+    return f'  speed beside one another: {speeds}'

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
+from simpar.commands import import_trace
 from simpar.document import override
 from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
@@ -17,11 +18,16 @@ from simpar.importing.flags import MAPPED
 from simpar.importing.mapping import Imported
 from simpar.importing.read import imported
 from simpar.importing.write import listing, schedule_text
+from simpar.kineto.read import is_recording
 from simpar.schedule import load_schedule
 
 
 def command(options: argparse.Namespace) -> int:
-    """Write the schedule, and list the settings."""
+    """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
+    if is_recording(options.file):
+        return import_trace.command(options)
+    if options.schedule:
+        raise ScheduleError(Problem('--for', f'{options.file} is no recording of a profiler', 'leave it out'))
     given, over = _given(options.set)
     made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
     if options.model and options.output:

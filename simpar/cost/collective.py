@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.entries import Alike
-from simpar.cost.formula import Terms, share, terms
+from simpar.cost.formula import EXCHANGE, SEND, Terms, exchanged, share, terms
 from simpar.cost.interpolate import Curve
 from simpar.cost.links import demand, demands
 from simpar.cost.model import CollectiveCost
@@ -181,7 +181,7 @@ class ClusterCollectives:
         return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
-        curves = self._curves.get(op.operator, {})
+        curves = self._curves.get(self._algorithm(op), {})
         exact = curves.get((shape.ranks, shape.nodes))
         if exact is not None:
             return self._read(exact, op, shape, f'measured {op.operator} of {shape.ranks}')
@@ -261,10 +261,16 @@ class ClusterCollectives:
         best = max(exact.best * ratio, network)
         return _Measured(alpha, alpha + transfer, best, text, (*exact.grades, *(f.grade for f in formula.figures)))
 
+    def _algorithm(self, op: OpClass) -> str:
+        """The name of the curves that price an op: a send and its receive have one, all-reduces one an algorithm."""
+        if op.kind != 'collective':
+            return SEND
+        return EXCHANGE if EXCHANGE in self._curves and exchanged(op, self.library) else op.operator
+
     @functools.cached_property
     def _curves(self) -> dict[str, dict[Group, Curve]]:
-        table = self.cluster.profile.tables.collective
-        return _collective_curves(read_table(table, 'collective')) if table else {}
+        table, exchange = self.cluster.profile.tables.collective, self.library.exchange
+        return _collective_curves(read_table(table, 'collective'), exchange.value if exchange else 0.0) if table else {}
 
 
 @functools.lru_cache(maxsize=8)
@@ -274,11 +280,18 @@ def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape
 
 
 @functools.lru_cache(maxsize=8)
-def _collective_curves(rows: tuple[Row, ...]) -> dict[str, dict[Group, Curve]]:
+def _collective_curves(rows: tuple[Row, ...], exchange: float) -> dict[str, dict[Group, Curve]]:
+    """Curves by operator and group; those of all-reduces up to ``exchange`` bytes apart, as another algorithm's."""
     points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
     for operator, ranks, nodes, size, seconds in rows:
-        points.setdefault(operator, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
-    return {name: {group: Curve(curve) for group, curve in groups.items()} for name, groups in points.items()}
+        name = EXCHANGE if operator == 'all_reduce' and size <= exchange else operator
+        points.setdefault(name, {}).setdefault((int(ranks), int(nodes)), []).append((size, seconds))
+    # Where an algorithm begins at some size, its quickest message is long: latency lies below.
+    begins = {'all_reduce'} if EXCHANGE in points else set()
+    return {
+        name: {group: Curve(curve, line=name in begins) for group, curve in groups.items()}
+        for name, groups in points.items()
+    }
 
 
 def _equal_rows(groups: Groups) -> list[NDArray[np.int64]]:

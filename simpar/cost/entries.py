@@ -80,8 +80,13 @@ class Entries(Sequence[Communication]):
             block[one.rows], row[one.rows] = number, np.arange(len(one.rows))
         return block, row
 
-    def __len__(self) -> int:
+    @cached_property
+    def _count(self) -> int:
         return sum(len(block.rows) for block in self.blocks)
+
+    def __len__(self) -> int:
+        # Of thousands of groups that lie unlike, counting them takes long, and answers ask for every op class.
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Communication: ...

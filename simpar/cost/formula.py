@@ -16,6 +16,7 @@ from simpar.program import OpClass
 
 SEND = 'send'
 PAIRWISE = 'all_to_all'
+EXCHANGE = 'exchange'
 _PASSES = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1, PAIRWISE: 1}
 
 
@@ -45,7 +46,8 @@ def share(algorithm: str, operator: str, members: int) -> float:
     """
     passes = _PASSES.get(operator)
     if passes is None:
-        return 1.0
+        # What is exchanged goes to every other member, one behind the other through one port.
+        return members - 1.0 if operator == EXCHANGE else 1.0
     if algorithm == 'mesh':
         return passes / members
     if algorithm == 'nvls' and passes == 2:
@@ -72,6 +74,8 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
     if op.operator not in _PASSES:
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
+    if exchanged(op, library):
+        return _phases(op, shape, topology, library, [(crossed[-1], EXCHANGE, 1.0)])
     if len(crossed) == 1:
         return _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
     if op.operator == PAIRWISE:
@@ -79,6 +83,11 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     if library.across == 'phases':
         return _phases(op, shape, topology, library, _plan(op.operator, shape, crossed))
     return _flat(op, shape, topology, library)
+
+
+def exchanged(op: OpClass, library: Library) -> bool:
+    """Whether an all-reduce is so small that the library exchanges it in one step."""
+    return op.operator == 'all_reduce' and library.exchange is not None and op.bytes <= library.exchange.value
 
 
 def _plan(operator: str, shape: Shape, crossed: list[int]) -> list[tuple[int, str, float]]:

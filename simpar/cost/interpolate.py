@@ -115,16 +115,20 @@ class Curve:
     """Seconds of messages by their size.
 
     Arguments: ``rows`` of bytes and seconds. Below the smallest message its time holds; beyond the largest, what it
-    takes above ``alpha`` grows with the size.
+    takes above ``alpha`` grows with the size. ``line``: alpha is where the line through the two smallest messages
+    begins, not the time of the quickest.
     """
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], *, line: bool = False) -> None:
         # Of a size that was measured twice the slower time counts, as in a grid.
         ordered = sorted(dict(sorted((size, seconds) for size, seconds in rows)).items())
         self._grid = Grid([Axis('bytes')], ordered)
         self._largest, self._slowest = ordered[-1]
         # Small messages scatter; the fastest of all is the best guess at latency.
         self.alpha = min(seconds for _, seconds in ordered)
+        if line and len(ordered) > 1:
+            (small, least), (large, most) = ordered[:2]
+            self.alpha = max(0.0, min(self.alpha, least - (most - least) / (large - small) * small))
         rates = [seconds / size for size, seconds in ordered]
         self.best = min([*rates, (self._slowest - self.alpha) / self._largest])
 

@@ -9,7 +9,7 @@ path goes on on the rank that came last.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from simpar.cost.costs import Costs, entry_of
 from simpar.cost.entries import lasts
 from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
 from simpar.metrics import Meetings, is_communication, is_pipeline
-from simpar.program import OpClass, Role
+from simpar.program import Csr, OpClass, Role
 from simpar.trace import RankTimes, Trace
 
 
@@ -43,6 +43,10 @@ def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> C
     )
 
 
+_Numbers = memoryview
+"""One number of an array at a time: a view of memory gives it in half of the time that the array takes."""
+
+
 class _Place(NamedTuple):
     """A slot of a step on a representative rank; ``representative`` indexes those of the trace."""
 
@@ -63,6 +67,25 @@ class _Class(NamedTuple):
     isolated: float
 
 
+class _StepTimes(NamedTuple):
+    """When the ops of a rank's step arrived, started and ended."""
+
+    arrive: _Numbers
+    start: _Numbers
+    end: _Numbers
+
+
+class _Rows(NamedTuple):
+    """Lists of numbers by slot, as of ``Csr``."""
+
+    start: _Numbers
+    item: _Numbers
+
+    def of(self, slot: int) -> list[int]:
+        """Those of a slot."""
+        return self.item[self.start[slot] : self.start[slot + 1]].tolist()
+
+
 @dataclass(slots=True, eq=False)
 class _RankView:
     """What the walk asks about a representative rank; arrays, for it looks at few of the slots.
@@ -70,15 +93,30 @@ class _RankView:
     Arguments:
         before: of each slot the one before it on its stream, or -1; ``tail``, the last slot of each stream.
         follows: of each slot whether it comes after that one alone.
+        op_class, stream, needs, carries: of the role.
         classes: by the number of an op class, what is known of those that the path has passed.
+        steps: by step, when its ops arrived, started and ended.
     """
 
     role: Role
     times: RankTimes
-    before: NDArray[np.int64]
+    before: _Numbers
     tail: dict[int, int]
-    follows: NDArray[np.bool_]
+    follows: _Numbers
+    op_class: _Numbers
+    stream: _Numbers
+    needs: _Rows
+    carries: _Rows
     classes: dict[int, _Class] = field(default_factory=dict)
+    steps: dict[int, _StepTimes] = field(default_factory=dict)
+
+    def at(self, step: int) -> _StepTimes:
+        """The times of a step."""
+        found = self.steps.get(step)
+        if found is None:
+            own = (self.times.arrive_KS[step], self.times.start_KS[step], self.times.end_KS[step])
+            found = self.steps[step] = _StepTimes(*map(_numbers, own))
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +142,7 @@ class _Walk:
         # Backwards: an op that ran, then what kept it from running earlier, until the step's begin. Ops of no duration
         # cover nothing; the path goes through them.
         while time > self.begin:
+            time, place = self._along(place, time)
             time, place = self._run(place, time)
             time, place = self._cause(place, time)
         return self.found
@@ -117,15 +156,39 @@ class _Walk:
             representative, self.step, int(np.argmax(self.trace.representatives[representative].end_KS[self.step]))
         )
 
+    def _along(self, place: _Place, time: float) -> tuple[float, _Place]:
+        """Go back along ops that meet nobody and wait for the op before them alone, as most do.
+
+        It does what ``_run`` and ``_cause`` do in turns, and leaves to them what they would ask more about.
+        """
+        representative, step, slot = place
+        view = self._view(representative)
+        _, starts, ends = view.at(step)
+        rank, streams, names = view.times.rank, view.stream, view.role.streams
+        while time > self.begin and view.follows[slot]:
+            known = self._class(view, _Place(representative, step, slot))
+            begin, before = starts[slot], view.before[slot]
+            # Time between the two would be the host's, or an overhead; a receive lasts as long as its send.
+            if not known.alone or ends[before] != begin or begin < self.begin:
+                break
+            if begin < time:
+                stretched = max(0.0, time - begin - known.isolated) if self.costs else 0.0
+                self.found.append(
+                    Segment(known.kind, rank, begin, time, known.op, slot, names[streams[slot]], stretched)
+                )
+                time = begin
+            slot = before
+        return time, _Place(representative, step, slot)
+
     def _run(self, place: _Place, time: float) -> tuple[float, _Place]:
         """Go back through a running op: the time of its start, and the participant that came last."""
         representative, step, slot = place
         view = self._view(representative)
         known = self._class(view, place)
-        begin = max(self.begin, view.times.start_KS.item(step, slot))
+        begin = max(self.begin, view.at(step).start[slot])
         if begin < time:
             stretched = self._stretched(place, known, time - begin)
-            stream = view.role.streams[view.role.stream.item(slot)]
+            stream = view.role.streams[view.stream[slot]]
             # By place, as a path may have a hundred thousand segments.
             self.found.append(Segment(known.kind, view.times.rank, begin, time, known.op, slot, stream, stretched))
             time = begin
@@ -154,24 +217,25 @@ class _Walk:
     def _latest(self, view: _RankView, place: _Place) -> tuple[float, int, int] | None:
         """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
         _, step, slot = place
-        before, end = view.before.item(slot), view.times.end_KS.item
-        if view.follows.item(slot):
-            return end(step, before), step, before
+        before, end = view.before[slot], view.at(step).end
+        if view.follows[slot]:
+            return end[before], step, before
         # Of several that end at once the one issued last, which needs or follows the others: tuples compare so.
-        found = [(end(step, need), step, need) for need in view.role.need.items(slot)]
+        found = [(end[need], step, need) for need in view.needs.of(slot)]
         if before >= 0:
-            found.append((end(step, before), step, before))
-        if step:
-            found += [(end(step - 1, need), step - 1, need) for need in view.role.carry.items(slot)]
+            found.append((end[before], step, before))
+        if step and (before < 0 or view.carries.start[slot] != view.carries.start[slot + 1]):
+            end = view.at(step - 1).end
+            found += [(end[need], step - 1, need) for need in view.carries.of(slot)]
             # The first op of a stream follows the stream's last op of the step before.
             if before < 0:
-                tail = view.tail[view.role.stream.item(slot)]
-                found.append((end(step - 1, tail), step - 1, tail))
+                tail = view.tail[view.stream[slot]]
+                found.append((end[tail], step - 1, tail))
         return max(found, default=None)
 
     def _class(self, view: _RankView, place: _Place) -> _Class:
         """The op class of a slot."""
-        index = view.role.op_class.item(place.slot)
+        index = view.op_class[place.slot]
         known = view.classes.get(index)
         if known is None:
             op = self.trace.program.op_classes[index]
@@ -217,16 +281,40 @@ class _Walk:
         return sum(lasts(entries, entry_of(len(entries), len(partition.groups_GP), *partition.place(rank))))
 
     def _arrive(self, place: _Place) -> float:
-        return self._view(place.representative).times.arrive_KS.item(place.step, place.slot)
+        return self._view(place.representative).at(place.step).arrive[place.slot]
 
     def _view(self, index: int) -> _RankView:
-        if index not in self.views:
-            rank_times = self.trace.representatives[index]
-            role = self.trace.role(rank_times)
-            before, tail = _stream_order(role)
-            needs = np.diff(role.need.start) + np.diff(role.carry.start)
-            self.views[index] = _RankView(role, rank_times, before, tail, (needs == 0) & (before >= 0))
-        return self.views[index]
+        view = self.views.get(index)
+        if view is None:
+            view = self.views[index] = _view(self.trace, self.trace.representatives[index])
+        return view
+
+
+def _view(trace: Trace, rank_times: RankTimes) -> _RankView:
+    """The view of a representative rank."""
+    role = trace.role(rank_times)
+    before, tail = _stream_order(role)
+    needs = np.diff(role.need.start) + np.diff(role.carry.start)
+    return _RankView(
+        role,
+        rank_times,
+        _numbers(before),
+        tail,
+        _numbers((needs == 0) & (before >= 0)),
+        _numbers(role.op_class),
+        _numbers(role.stream),
+        _rows(role.need),
+        _rows(role.carry),
+    )
+
+
+def _rows(lists: Csr) -> _Rows:
+    return _Rows(_numbers(lists.start), _numbers(lists.item))
+
+
+def _numbers(array: NDArray[Any]) -> _Numbers:
+    # What comes out of a pickle or is sliced may not lie behind one another.
+    return np.ascontiguousarray(array).data
 
 
 def _stream_order(role: Role) -> tuple[NDArray[np.int64], dict[int, int]]:

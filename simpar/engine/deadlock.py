@@ -48,7 +48,7 @@ class Drawing:
 
     def text(self, now: float) -> str:
         """One line for each unfinished stream: its ranks, its name, its head, what that waits for."""
-        rows = [self._row(stream) for stream in self._streams if stream.step < self._steps]
+        rows = [self._row(stream) for stream in self._streams if stream.step < self._steps and self._of_device(stream)]
         widths = [max(len(row[column]) for row in rows[:MOST]) for column in range(3)]
         lines = [f'deadlock at {format_time(now)}: nothing can go on; stuck heads of streams:']
         for *cells, waits in rows[:MOST]:
@@ -56,6 +56,10 @@ class Drawing:
         if len(rows) > MOST:
             lines.append(f'  … and {len(rows) - MOST} more streams')
         return '\n'.join(lines)
+
+    def _of_device(self, stream: Stream) -> bool:
+        """Whether it is no host's: a host that waits is stuck because its device is."""
+        return stream.device.representative < len(self._representatives.ranks)
 
     def _row(self, stream: Stream) -> tuple[str, str, str, str]:
         representative = stream.device.representative
@@ -65,8 +69,11 @@ class Drawing:
         return name_ranks(self._representatives.ranks[representative]), name, head, self._waits(stream)
 
     def _action(self, op: int) -> str:
-        representative = int(self._ops.representative[op])
-        return self._program.action(self._ops.roles[representative], op - int(self._ops.first[representative]))
+        representative, own = int(self._ops.representative[op]), len(self._representatives.ranks)
+        # The ops of hosts stand behind those of devices, in the same order.
+        role = self._ops.roles[representative % own]
+        action = self._program.action(role, op - int(self._ops.first[representative]))
+        return action if representative < own else f'the host to issue {action}'
 
     def _waits(self, stream: Stream) -> str:
         op = stream.head

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.entries import Block, Entries
+from simpar.cost.entries import Entries
 from simpar.program import Program
 
 Hashes = NDArray[np.uint64]
@@ -90,6 +90,7 @@ def _tells_as(one: Entries, other: Entries) -> bool:
     return (
         len(one.blocks) == len(other.blocks)
         and _lasting(one) == _lasting(other)
+        and _demands(one) == _demands(other)
         and all(a.tells_as(b) for a, b in zip(one.blocks, other.blocks, strict=True))
     )
 
@@ -113,9 +114,10 @@ def _lasting(entries: Entries) -> list[int]:
     return [first.setdefault((block.alpha, block.transfer), number) for number, block in enumerate(entries.blocks)]
 
 
-def _numbered(block: Block) -> NDArray[np.int64]:
-    """The demands of a block, equal numbers for equal ones."""
-    return np.repeat(np.array([block.parts.index(part) for part in block.parts], dtype=np.int64), block.widths)
+def _demands(entries: Entries) -> list[list[int]]:
+    """For each block the numbers of its parts: equal ones for equal demands, in whichever block."""
+    number: dict[float, int] = {}
+    return [[number.setdefault(part, len(number)) for part in block.parts] for block in entries.blocks]
 
 
 def _exchanges(program: Program, entries: Mapping[int, Entries], groups: Mapping[str, Placed]) -> list[_Exchanges]:
@@ -142,12 +144,13 @@ def _exchanges(program: Program, entries: Mapping[int, Entries], groups: Mapping
         # Costs may be by group where pairs of a group cost the same.
         each = len(met) // len(by_group)
         begin = len(found)
-        for block, lasting in zip(by_group.blocks, _lasting(by_group), strict=True):
+        for block, lasting, parts in zip(by_group.blocks, _lasting(by_group), _demands(by_group), strict=True):
             rows = block.rows if each == 1 else (block.rows[:, None] * each + np.arange(each)).ravel()
             links = block.links if each == 1 else np.repeat(block.links, each, axis=0)
             wanted = asked[rows]
             exchanges = met[rows[wanted]].astype(np.int64)
-            found.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], _numbered(block)))
+            demands = np.repeat(np.array(parts, dtype=np.int64), block.widths)
+            found.append(_Exchanges(begin + lasting, exchanges, sends, links[wanted], demands))
     return found
 
 

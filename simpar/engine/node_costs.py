@@ -69,7 +69,9 @@ def node_costs(
     if len(ops.roles) > devices:
         own = int(ops.first[devices])
         seconds[own:], beside[own:] = costs.host[ops.op_class[own:]], 1.0
-        seconds[ops.first[devices:-1]] += costs.host_step
+        # A rank may have nothing to issue.
+        first = ops.first[devices:]
+        seconds[first[:-1][np.diff(first) > 0]] += costs.host_step
     nodes = np.flatnonzero(ops.leads)
     beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
     count = len(program.op_classes)

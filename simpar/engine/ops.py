@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.representatives import Representatives, groups_of
+from simpar.errors import ProgramError
 from simpar.program import Csr, Program, Role
 from simpar.program.op import computes as op_computes
 from simpar.program.rows import kept_column
-from simpar.program.turns import Kind, Turns
+from simpar.program.turns import Kind, Turns, unlike
 
 Ints = NDArray[np.signedinteger[Any]]
 Flags = NDArray[np.bool_]
@@ -76,7 +77,9 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     """The ops of a program's representatives.
 
     Arguments: ``of_rank``, the representative of each rank.
+    Raises ``ProgramError`` where unlike ops meet in a collective.
     """
+    _check_meetings(program)
     representatives = Representatives(groups_of(program), list(of_rank))
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
@@ -99,6 +102,12 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
         _joined([role.carry for role in roles], first),
         *_meetings([program.turns[number] for number in numbers], representatives),
     )
+
+
+def _check_meetings(program: Program) -> None:
+    wrong = unlike(program)
+    if wrong:
+        raise ProgramError(f'{wrong}, and they do unlike work; ops that meet in a collective must be alike')
 
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:

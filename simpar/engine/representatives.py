@@ -201,9 +201,9 @@ class LoadedRepresentatives(Representatives):
             self._touching[id(by_group)] = by_group.touching(self._is_first)
         # Thousands of groups fold together, and few of them use a link that is simulated.
         touching, links, demands = self._touching[id(by_group)]
-        place = np.minimum(np.searchsorted(groups, touching), len(groups) - 1)
-        mine = groups[place] == touching
-        yield from zip(links[mine].tolist(), demands[mine].tolist(), strict=True)
+        # A group stands there as often as it is sent in, where its pairs cost the same.
+        often = np.searchsorted(groups, touching, side='right') - np.searchsorted(groups, touching)
+        yield from zip(np.repeat(links, often).tolist(), np.repeat(demands, often).tolist(), strict=True)
 
 
 def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:

@@ -102,10 +102,9 @@ def _walked(
 def _trace(program: Program, representatives: Representatives, graph: Graph, costs: NodeCosts, end: Times) -> Trace:
     """The Trace that follows from when nodes end."""
     arrive = np.maximum(costs.issued, graph.ready(end))
-    start = graph.latest(arrive)[:, graph.node]
-    of_one = zip(
-        *(np.split(times, graph.ops.first[1:-1], axis=1) for times in (arrive, start, end[:, graph.node])), strict=True
-    )
+    # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read by step.
+    start, end = (times.take(graph.node, axis=1) for times in (graph.latest(arrive), end))
+    of_one = zip(*(np.split(times, graph.ops.first[1:-1], axis=1) for times in (arrive, start, end)), strict=True)
     return Trace(
         program,
         'simulated',

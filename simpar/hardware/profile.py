@@ -149,6 +149,8 @@ class Library:
             ``phases``, level by level, one after the other (HCCL).
         start: seconds of a collective however small, beside the latency of its steps.
         inline: data types that are reduced on the way, at no cost; others pass ``reduce`` (bytes a second of results).
+        exchange: all-reduces of up to so many bytes are exchanged: each rank sends all of its own to every other, in
+            one step.
     """
 
     name: Text
@@ -156,6 +158,7 @@ class Library:
     start: TimeFigure
     inline: tuple[Dtype, ...] = ('fp64', 'fp32', 'tf32', 'fp16', 'bf16')
     reduce: RateFigure | None = None
+    exchange: SizeFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class Forward:
     summed: bool
     repeats: bool = True
     context_kind: str = 'all_gather'
+    scatter_gather: bool = False
 
     def run(self) -> None:
         """Forward, loss and backward."""
@@ -143,7 +144,8 @@ class Forward:
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
             self.tape.saved |= self._read_before({values[name].name for name in crossing})
-            arrived = send_to_next_stage(self.tape, [values[name] for name in crossing])
+            chunks = self.mover if self.scatter_gather else None
+            arrived = send_to_next_stage(self.tape, [values[name] for name in crossing], chunks)
             values.update(zip(crossing, arrived, strict=True))
 
     def _read_before(self, names: set[str]) -> set[str]:

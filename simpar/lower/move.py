@@ -70,6 +70,12 @@ class Mover:
         self.moved[key] = result
         return result
 
+    def laid(self, value: Value, target: TensorLayout, name: str, phase: Phase) -> Value:
+        """The value in a layout, under this name; no gradient comes back by itself."""
+        if value.layout == target:
+            return value
+        return self._emit(redistribute(value.shape, value.layout, target, 'cheapest'), value, name, phase)
+
     def summed(self, y: Value, output: TensorLayout, name: str) -> Value:
         """An operator's own sum, whatever the way of redistributions: scattered where its output is to be."""
         # The compiler's sequences begin from full values: the operator's own sum is no redistribution to it.

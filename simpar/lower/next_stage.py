@@ -6,24 +6,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from simpar.errors import Infeasible
+from simpar.layout import Axis, TensorLayout
+from simpar.layout.axis import minus, size_of
 from simpar.lower.mesh import PIPELINE
+from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.program import OpClass
 from simpar.program.op import Phase
 
 
-def send_to_next_stage(tape: Tape, values: Sequence[Value]) -> list[Value]:
+def send_to_next_stage(tape: Tape, values: Sequence[Value], chunks: Mover | None = None) -> list[Value]:
     """Go on in the next stage: every rank sends its shards of the values there, and gets their gradients back.
 
-    Where both stages are on one rank, nothing is sent.
+    Where both stages are on one rank, nothing is sent. Arguments: ``chunks``, who makes and gathers what a tensor rank
+    sends of a value that all of them hold (Megatron-LM's scatter_gather_tensors_in_pipeline); none: all send all of it.
     """
     sender, receiver = tape.stage, tape.stage + 1
     if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
         return _stay(tape, values)
     arrived = [value.like(f'{value.name}.received') for value in values]
     arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
-    _transfer(tape, values, arrived, 'F', sender, receiver)
+    _in_chunks(tape, values, arrived, 'F', (sender, receiver), chunks)
 
     def backward() -> None:
         gradients = [(value, tape.pop(one)) for value, one in zip(values, arrived, strict=True)]
@@ -35,7 +40,7 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value]) -> list[Value]:
         ending = 'stage' if tape.degrees else 'back'
         joint = '@' if tape.degrees else '.'
         returned = [gradient.like(f'd:{value.name}{joint}{ending}') for value, gradient in sent]
-        _transfer(tape, [gradient for _, gradient in sent], returned, 'I', receiver, sender)
+        _in_chunks(tape, [gradient for _, gradient in sent], returned, 'I', (receiver, sender), chunks)
         for (value, _), gradient in zip(sent, returned, strict=True):
             tape.accumulate(value, gradient)
 
@@ -73,8 +78,9 @@ def _own(tape: Tape, gradient: Value) -> Value:
     if tape.handed_on[gradient.name] < 2:
         return gradient
     name = f'{gradient.name}.copy'
-    while name in tape.tensors:
-        # A value that goes on over several stages is copied in each.
+    taken = {op.name for op in tape.ops}
+    # A value that goes on over several stages is copied in each, and a redistribution may have copied it, too.
+    while name in tape.tensors or f'{name}.I' in taken:
         name = f'{name}.copy'
     copied = tape.register(gradient.like(name))
     tape.emit_compute(copied.name, 'scale', 'I', [gradient.name], [copied.name], attributes={'factor': 1.0})
@@ -86,6 +92,48 @@ def _copied(tape: Tape, value: Value) -> Value:
     tape.emit_compute(copied.name, 'scale', 'F', [value.name], [copied.name], attributes={'factor': 1.0})
     tape.backward_of(copied, lambda gradient: tape.accumulate(value, gradient))
     return copied
+
+
+def _in_chunks(
+    tape: Tape,
+    values: Sequence[Value],
+    arrived: Sequence[Value],
+    phase: Phase,
+    stages: tuple[int, int],
+    by: Mover | None,
+) -> None:
+    """Send values between two stages, each tensor rank its chunk of what all of them hold, which is gathered there."""
+    sent, come = list(values), list(arrived)
+    for place, value in enumerate(values if by else ()):
+        layout = _chunk(tape, value)
+        if by and layout:
+            sent[place] = by.laid(value, layout, f'{value.name}.chunk', phase)
+            come[place] = arrived[place].like(f'{arrived[place].name}.chunk', layout)
+    _transfer(tape, sent, come, phase, *stages)
+    for one, chunk in zip(arrived, come, strict=True):
+        if by and chunk is not one:
+            by.laid(chunk, one.layout, one.name, phase)
+
+
+def _chunk(tape: Tape, value: Value) -> TensorLayout | None:
+    """The layout of a tensor rank's chunk: along the first dim behind the batch that divides; None where none does."""
+    layout = value.layout
+    if layout.partial or size_of(tape.tensor_axes) == 1 or not _holds_all(layout, tape.tensor_axes):
+        return None
+    for dim in range(1, len(value.shape)):
+        axes = (*layout.dims[dim], *tape.tensor_axes)
+        if value.shape[dim] % size_of(axes) == 0:
+            return TensorLayout(layout.world, (*layout.dims[:dim], axes, *layout.dims[dim + 1 :]))
+    return None
+
+
+def _holds_all(layout: TensorLayout, axes: Sequence[Axis]) -> bool:
+    """Whether ranks along axes hold the same."""
+    try:
+        return not minus(axes, layout.replicated_axes)
+    except Infeasible:
+        # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2).
+        return False
 
 
 def _transfer(

@@ -90,6 +90,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         summed=plan.copies_loss == 'sum',
         repeats=repeats,
         context_kind=plan.context_kind,
+        scatter_gather=plan.scatter_gather,
     )
     try:
         forward.run()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from simpar.program.op import OpClass, OpKind, computes
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 from simpar.program.rows import kept_column, like_of, stand
+
+if TYPE_CHECKING:
+    from simpar.program.program import Program
 
 Ints = NDArray[np.int32]
 NONE: Final = -1
@@ -86,3 +90,38 @@ def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Pa
     of_slot[slots] = mine
     turn[slots[order]] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
     return Turns(tuple(numbers), of_slot, turn)
+
+
+def unlike(program: Program) -> str:
+    """Which two ops meet in a collective and do other work than one another; empty: none do.
+
+    What meets is one collective, with one duration: so all its ops must have one cost key.
+    """
+    kinds, ops = program.cost_kinds
+    asked = dict.fromkeys(op.partition for op in ops if op.kind == 'collective')
+    for partition in asked:
+        of_group = program.role_of_rank[program.partitions[partition].groups_GP]
+        # Ranks of one role call the same: only groups of several roles are looked at.
+        several = of_group[(of_group != of_group[:, :1]).any(axis=1)]
+        pairs = {pair for group in several.tolist() for pair in pairwise(dict.fromkeys(group))}
+        for one, other in sorted(pairs):
+            called = [_called(program, role, partition) for role in (one, other)]
+            for stream in called[0].keys() & called[1].keys():
+                slots = [of[stream][: min(len(own[stream]) for own in called)] for of in called]
+                mine, theirs = (program.roles[role].op_class[of] for role, of in zip((one, other), slots, strict=True))
+                differ = np.flatnonzero(kinds[mine] != kinds[theirs])
+                if len(differ):
+                    found = [program.op_classes[int(of[differ[0]])].name for of in (mine, theirs)]
+                    names = [program.roles[role].name for role in (one, other)]
+                    return f'{found[0]} of role {names[0]} meets {found[1]} of role {names[1]} on partition {partition}'
+    return ''
+
+
+def _called(program: Program, role: int, partition: str) -> dict[str, Ints]:
+    """By stream the slots of a role's collectives on a partition, in their order."""
+    turns = program.turns[role]
+    return {
+        kind.stream: turns.slots.item[turns.slots.start[number] : turns.slots.start[number + 1]]
+        for number, kind in enumerate(turns.kinds)
+        if kind.kind == 'collective' and kind.partition == partition
+    }

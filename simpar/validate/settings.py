@@ -57,7 +57,11 @@ def schedule_tree(row: Row) -> dict[str, Any]:
 
 def stack_name(row: Row) -> str:
     """The stack of a row: as its column says, or by its framework."""
-    return row.text('stack') or stack_of(row.text('framework'), row.text('hardware'))
+    found = row.text('stack') or stack_of(row.text('framework'), row.text('hardware'))
+    validated = (
+        'post-validation' in row.text('overlap_flags') and ORDERS.get(row.text('schedule').lower(), '')[:2] == 'zb'
+    )
+    return 'zero-bubble-post' if found == 'zero-bubble' and validated else found
 
 
 def put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:

@@ -1,0 +1,275 @@
+"""Messages by kind, number of ranks and size: every collective, and sends; alone, and on several streams at once.
+
+Each kind has a program of its own, in which every message stands between compute ops: so ranks agree on when it starts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from executor.bench.item import DRAWN, group_sizes
+from executor.bench.ranks import Timed, TimedPool
+from executor.collectives import SMALL
+from simpar.cost.costs import Costs
+from simpar.hardware.net import Net
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
+from simpar.trace import Times
+
+KINDS: Final = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv', 'send')
+WIDTH: Final = 4
+"""Bytes of a number."""
+GROUP: Final = 'group'
+ONE_SHARD: Final = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
+"""Sides of a collective that are one rank's slice."""
+STREAMS: Final = (2, 3)
+"""How many all-reduces run at once."""
+LOW: Final = 0.1
+Price = Callable[[Program], Costs]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A collective, or a send, in groups of so many ranks, of these ``sizes`` in bytes, on ``streams`` at once."""
+
+    operator: str
+    ranks: int
+    sizes: tuple[int, ...]
+    streams: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Repeats of a message: seconds from its last rank's arrival to its last rank's end; CPU seconds of a rank."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float) -> list[Kind]:
+    """Every kind in groups of every size, over sizes on both sides of the executor's change of algorithm.
+
+    Arguments: ``seconds``, how long the largest message may take on a shaped network.
+    """
+    largest = net.rate * seconds
+    fitting = sorted(size for size in sizes if size <= largest) or [min(sizes)]
+    found = []
+    for operator in KINDS:
+        for ranks in (2,) if operator == 'send' else group_sizes(world):
+            # What is exchanged, or sent, need not be split.
+            wanted = {rounded(size, 1 if size <= SMALL and operator == 'all_reduce' else ranks) for size in fitting}
+            if operator == 'all_reduce':
+                # The last size that is exchanged, and the first that goes around a ring.
+                wanted |= {SMALL, rounded(SMALL + 1, ranks)}
+            found.append(Kind(operator, ranks, tuple(sorted(wanted))))
+    return found
+
+
+def at_once(world: int, size: int) -> list[Kind]:
+    """All-reduces of all ranks on several streams that never wait for one another."""
+    return [Kind('all_reduce', world, (rounded(size, world),) * 2, streams) for streams in STREAMS]
+
+
+def rounded(size: int, ranks: int) -> int:
+    """Bytes, rounded up to whole numbers for every rank of a group."""
+    return -(-size // (WIDTH * ranks)) * WIDTH * ranks
+
+
+def algorithm(operator: str, size: int) -> str:
+    """How the executor does it; fits must not mix algorithms."""
+    if operator == 'all_reduce' and size <= SMALL:
+        return 'exchange'
+    if operator in ('all_reduce', 'all_gather', 'reduce_scatter'):
+        return 'ring'
+    return 'pairwise' if operator == 'all_to_all' else 'direct'
+
+
+def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
+    """The program of a kind.
+
+    Arguments: ``computes``: a compute op stands before each message, as emulated ranks have them.
+    """
+    pairs = kind.operator == 'send'
+    # A send has one pair of all ranks: the others stand by, as in a pipeline.
+    groups = np.arange(world, dtype=np.int32).reshape(-1, world if pairs else kind.ranks)
+    names = [f'{GROUP}{stream}' for stream in range(kind.streams)]
+    builder = ProgramBuilder(world, [Partition(name, groups) for name in names])
+    if computes:
+        builder.add_op_class(
+            OpClass(name='compute', kind='compute', operator='relu', phase='F', bytes=4.0, dtype='fp32')
+        )
+    ends = ('send', 'recv') if pairs else (kind.operator,)
+    for name in names:
+        for place, size in enumerate(kind.sizes):
+            for part in ('in', 'out'):
+                splits = (Split(0, name),) if (kind.operator, part) in ONE_SHARD else ()
+                tensor = Tensor(f'{part}.{name}.{place}', 'state', (size // WIDTH,), 'fp32', splits=splits)
+                builder.add_tensor(replace(tensor, initial=DRAWN if part == 'in' else 'zeros'))
+            for end in ends:
+                builder.add_op_class(_op(end, name, place, size, kind.ranks))
+    roles = {'send': [0], 'recv': [1], 'idle': [*range(2, world)]} if pairs else {kind.operator: [*range(world)]}
+    for role, ranks in roles.items():
+        if ranks:
+            builder.add_role(role, ranks, _slots(role, names, kind, computes=computes), _streams(names, computes))
+    return builder.build()
+
+
+def _streams(names: Sequence[str], computes: bool) -> tuple[str, ...]:
+    return ('compute', *names) if computes else tuple(names)
+
+
+def _slots(role: str, names: Sequence[str], kind: Kind, *, computes: bool) -> list[tuple[str, str, int, int]]:
+    slots = [('compute', 'compute', 0, 0)] if computes else []
+    for place in range(len(kind.sizes) if role != 'idle' else 0):
+        slots += [(f'{role}.{name}.{place}', name, 0, 0) for name in names]
+    return slots
+
+
+def _op(operator: str, stream: str, place: int, size: int, ranks: int) -> OpClass:
+    attributes: dict[str, int | float | str | bool] = {'dim': 0} if operator in ('all_gather', 'reduce_scatter') else {}
+    if operator == 'all_to_all':
+        attributes = {'joins': '0', 'cuts': '0', 'sizes': str(ranks)}
+    return OpClass(
+        name=f'{operator}.{stream}.{place}',
+        kind='send' if operator == 'send' else 'recv' if operator == 'recv' else 'collective',
+        operator=operator,
+        phase='F',
+        bytes=float(size),
+        partition=stream,
+        peer={'send': 1, 'recv': -1}.get(operator, 0),
+        reduce='sum' if operator in ('all_reduce', 'reduce_scatter') else '',
+        reads=() if operator == 'recv' else (f'in.{stream}.{place}',),
+        writes=() if operator == 'send' else (f'out.{stream}.{place}',),
+        attributes=attributes,
+    )
+
+
+class Messages:
+    """Kinds, measured round after round until their spread is narrow.
+
+    Arguments: ``price``, costs of programs where compute is emulated; None: compute is real.
+    """
+
+    def __init__(self, pool: TimedPool, kinds: Sequence[Kind], price: Price | None, seed: int = 0) -> None:
+        self._pool = pool
+        self._shuffled = random.Random(seed)
+        self.kinds = list(kinds)
+        self._programs = [program_of(kind, pool.world, computes=price is not None) for kind in kinds]
+        self._costs = [price(program) if price else None for program in self._programs]
+        self.found: list[dict[int, Found]] = [{size: Found() for size in kind.sizes} for kind in kinds]
+
+    def round(self, steps: int, warm_up: int) -> None:
+        """Run every kind once, in a new order."""
+        order = list(range(len(self.kinds)))
+        self._shuffled.shuffle(order)
+        for index in order:
+            run = self._pool.timed(self._programs[index], warm_up + steps, self._costs[index])
+            self._take(index, run, warm_up)
+
+    def _take(self, index: int, run: Timed, warm_up: int) -> None:
+        kind = self.kinds[index]
+        if kind.streams > 1:
+            self.found[index][kind.sizes[0]].wall.extend(together(run, warm_up))
+            return
+        for size, wall, cpu in by_size(run, warm_up):
+            self.found[index][size].wall.extend(wall)
+            self.found[index][size].cpu.extend(cpu)
+
+    def unsteady(self, most: float) -> list[tuple[Kind, int]]:
+        """What took in its later repeats another time than in its earlier ones, by more than a share."""
+        return [
+            (kind, size)
+            for kind, found in zip(self.kinds, self.found, strict=True)
+            for size, one in found.items()
+            if halves_differ(one.wall) > most
+        ]
+
+    def drift(self) -> float:
+        """By how much all messages together differ between repeats, weighted by their seconds."""
+        lows = [(low(one.wall), halves_differ(one.wall)) for found in self.found for one in found.values()]
+        return sum(seconds * differ for seconds, differ in lows) / sum(seconds for seconds, _ in lows)
+
+
+def low(seconds: Sequence[float]) -> float:
+    """The 10th percentile: others on the machine only ever add time."""
+    return float(np.quantile(seconds, LOW))
+
+
+def halves_differ(seconds: Sequence[float]) -> float:
+    """By how much the 10th percentiles of every other repeat differ, as a share; nothing is known of fewer than 8."""
+    if len(seconds) < 8:
+        return float('inf')
+    one, other = low(seconds[::2]), low(seconds[1::2])
+    return abs(one - other) / min(one, other)
+
+
+def by_size(run: Timed, warm_up: int) -> Iterable[tuple[int, list[float], list[float]]]:
+    """Of every message bytes, seconds of each repeat and group, and CPU seconds of each rank."""
+    trace = run.trace
+    program = trace.program
+    role = program.roles[0]
+    for slot, index in enumerate(role.op_class.tolist()):
+        op = program.op_classes[index]
+        if op.kind == 'compute':
+            continue
+        wall: list[float] = []
+        for group in program.partitions[op.partition].groups_GP.tolist():
+            members = group[:2] if op.kind == 'send' else group
+            times = [trace.times_of(rank) for rank in members]
+            # It starts when its last rank has arrived, and ends when its last one has: that is what others wait for.
+            start: Times = np.max([one.start_KS[warm_up:, slot] for one in times], axis=0)
+            end: Times = np.max([one.end_KS[warm_up:, slot] for one in times], axis=0)
+            wall += (end - start).tolist()
+        ranks = [0, 1] if op.kind == 'send' else range(program.world)
+        cpu = [run.process_RKS[rank, warm_up:, slot] for rank in ranks]
+        yield int(op.bytes), wall, np.concatenate(cpu).tolist()
+
+
+def together(run: Timed, warm_up: int) -> list[float]:
+    """Of every step seconds from the first message's start to the last one's end, over all streams and ranks."""
+    trace = run.trace
+    role = trace.program.roles[0]
+    slots = [slot for slot in range(len(role)) if trace.program.op(role, slot).kind != 'compute']
+    times = [trace.times_of(rank) for rank in range(trace.program.world)]
+    start = np.min([one.start_KS[warm_up:, slots] for one in times], axis=(0, 2))
+    end = np.max([one.end_KS[warm_up:, slots] for one in times], axis=(0, 2))
+    found: list[float] = (end - start).tolist()
+    return found
+
+
+def rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """A row for every message that was alone."""
+    return [
+        {
+            'operator': kind.operator,
+            'ranks': kind.ranks,
+            'nodes': 1,
+            'bytes': size,
+            'algorithm': algorithm(kind.operator, size),
+            'weight': 1,
+            'wall': figures(np.array(one.wall)),
+            # A clock of CPU time has ticks; nothing at all would not be a figure.
+            'cpu': figures(np.maximum(one.cpu, 1e-9)),
+        }
+        for kind, found in zip(messages.kinds, messages.found, strict=True)
+        if kind.streams == 1
+        for size, one in found.items()
+    ]
+
+
+def stream_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """A row for so many streams at once: bytes of all messages of one of them, and seconds until all are through."""
+    return [
+        {
+            'streams': kind.streams,
+            'ranks': kind.ranks,
+            'bytes': sum(kind.sizes),
+            'seconds': figures(np.array(found[kind.sizes[0]].wall)),
+        }
+        for kind, found in zip(messages.kinds, messages.found, strict=True)
+        if kind.streams > 1
+    ]

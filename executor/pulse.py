@@ -1,0 +1,89 @@
+"""Signs of life while ranks prepare: who dies then is named, though all others wait in torch for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from executor.handshake import Card, many
+from simpar.errors import RunFailed
+
+Store = Any
+PERIOD: Final = 0.5
+LOST: Final = 10.0
+"""Seconds without a sign of life after which a rank counts as lost; a busy one may miss some of its beats."""
+
+
+class Pulse:
+    """Within it, this rank gives signs of life, and its process ends when another rank gives none.
+
+    Arguments:
+        connect: gives a connection to the store, of its own: those that wait block all others on theirs.
+        end: what ends the process, given the reason.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Store], rank: int, cards: Sequence[Card], end: Callable[[str], None] | None = None
+    ) -> None:
+        self._connect = connect
+        self._rank = rank
+        self._cards = cards
+        self._end = end or _leave
+        self._through = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._through.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        try:
+            store = self._connect()
+            seen: dict[int, tuple[bytes, float]] = {}
+            number = 0
+            while not self._through.wait(PERIOD):
+                number += 1
+                store.set(f'simpar/pulse/{self._rank}', str(number))
+                # One rank looks at all, so that the store of a large world is not asked by everybody for everybody.
+                if self._rank == 0 and (lost := self._lost(store, seen)):
+                    store.set('simpar/lost', self._told(lost))
+                if store.check(['simpar/lost']):
+                    self._end(store.get('simpar/lost').decode())
+                    return
+        # The store is gone, and with it who serves it.
+        except (RuntimeError, OSError, RunFailed):
+            if not self._through.is_set():
+                host = self._cards[0].host.name
+                self._end(f'rank 0 on {host}, or the launcher there, was lost while ranks prepared: its store is gone')
+
+    def _lost(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> list[int]:
+        """Ranks whose beat has not changed for long. Arguments: ``seen``, rank → its last beat and when that came."""
+        now = time.perf_counter()
+        for rank in range(1, len(self._cards)):
+            key = f'simpar/pulse/{rank}'
+            beat = store.get(key) if store.check([key]) else b''
+            if rank not in seen or seen[rank][0] != beat:
+                seen[rank] = (beat, now)
+        # Who is through says no more, and is not lost.
+        quiet = [rank for rank, (_, since) in seen.items() if now - since > LOST]
+        return [rank for rank in quiet if not store.check([f'simpar/ready/{rank}'])]
+
+    def _told(self, lost: Sequence[int]) -> str:
+        hosts = ', '.join(dict.fromkeys(self._cards[rank].host.name for rank in lost))
+        return f'{many("rank", lost)} on {hosts} died or lost the network while ranks prepared'
+
+
+def _leave(reason: str) -> None:
+    """End the process: its main thread is in torch's C++, which cannot be called back."""
+    print(RunFailed(reason), file=sys.stderr, flush=True)
+    os._exit(RunFailed.exit_code)

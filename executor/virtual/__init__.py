@@ -1,0 +1,197 @@
+"""A virtual accelerator: a torch device module for machines without one, its tensors on the CPU.
+
+It has what ``torch.cuda`` and ``torch.npu`` have for the executor: streams, events, memory that is reused. What is
+issued runs later, in an order that a seed picks (``reset``). ``check`` raises where a stream did not wait for another
+that it should have waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from executor.virtual import state
+from executor.virtual.engine import Queue
+from executor.virtual.races import Clock
+from executor.virtual.tensor import KIND, register
+
+_names = itertools.count()
+
+
+class Stream:
+    """A stream; what is issued to it runs in order."""
+
+    def __init__(self, device: Any = None, priority: int = 0, *, name: str = '', queue: Queue | None = None) -> None:
+        index = _index(device)
+        self.device = torch.device(KIND, index)
+        self.queue = queue or state.engine.queue(index, name or f'stream {next(_names)}')
+
+    def wait_event(self, event: Event) -> None:
+        """Let what is issued from now on wait for an event; one that was never recorded is not waited for."""
+        if event.queue is None:
+            return
+        tick, source = event.tick, event.queue
+        for stream, known in event.known.items():
+            if self.queue.known.get(stream, 0) < known:
+                self.queue.known[stream] = known
+        self.queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Wait for what another stream has to do now."""
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark this point."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """The host waits for all of it."""
+        queue, tick = self.queue, self.queue.issued
+        queue.engine.wait_for(dict(queue.known), lambda: queue.done >= tick)
+
+    def query(self) -> bool:
+        """Whether all of it has run."""
+        return not self.queue.tasks
+
+
+class Event:
+    """A point of a stream; ``record`` again moves it."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+        self.queue: Queue | None = None
+        self.tick = 0
+        self.known: Clock = {}
+        self.moment: list[float] = []
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Mark the point that a stream has reached."""
+        queue = self.queue = (stream or current_stream()).queue
+        # A list of its own: what an earlier record has yet to write must not land in this one.
+        moment = self.moment = list[float]()
+        task = queue.put('an event', lambda: moment.append(queue.engine.now()))
+        self.tick, self.known = task.tick, dict(queue.known)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let a stream wait for it."""
+        (stream or current_stream()).wait_event(self)
+
+    def query(self) -> bool:
+        """Whether the point is reached."""
+        return self.queue is None or self.queue.done >= self.tick
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        if self.queue is not None:
+            self.queue.engine.wait_for(self.known, self.query)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds to a later event; both must have timing and be reached."""
+        if not (self.enable_timing and end.enable_timing and self.moment and end.moment):
+            raise RuntimeError('both events must be recorded with timing, and be reached')
+        return 1e3 * (end.moment[0] - self.moment[0])
+
+
+def is_available() -> bool:
+    """It always is."""
+    return True
+
+
+def device_count() -> int:
+    """As many as a test could want."""
+    return state.DEVICES
+
+
+def current_device() -> int:
+    """The device that is meant where none is named."""
+    return state.device
+
+
+def set_device(device: Any) -> None:
+    """Choose it."""
+    state.device = _index(device)
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream to which operations on a device go."""
+    index = _index(device)
+    return Stream(index, queue=state.current_queue(torch.device(KIND, index)))
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The stream that is current at first."""
+    return Stream(_index(device), queue=state.default_queue(_index(device)))
+
+
+@contextmanager
+def stream(stream: Stream) -> Iterator[None]:
+    """Within it, operations go to this stream, of its device."""
+    index, device = stream.queue.device, state.device
+    before = state.current.get(index)
+    state.current[index], state.device = stream.queue, index
+    try:
+        yield
+    finally:
+        state.device = device
+        if before is None:
+            del state.current[index]
+        else:
+            state.current[index] = before
+
+
+def synchronize(device: Any = None) -> None:
+    """The host waits for all streams of a device."""
+    index = _index(device)
+    for queue in state.engine.queues:
+        if queue.device == index:
+            Stream(index, queue=queue).synchronize()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes in tensors."""
+    return state.pool(torch.device(KIND, _index(device))).allocated
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """The most that there have been."""
+    return state.pool(torch.device(KIND, _index(device))).peak
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Bytes in tensors, and kept for later ones."""
+    return state.pool(torch.device(KIND, _index(device))).reserved
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return state.device
+    if isinstance(device, int):
+        return device
+    found = torch.device(device).index
+    return state.device if found is None else found
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def install() -> None:
+    """Tell torch of it: ``torch.device('virtual')``, ``torch.get_device_module('virtual')``, ``torch.accelerator``."""
+    import sys
+
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    if hasattr(torch, KIND):
+        return
+    _setup_privateuseone_for_python_backend(KIND, sys.modules[__name__])
+    register()

@@ -1,0 +1,330 @@
+"""Tensors of virtual accelerators: every torch operation becomes a task on the current stream.
+
+The form of a result follows at once, from what the operation gives for zeros of the same forms. Its numbers come when
+the task runs. Reading a number on the host waits for the device, which is refused while a step is being issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from executor.virtual import state
+from executor.virtual.engine import Queue
+from executor.virtual.memory import Lease
+from simpar.errors import ProgramError
+
+KIND: Final = 'virtual'
+CPU: Final = torch.device('cpu')
+aten = torch.ops.aten
+READ_BY_HOST: Final = frozenset(
+    {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.nonzero.default}
+)
+"""Operations whose answer, or whose size, the host needs at once."""
+COPIES: Final = frozenset({aten.copy_.default, aten._to_copy.default})
+"""Operations between devices."""
+
+
+class Form(NamedTuple):
+    """What a tensor looks like, its numbers aside."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class VirtualTensor(torch.Tensor):  # type: ignore[misc]
+    """Arguments: ``cells``, its numbers, right only in tasks; ``lease``, its memory, which views share."""
+
+    cells: torch.Tensor
+    lease: Lease
+    form: Form
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: type[VirtualTensor], form: Form, lease: Lease, device: torch.device) -> VirtualTensor:
+        size, stride, offset, dtype = form
+        tensor: VirtualTensor = torch.Tensor._make_wrapper_subclass(
+            cls, size, strides=stride, storage_offset=offset, dtype=dtype, device=device
+        )
+        tensor.lease, tensor.form = lease, form
+        tensor.cells = torch.empty(0, dtype=dtype).set_(lease.block.memory.untyped_storage(), offset, size, stride)
+        return tensor
+
+    def untyped_storage(self) -> Any:
+        """What tells whether two tensors share memory."""
+        return self.lease
+
+    def __repr__(self, **_: object) -> str:
+        return f'VirtualTensor({tuple(self.shape)}, {self.dtype}, {self.device})'
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What an operation gives for arguments of some forms.
+
+    Arguments:
+        results: of each result: the number of the argument that it is, or shares memory with, or None; and its form.
+            What is no tensor stands there itself.
+        several: whether it gives a list.
+        written: numbers of the arguments that it changes.
+    """
+
+    results: tuple[Any, ...]
+    several: type | None
+    written: frozenset[int]
+
+
+class Same(NamedTuple):
+    """A result that is an argument."""
+
+    argument: int
+
+
+class Part(NamedTuple):
+    """A result in memory of an argument, or (None) in memory of its own of so many bytes."""
+
+    argument: int | None
+    form: Form
+    bytes: int
+
+
+_made: dict[Any, Made] = {}
+
+
+def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Issue one operation."""
+    leaves, shape = _flat(args, kwargs)
+    if func in READ_BY_HOST or _to_host(func, args, kwargs):
+        return _on_host(func, leaves, shape)
+    forms = [_form(leaf) for leaf in leaves]
+    key = (func, shape, tuple(forms))
+    made = _made.get(key)
+    if made is None:
+        if func is aten.index.Tensor and any(isinstance(form, Form) and form.dtype is torch.bool for form in forms):
+            raise ProgramError(f'{func}: how many elements a mask picks would have to be read by the host')
+        made = _made[key] = _tried(func, leaves, shape, forms)
+    device = _device(leaves)
+    queue = state.current_queue(device)
+    results: list[Any] = []
+    fresh: list[tuple[int, VirtualTensor]] = []
+    leases: dict[int, Lease] = {}
+    for place, one in enumerate(made.results):
+        if isinstance(one, Same):
+            results.append(leaves[one.argument])
+        elif isinstance(one, Part):
+            if one.argument is not None:
+                lease = leaves[one.argument].lease
+            else:
+                lease = leases[place] = state.pool(device).lease(one.bytes, queue)
+            tensor = VirtualTensor(one.form, lease, device)
+            results.append(tensor)
+            if one.argument is None:
+                fresh.append((place, tensor))
+        else:
+            results.append(one)
+    # A view is a matter of the host alone.
+    if fresh or made.written or not made.results:
+        _put(func, queue, device, leaves, shape, fresh, made.written)
+    if made.several is None:
+        return results[0] if results else None
+    return made.several(results)
+
+
+def _put(
+    func: Any, queue: Queue, device: torch.device, leaves: list[Any], shape: Any,
+    fresh: list[tuple[int, VirtualTensor]], written: frozenset[int],
+) -> None:  # fmt: skip
+    """A task for an operation."""
+    what = str(func)
+    real = list(leaves)
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.device != device and func not in COPIES and not (leaf.dim() == 0 and leaf.device == CPU):
+                raise ProgramError(f'{what} of tensors on {device} and on {leaf.device}')
+            if isinstance(leaf, VirtualTensor):
+                queue.touch(id(leaf.lease.block), *_bytes(leaf.form), writes=place in written, what=what)
+                real[place] = leaf.cells
+            else:
+                # The host may change its tensor before the task runs.
+                real[place] = leaf.clone()
+        elif isinstance(leaf, torch.device):
+            real[place] = CPU
+    for _, tensor in fresh:
+        queue.touch(id(tensor.lease.block), *_bytes(tensor.form), writes=True, what=what)
+    args, kwargs = _unflat(real, shape)
+    targets = [(place, tensor.cells) for place, tensor in fresh]
+
+    def run() -> None:
+        found = func(*args, **kwargs)
+        for place, target in targets:
+            target.copy_(found[place] if isinstance(found, tuple | list) else found)
+
+    queue.put(what, run)
+
+
+def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
+    """Do it with zeros, and see what comes."""
+    zeros = [
+        _zeros(form) if isinstance(form, Form) else CPU if isinstance(leaf, torch.device) else leaf
+        for form, leaf in zip(forms, leaves, strict=True)
+    ]
+    args, kwargs = _unflat(zeros, shape)
+    found = func(*args, **kwargs)
+    several = type(found) if isinstance(found, tuple | list) else None
+    results: list[Any] = []
+    for one in found if several else [found]:
+        if not isinstance(one, torch.Tensor):
+            if one is not None or several:
+                results.append(one)
+            continue
+        same = next((index for index, zero in enumerate(zeros) if zero is one), None)
+        if same is not None:
+            results.append(Same(same))
+            continue
+        storage = one.untyped_storage()
+        shared = next(
+            (
+                index
+                for index, zero in enumerate(zeros)
+                if isinstance(zero, torch.Tensor) and zero.untyped_storage()._cdata == storage._cdata
+            ),
+            None,
+        )
+        # Memory of its own begins with it, whatever it was cut from.
+        past = _span(one.shape, one.stride()) + one.storage_offset()
+        size = past * one.element_size() if shared is None else 0
+        results.append(Part(shared, Form(tuple(one.shape), one.stride(), one.storage_offset(), one.dtype), size))
+    return Made(tuple(results), several, _written(func, leaves, shape))
+
+
+def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
+    """What the host asks for now: it waits for the stream."""
+    if state.issuing:
+        raise ProgramError(f'{func} is read by the host inside of a step; a device would stand still meanwhile')
+    ours = [leaf for leaf in leaves if isinstance(leaf, VirtualTensor)]
+    queue = state.current_queue(ours[0].device)
+    touch(queue, ours, [], f'{func} for the host')
+    found: list[Any] = []
+    real = [leaf.cells if isinstance(leaf, VirtualTensor) else leaf for leaf in leaves]
+    args, kwargs = _unflat(real, shape)
+    queue.put(f'{func} for the host', lambda: found.append(func(*args, **kwargs)))
+    queue.engine.wait_for(dict(queue.known), lambda: bool(found))
+    return found[0]
+
+
+def _to_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    if func is aten._to_copy.default:
+        device = kwargs.get('device')
+        return device is not None and torch.device(device).type == 'cpu'
+    return func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
+
+
+def _device(leaves: list[Any]) -> torch.device:
+    """Where an operation runs: on the device that it names, else where its tensors are."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.device) and leaf.type == KIND:
+            return state.with_index(leaf)
+    return next(leaf.device for leaf in leaves if isinstance(leaf, VirtualTensor))
+
+
+def _flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Arguments one behind the other, and how they stood: for each the length of its list, or −1."""
+    leaves: list[Any] = []
+    lengths = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list | tuple):
+            leaves.extend(value)
+            lengths.append(len(value))
+        else:
+            leaves.append(value)
+            lengths.append(-1)
+    return leaves, (len(args), tuple(kwargs), tuple(lengths))
+
+
+def _unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
+    count, names, lengths = shape
+    values: list[Any] = []
+    at = 0
+    for length in lengths:
+        values.append(leaves[at] if length < 0 else leaves[at : at + length])
+        at += abs(length)
+    return values[:count], dict(zip(names, values[count:], strict=True))
+
+
+def _written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
+    """Numbers of the arguments that an operation changes."""
+    args, kwargs = _unflat(list(range(len(leaves))), shape)
+    found = set[int]()
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)
+
+
+def _form(leaf: Any) -> Any:
+    if isinstance(leaf, VirtualTensor):
+        return leaf.form
+    if isinstance(leaf, torch.Tensor):
+        return Form(tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype)
+    # 1, 1.0 and True are equal, and their results are not.
+    return leaf if not isinstance(leaf, int | float) else Number(type(leaf), leaf)
+
+
+class Number(NamedTuple):
+    """A number and its type."""
+
+    kind: type
+    value: float
+
+
+def _zeros(form: Form) -> torch.Tensor:
+    memory = torch.zeros(form.offset + _span(form.size, form.stride), dtype=form.dtype)
+    return memory.as_strided(form.size, form.stride, form.offset)
+
+
+def _span(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to behind the last."""
+    return 0 if 0 in size else sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1
+
+
+@lru_cache(maxsize=4096)
+def _bytes(form: Form) -> tuple[int, int]:
+    """The bytes from the first to behind the last element."""
+    first = form.offset * form.dtype.itemsize
+    return first, first + _span(form.size, form.stride) * form.dtype.itemsize
+
+
+def touch(queue: Queue, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], what: str) -> None:
+    """Say what the task that comes next on a stream reads and writes."""
+    for tensors, changes in ((reads, False), (writes, True)):
+        for tensor in tensors:
+            assert isinstance(tensor, VirtualTensor)
+            queue.touch(id(tensor.lease.block), *_bytes(tensor.form), writes=changes, what=what)
+
+
+def register() -> None:
+    """Make ``torch.empty(..., device='virtual')`` and what is built on it work."""
+    library = torch.library.Library('aten', 'IMPL')
+
+    def made_of(func: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: dispatch(func, args, kwargs)
+
+    library.impl('empty.memory_format', made_of(aten.empty.memory_format), 'PrivateUse1')
+    library.impl('empty_strided', made_of(aten.empty_strided.default), 'PrivateUse1')
+    # Kept: its end would take the implementations back.
+    state.libraries.append(library)

@@ -1,0 +1,225 @@
+"""Collectives among virtual accelerators of one process: tasks on the streams of all ranks that take part.
+
+As with NCCL, a collective holds its stream until all its ranks have come to it, and the collectives of one device run
+one after the other, in the order in which its host issued them: so ranks that issue two communicators in different
+orders wait for each other for ever, and are found.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from executor.tensors import all_reduce
+from executor.virtual import state
+from executor.virtual.engine import Queue, Task
+from executor.virtual.tensor import VirtualTensor, touch
+from simpar.errors import ProgramError
+
+Cells = list[torch.Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One rank's part in a meeting: its task, and what it brings and gets."""
+
+    form: tuple[object, ...]
+    brings: Cells
+    gets: Cells
+    queue: Queue
+    task: Task | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether its stream has come to it, and its device has no collective before it."""
+        lane = lanes[self.queue.device]
+        at_head = bool(self.queue.tasks) and self.queue.tasks[0] is self.task
+        return at_head and bool(lane) and lane[0] is self
+
+
+lanes: dict[int, deque[Seat]] = defaultdict(deque)
+"""Device → its collectives that are not over, in the order in which they were issued."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A send or its receive: the task that has it, and its memory; ``done``: the other end has it."""
+
+    cells: torch.Tensor
+    queue: Queue
+    task: Task | None = None
+    done: bool = False
+
+    @property
+    def there(self) -> bool:
+        """Whether its stream has come to it."""
+        return bool(self.queue.tasks) and self.queue.tasks[0] is self.task
+
+
+@dataclass(slots=True, eq=False)
+class Communicator:
+    """What the ranks of one group share for one stream."""
+
+    name: str
+    size: int
+    meetings: dict[int, dict[int, Seat]] = field(default_factory=dict)
+    issued: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    sent: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    wanted: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+
+
+class VirtualTransport:
+    """One rank's end of a communicator.
+
+    Arguments: ``device``, the number of its virtual accelerator.
+    """
+
+    def __init__(self, communicator: Communicator, position: int, device: int) -> None:
+        self._communicator = communicator
+        self._device = torch.device('virtual', device)
+        self._position = position
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return self._communicator.size
+
+    @property
+    def position(self) -> int:
+        """This rank's place among them."""
+        return self._position
+
+    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
+        """Reduce a flat tensor in place."""
+        self._meet('all_reduce', reduce, [flat], [flat], lambda brought: all_reduce(brought, reduce))
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all ranks, by position."""
+        gathered = own.new_empty((self.size, own.numel()))
+        self._meet('all_gather', '', [own], [gathered], _gathered)
+        return gathered
+
+    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
+        """The reduced chunk of this rank's position."""
+        own = torch.empty_like(chunks[self._position])
+        self._meet('reduce_scatter', reduce, chunks, [own], lambda brought: _scattered(brought, reduce))
+        return own
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The chunks that all ranks have for this one, by position."""
+        received = [torch.empty_like(chunks[self._position]) for _ in chunks]
+        self._meet('all_to_all', '', list(chunks), received, _exchanged)
+        return received
+
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Send and receive at once, as one batch."""
+        queue, shared, mine = state.current_queue(self._device), self._communicator, self._position
+        messages: list[tuple[Message, Callable[[], Message | None]]] = []
+        for tensor, peer in sends:
+            messages.append(_posted(shared.sent[mine, peer], shared.wanted[mine, peer], _cells(tensor), queue))
+        for tensor, peer in receives:
+            messages.append(_posted(shared.wanted[peer, mine], shared.sent[peer, mine], _cells(tensor), queue))
+        touch(queue, [tensor for tensor, _ in sends], [tensor for tensor, _ in receives], f'a message on {shared.name}')
+        outgoing = len(sends)
+
+        def ready() -> bool:
+            for index, (message, peer_of) in enumerate(messages):
+                other = None if message.done else peer_of()
+                # Each pair of a batch goes on its way when both its ends are there.
+                if other is not None and other.there:
+                    source, target = (message, other) if index < outgoing else (other, message)
+                    _copy(source, target, shared.name)
+            return all(message.done for message, _ in messages)
+
+        task = queue.put(f'a message on {shared.name}', lambda: None, ready)
+        for message, _ in messages:
+            message.task = task
+
+    def _meet(
+        self,
+        kind: str,
+        reduce: str,
+        brings: list[torch.Tensor],
+        gets: list[torch.Tensor],
+        work: Callable[[list[Cells]], list[Cells]],
+    ) -> None:
+        """A collective of all ranks."""
+        queue, shared = state.current_queue(self._device), self._communicator
+        what = f'{kind} on {shared.name}'
+        touch(queue, brings, gets, what)
+        number = shared.issued[self._position]
+        shared.issued[self._position] += 1
+        form = (kind, reduce, *(sum(tensor.numel() for tensor in brings),))
+        seat = Seat(form, [_cells(tensor) for tensor in brings], [_cells(tensor) for tensor in gets], queue)
+        seats = shared.meetings.setdefault(number, {})
+        seats[self._position] = seat
+        lane = lanes[queue.device]
+        lane.append(seat)
+
+        def ready() -> bool:
+            return number not in shared.meetings or (
+                len(seats) == shared.size and all(seat.there for seat in seats.values())
+            )
+
+        def run() -> None:
+            if shared.meetings.pop(number, None) is None:
+                return
+            ordered = [seats[position] for position in range(shared.size)]
+            for other in ordered:
+                if other.form != ordered[0].form:
+                    raise ProgramError(
+                        f'ranks meet in different collectives on {shared.name}: {ordered[0].form} and {other.form}'
+                    )
+            results = work([other.brings for other in ordered])
+            for other, found in zip(ordered, results, strict=True):
+                for target, result in zip(other.gets, found, strict=True):
+                    target.copy_(result)
+                lanes[other.queue.device].popleft()
+
+        seat.task = queue.put(what, run, ready)
+
+
+def _posted(
+    mine: deque[Message], theirs: deque[Message], cells: torch.Tensor, queue: Queue
+) -> tuple[Message, Callable[[], Message | None]]:
+    """A message at the end of its way, and what finds its other end."""
+    message = Message(cells, queue)
+    mine.append(message)
+
+    def other() -> Message | None:
+        # Those that are through leave from the front, so equal places belong together.
+        while mine and theirs and mine[0].done and theirs[0].done:
+            mine.popleft()
+            theirs.popleft()
+        place = mine.index(message)
+        return theirs[place] if place < len(theirs) else None
+
+    return message, other
+
+
+def _copy(source: Message, target: Message, name: str) -> None:
+    if source.cells.numel() != target.cells.numel():
+        sizes = f'{source.cells.numel()} elements meets a receive of {target.cells.numel()}'
+        raise ProgramError(f'a message of {sizes} on {name}')
+    target.cells.copy_(source.cells)
+    source.done = target.done = True
+
+
+def _gathered(brought: list[Cells]) -> list[Cells]:
+    return [[torch.stack([own for (own,) in brought])] for _ in brought]
+
+
+def _exchanged(brought: list[Cells]) -> list[Cells]:
+    return [list(chunks) for chunks in zip(*brought, strict=True)]
+
+
+def _scattered(brought: list[Cells], reduce: str) -> list[Cells]:
+    return [all_reduce([[chunks[place]] for chunks in brought], reduce)[0] for place in range(len(brought))]
+
+
+def _cells(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, VirtualTensor)
+    return tensor.cells

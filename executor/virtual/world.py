@@ -1,0 +1,121 @@
+"""All ranks of a program on virtual accelerators of this process, each issued by a host of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from executor.assemble import Execution, assemble_run
+from executor.devices.issue import Issuer, Slot
+from executor.devices.kinds import open_device
+from executor.rank import Outcome
+from executor.single_thread import single_thread
+from executor.transport import Transport
+from executor.validate import communicators
+from executor.virtual import state
+from executor.virtual.transport import Communicator, VirtualTransport, lanes
+from simpar.program import Program
+from simpar.program.touches import instance
+
+
+class VirtualWorld:
+    """A program on virtual accelerators.
+
+    Arguments:
+        seed: of weights and inputs.
+        dtype: takes the place of every floating dtype.
+        order: a seed for the order in which streams run; None: they take turns.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        steps: int,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        order: int | None = None,
+    ) -> None:
+        open_device('virtual')
+        self.engine = state.reset(order)
+        lanes.clear()
+        self._program = program
+        self._steps = steps
+        transports = _transports(program)
+        with single_thread():
+            self.ranks = [
+                Issuer(
+                    program,
+                    rank,
+                    open_device('virtual', rank),
+                    transports[rank],
+                    steps=steps,
+                    seed=seed,
+                    dtype=dtype,
+                    watch=self._touch(rank),
+                )
+                for rank in range(program.world)
+            ]
+        for rank in self.ranks:
+            for stream, name in zip(rank.streams, program.role(rank.rank).streams, strict=True):
+                stream.queue.name = f'{name} of rank {rank.rank}'
+
+    def run(self) -> Execution:
+        """Train all steps.
+
+        Raises ``Race`` where memory or a tensor was used without the events that this needs, ``Deadlock`` where no
+        stream could go on, ``ProgramError`` where ranks met in different collectives.
+        """
+        with single_thread():
+            for rank in self.ranks:
+                rank.begin(self.engine.now)
+            zero = self.engine.now()
+            for step in range(self._steps):
+                self._issue(step)
+            for rank in self.ranks:
+                rank.finish()
+            self.engine.races.check()
+            outcomes = [
+                Outcome(
+                    arrive_KS=rank.arrive_KS - zero,
+                    end_KS=rank.end_KS - zero,
+                    losses=rank.losses,
+                    parameters=rank.parameters(),
+                    gradients=rank.gradients,
+                )
+                for rank in self.ranks
+            ]
+        return assemble_run(self._program, outcomes, 'real')
+
+    def _issue(self, step: int) -> None:
+        for rank in self.ranks:
+            rank.keep_near(step)
+            state.issuing = True
+            rank.issue(step)
+            state.issuing = False
+
+    def _touch(self, rank: int) -> Any:
+        """What the program's tensors are used for, held against the events as memory is."""
+        program = self._program
+
+        def watch(slot: Slot, step: int, stream: Any) -> None:
+            op = slot.op
+            for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
+                tensor = program.tensor[name]
+                writes = name in op.writes or name in op.accumulates or name in op.frees
+                place = (rank, *instance(tensor, *slot.part))
+                stream.queue.touch(place, 0, 1, writes=writes, what=f'{name} in {op.name}')
+
+        return watch
+
+
+def _transports(program: Program) -> list[dict[tuple[str, str], Transport]]:
+    """For each rank its end of every communicator."""
+    found: list[dict[tuple[str, str], Transport]] = [{} for _ in range(program.world)]
+    for partition, stream in communicators(program):
+        for members in partition.groups_GP.tolist():
+            shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members))
+            for position, rank in enumerate(members):
+                found[rank][partition.name, stream] = VirtualTransport(shared, position, rank)
+    return found

@@ -1,0 +1,184 @@
+"""Schedules of the covering array of models that people train: each as small as it can be.
+
+Sizes divide wherever mathematics allows: 8 heads of which 4 have keys, 16 tokens or more, so that 4 ranks can share
+them. Products in 8 bits take multiples of 16, so that with them there are more tokens.
+"""
+
+import random
+
+from pair_plans import FORM_KEY, FUSIONS, ORDERS, SHARDING, STRATEGIES_KEY, Splits
+
+HIDDEN, HEADS, KEYS, WIDTH, FFN, VOCAB, TOKENS = 32, 8, 4, 4, 64, 32, 16
+RMS = {'norm': 'rms_norm', 'activation': 'swiglu', 'position': 'rotary', 'rope_theta': 100.0, 'bias': []}
+LATENT = {**RMS, 'kv_lora_rank': 16, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 2, 'v_head_dim': 4,
+          'rope_interleaved': True}  # fmt: skip
+GROUPED = {**RMS, 'kv_heads': KEYS}
+MODELS = {
+    'gpt2': {'tied': True},
+    'llama': {**GROUPED, 'rope_scaling': [4.0, 1.0, 4.0, 8]},
+    'mistral': {**GROUPED, 'window': 5},
+    'qwen3': {**GROUPED, 'qk_norm': True, 'tied': True},
+    'gemma': {**GROUPED, 'activation': 'geglu_tanh', 'post_norms': True, 'attention_softcap': 2.0,
+              'logit_softcap': 3.0, 'embedding_scale': 5.6},
+    'phi': {'position': 'rotary', 'rotary_share': 0.5, 'parallel': True},
+    'latent': {**LATENT, 'q_lora_rank': 16},
+}  # fmt: skip
+EXPERTS = {
+    'none': None,
+    'softmax': {'top_k': 2},
+    'groups': {'top_k': 2, 'score': 'sigmoid', 'groups': 2, 'group_top_k': 1, 'correction_bias': True,
+               'scaling_factor': 2.5, 'shared': 16, 'first_dense': 1},
+    'gated': {'top_k': 1, 'every': 2, 'shared': 16, 'shared_gate': True, 'normalise': False},
+    'capacity': {'top_k': 2, 'capacity': 1.0},
+}  # fmt: skip
+COUNT = 4
+"""Experts of a layer."""
+AUX = ('none', 'rank', 'sample', 'global')
+CONTEXT = {
+    'none': {},
+    'gather': {'context_kind': 'all_gather'},
+    'heads': {'context_kind': 'all_to_all'},
+    'ring': {'context_kind': 'ring'},
+    'gather contiguous': {'context_kind': 'all_gather', 'context_split': 'contiguous'},
+    'heads contiguous': {'context_kind': 'all_to_all', 'context_split': 'contiguous'},
+    'ring contiguous': {'context_kind': 'ring', 'context_split': 'contiguous'},
+}
+SAME = {'1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v'}
+MODEL_ORDERS = {
+    'none': ORDERS['none'],
+    **{name: ORDERS[name] for name in ORDERS if name in SAME},
+    'v-min': (2, 4, 4),
+    'v-half': (2, 4, 4),
+}
+"""Pipeline ranks, stages and micro-batches."""
+MODEL_OPTIMIZERS = {
+    'sgd': {'learning_rate': 0.1},
+    'adamw': {'learning_rate': 0.01, 'epsilon': 1e-3, 'weight_decay': 0.1},
+    'muon': {'learning_rate': 0.02, 'weight_decay': 0.1},
+}
+
+
+def tree_of(row, number):
+    """The tree of a schedule file for a row of levels, by factor."""
+    draw = random.Random(f'models {number}')
+    pipeline, stages, most = MODEL_ORDERS[row['order']]
+    micro_batches = most if stages > 1 else draw.randint(1, most)
+    data, tensor, copies = row['data'] * row['expert'], row['tensor'], row['copies']
+    context = 1 if row['context'] == 'none' else 4 if data * tensor * pipeline == 1 else 2
+    plan = {
+        'data': data,
+        'expert': row['expert'],
+        'tensor': tensor,
+        'context': context,
+        **CONTEXT[row['context']],
+        'sequence_parallel': row['sequence_parallel'],
+        'pipeline': pipeline,
+        'micro_batches': micro_batches,
+        'copies': copies,
+        'reduce': row['reduce'],
+        'fusion': FUSIONS[row['fusion']],
+        'tiles': row['tiles'],
+        'recompute': _patterns(row) if row['recompute'] == 'patterns' else row['recompute'],
+        **SHARDING[row['sharding']],
+        **({FORM_KEY: row['form']} if row['form'] != 'none' else {}),
+        **({'order': row['order']} if stages > 1 else {}),
+        **({'recompute_communication': False} if row['recompute'] == 'full' and draw.random() < 0.5 else {}),
+    }
+    # A slice is a sample, but where strategies may split samples over all ranks of a stage.
+    samples = data * (tensor if row['strategies'] == 'one' else 1) * (2 if row['fp8'] != 'none' else 1)
+    if row['strategies'] == 'one':
+        splits, lengths = Splits(row, draw), {'b': samples, 's': TOKENS, 'k': HEADS, 'n': HIDDEN}
+        ((_, given),) = splits.of((('b', 's', 'k'), ('k', 'n')), lengths).items()
+        plan[STRATEGIES_KEY] = {'layer0.proj': given}
+    world = data * context * tensor * pipeline
+    devices = max(count for count in range(1, 9) if world % count == 0)
+    return {
+        'simpar': 1,
+        'cluster': {'profile': 'h100-sxm-8', 'nodes': world // devices, 'devices': devices},
+        'workload': {
+            'transformer': _model(row, max(2, stages), draw),
+            'batch': samples * copies * micro_batches,
+            'optimizer': {row['optimizer']: MODEL_OPTIMIZERS[row['optimizer']]},
+            'fp8': row['fp8'],
+            'phase': row['phase'],
+        },
+        'plan': plan,
+        'against': {},
+    }
+
+
+def _patterns(row):
+    """What is recomputed by name."""
+    return ['layer*.norm?', f'layer*{MODELS[row["model"]].get("activation", "gelu")}']
+
+
+def _model(row, layers, draw):
+    """Keys of the transformer."""
+    tokens = 2 * TOKENS if row['fp8'] != 'none' else TOKENS
+    of_kind = dict(MODELS[row['model']])
+    of_experts = EXPERTS[row['experts']]
+    if of_experts is not None:
+        of_experts = {'count': COUNT, 'ffn': draw.choice([16, 32]), **of_experts}
+        if row['aux'] != 'none':
+            of_experts |= {'aux_loss': 0.2, 'aux_group': row['aux']}
+        of_kind |= {'bias': [], 'experts': of_experts}
+    if row['documents'] == 'packed':
+        first = draw.randint(1, tokens - 2)
+        of_kind['documents'] = draw.choice([[first, tokens - first], first])
+    return {'layers': layers, 'hidden': HIDDEN, 'heads': HEADS, 'ffn': FFN, 'vocab': VOCAB, 'sequence': tokens,
+            'init_std': 0.2, 'attention': row['attention'], **of_kind}  # fmt: skip
+
+
+def size_of(row):
+    """About how many times a plan computes a layer."""
+    _, stages, micro_batches = MODEL_ORDERS[row['order']]
+    context = 1 if row['context'] == 'none' else 2
+    return stages * micro_batches * row['data'] * row['expert'] * row['tensor'] * row['copies'] * context
+
+
+# The array
+
+FACTORS = {
+    'model': tuple(MODELS),
+    'experts': tuple(EXPERTS),
+    'aux': AUX,
+    'data': (1, 2),
+    'expert': (1, 2),
+    'tensor': (1, 2),
+    'sequence_parallel': (False, True),
+    'context': tuple(CONTEXT),
+    'strategies': ('none', 'one'),
+    'copies': (1, 2),
+    'order': tuple(MODEL_ORDERS),
+    'sharding': tuple(SHARDING),
+    'form': ('none', 'dim', 'padded', 'flat'),
+    'fusion': tuple(name for name in FUSIONS if name != 'ids'),
+    'recompute': ('none', 'full', 'selective', 'patterns'),
+    'tiles': (1, 2),
+    'reduce': ('early', 'late'),
+    'optimizer': tuple(MODEL_OPTIMIZERS),
+    'attention': ('flash', 'unfused'),
+    'fp8': ('none', 'e4m3', 'hybrid'),
+    'documents': ('one', 'packed'),
+    'phase': ('train', 'forward'),
+}
+ALONE = {
+    (('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with',
+    (('experts', 'none'), ('expert', 2)): 'there are no experts to share',
+}
+EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: ', 'expert': r'^plan\.expert: '}
+MIXTURES = tuple(name for name in EXPERTS if name != 'none')
+SHARED = tuple(name for name in CONTEXT if name != 'none')
+UNBUILT = {
+    **{(('experts', one), ('optimizer', 'muon')): r'^workload\.optimizer\.muon: ' for one in MIXTURES},
+    **{(('experts', one), ('strategies', 'one')): r'^plan\.strategies: ' for one in MIXTURES},
+    **{(('context', one), ('strategies', 'one')): r'^plan\.context: ' for one in SHARED},
+    **{(('experts', 'capacity'), ('context', one)): r'^plan\.context: ' for one in SHARED},
+    **{(('context', one), ('attention', 'unfused')): r'^plan\.context_kind: ' for one in SHARED if 'heads' not in one},
+}
+UNBUILT |= {(('optimizer', 'muon'), ('form', form)): r'^plan\.shard_form: ' for form in ('padded', 'flat')}
+NEVER = (
+    *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
+    *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),
+    *((('experts', 'none'), ('aux', aux)) for aux in AUX[1:]),
+)

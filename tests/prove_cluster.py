@@ -1,0 +1,299 @@
+"""Runs of the tutorial on two hosts (namespaces of this machine) under real launchers, and hosts that fail.
+
+    python -m tests.prove_cluster namespaces|slurm|mpi [--write]
+
+Needs root and the launchers of Debian; says what is missing, and installs nothing. --write puts what was seen into
+docs/cluster_proof.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.hosts import Hosts, address, lacking
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / 'docs' / 'cluster_proof.md'
+BIN = Path(sys.executable).parent
+SEED = 2026
+MEET, QUIET = 6, 8
+JOB = ['examples/multi_copy.yaml', '--set', 'cluster.profile=cpu-gloo', '--set', 'cluster.devices=2', '--set',
+       'cluster.nodes=2', '--set', 'plan.tensor=2']  # fmt: skip
+NAMED = re.compile(
+    r'^.*(?:node1|ranks? [23]\b).*(?:did not come|said nothing|was killed|died|lost|another run).*$', re.MULTILINE
+)
+PARTS = {
+    'namespaces': ('torchrun over two hosts', ['ip', 'unshare', 'nsenter'], 'iproute2 util-linux'),
+    'slurm': ("Debian's Slurm, two slurmd", ['slurmctld', 'slurmd', 'srun', 'sbatch', 'munged'],
+              'slurmctld slurmd slurm-client munge'),
+    'mpi': ("Debian's Open MPI and MPICH", ['mpirun.openmpi', 'mpiexec.hydra'], 'openmpi-bin mpich'),
+}  # fmt: skip
+
+
+class Job:
+    """A job under one launcher; ``scenario`` says what goes wrong on node1."""
+
+    def __init__(self, hosts, scenario, steps):
+        self.hosts, self.scenario, self.steps = hosts, scenario, steps
+        self.folder = hosts.folder
+        self.log = f'{type(self).__name__.lower()}-{scenario}'
+        other = self.folder / 'other' / 'simpar-9.9.dist-info'
+        other.mkdir(parents=True, exist_ok=True)
+        (other / 'METADATA').write_text('Metadata-Version: 2.1\nName: simpar\nVersion: 9.9\n')
+        cause = {
+            'never': '[ "$(hostname)" = node1 ] && exec sleep 60',
+            'version': f'[ "$(hostname)" = node1 ] && export PYTHONPATH={other.parent}:$PYTHONPATH',
+        }
+        rank = self.folder / f'rank-{self.log}'
+        rank.write_text(f'#!/bin/bash\n{cause.get(scenario, "true")}\nexec python "$@"\n')
+        rank.chmod(0o755)
+        self.rank = str(rank)
+
+    def script(self, launcher):
+        """What `simpar script` prints, with the rank's wrapper in place of python."""
+        done = subprocess.run(
+            [sys.executable, '-m', 'simpar', 'script', launcher, *JOB, '--steps', str(self.steps)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        flags = f'--steps {self.steps} --json --seed {SEED} --meet {MEET}s --timeout {QUIET}s'
+        return done.stdout.replace(f'--steps {self.steps}', flags)
+
+    def environment(self):
+        return {'PATH': f'{BIN}:{os.environ["PATH"]}', 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+    def said(self):
+        return self.hosts.said(log=self.log)
+
+    def wait(self, seconds, until=None):
+        """Wait for the end, or until something has been said; returns whether that happened."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if until(self.said()) if until else all(one.poll() is not None for one in self.started):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+class Torchrun(Job):
+    def start(self):
+        text = self.script('torchrun').replace('--port 29400', f'--port 29400 --meet {MEET}s')
+        text = text.replace('  -m executor', f'  --no-python {self.rank} -m executor')
+        if self.scenario == 'version':
+            text = text.replace('python -m executor preflight', f'{self.rank} -m executor preflight')
+        path = self.folder / f'{self.log}.sh'
+        path.write_text(text)
+        which = [0] if self.scenario == 'never' else [0, 1]
+        self.started = [
+            self.hosts.start(host, ['bash', str(path), 'node0,node1'], log=self.log, **self.environment())
+            for host in which
+        ]
+
+
+class Srun(Job):
+    def start(self):
+        path = self.folder / f'{self.log}.sh'
+        path.write_text(self.script('slurm').replace('python -m executor', f'{self.rank} -m executor'))
+        words = ['sbatch', '--wait', f'--output={self.folder / self.log}', str(path)]
+        self.started = [self.hosts.start(0, words, log='sbatch', **self.environment())]
+
+    def environment(self):
+        return {**super().environment(), 'SLURM_CONF': str(self.folder / 'slurm.conf')}
+
+
+class OpenMpi(Job):
+    mpirun, agent = 'mpirun.openmpi', 'mpirun --mca plm_rsh_agent AGENT'
+
+    def start(self):
+        path = self.folder / f'{self.log}.sh'
+        text = self.script('mpirun').replace('python -m executor', f'{self.rank} -m executor')
+        for word, here in (('mpirun', self.agent), ('mpiexec', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT')):
+            text = text.replace(f'exec {word}', f'exec {here}'.replace('AGENT', str(self.folder / 'agent')))
+        (self.folder / 'bin' / self.log).mkdir(parents=True)
+        (self.folder / 'bin' / self.log / 'mpirun').symlink_to(shutil.which(self.mpirun))
+        path.write_text(text)
+        self.started = [self.hosts.start(0, ['bash', str(path), 'node0,node1'], log=self.log, **self.environment())]
+
+    def environment(self):
+        found = super().environment()
+        root = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+        return {**found, **root, 'PATH': f'{self.folder}/bin/{self.log}:{found["PATH"]}'}
+
+
+class Mpich(OpenMpi):
+    mpirun = 'mpiexec.hydra'
+
+
+def agent(hosts):
+    """What MPI starts its daemons by, in place of ssh: HOST COMMAND..."""
+    cases = ' '.join(f'node{host}) pid={hosts.process(host)};;' for host in range(hosts.count))
+    path = hosts.folder / 'agent'
+    path.write_text(
+        f'#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$1; shift\ncase $host in {cases} esac\n'
+        f'exec nsenter -t $pid --net --uts --mount --wd={os.getcwd()} -- /bin/bash -c "$*"\n'
+    )
+    path.chmod(0o755)
+
+
+def slurm(hosts):
+    """Start munge, slurmctld and two slurmd; wait until the nodes are idle."""
+    folder = hosts.folder
+    (folder / 'munge.key').write_bytes(os.urandom(128))
+    (folder / 'munge.key').chmod(0o400)
+    (folder / 'state').mkdir()
+    files = {'socket': 'socket', 'key-file': 'key', 'pid-file': 'pid', 'seed-file': 'seed', 'log-file': 'log'}
+    hosts.start(0, ['munged', '--foreground', '--force', *(f'--{flag}={folder}/munge.{end}' for flag, end in files.items())], log='munged')  # fmt: skip
+    nodes = ''.join(f'NodeName=node{host} NodeAddr={address(host)} CPUs=2\n' for host in range(hosts.count))
+    (folder / 'slurm.conf').write_text(
+        f'ClusterName=proof\nSlurmctldHost=node0({address(0)})\nSlurmUser=root\nSlurmdUser=root\n'
+        f'AuthType=auth/munge\nAuthInfo=socket={folder}/munge.socket\nCredType=cred/munge\n'
+        'ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\nReturnToService=2\n'
+        'SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\nSlurmdParameters=config_overrides\n'
+        'SlurmdTimeout=10\nKillWait=5\nInactiveLimit=20\n'
+        f'StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool-%n\nSlurmctldPidFile={folder}/ctld.pid\n'
+        f'SlurmdPidFile={folder}/slurmd-%n.pid\nSlurmctldLogFile={folder}/ctld.log\n'
+        f'SlurmdLogFile={folder}/slurmd-%n.log\n{nodes}PartitionName=all Nodes=ALL Default=YES State=UP\n'
+    )
+    set_up = {'SLURM_CONF': str(folder / 'slurm.conf'), 'PATH': f'{BIN}:{os.environ["PATH"]}'}
+    time.sleep(1)
+    hosts.start(0, ['slurmctld', '-D'], log='ctld', **set_up)
+    for host in range(hosts.count):
+        hosts.start(host, ['slurmd', '-D', '-N', f'node{host}'], log=f'slurmd{host}', **set_up)
+    for _ in range(30):
+        hosts.start(0, ['sinfo', '-h', '-o', '%t %D'], log='sinfo', **set_up).wait()
+        if 'idle 2' in hosts.said(log='sinfo'):
+            return
+        time.sleep(1)
+    raise RuntimeError(hosts.said(log='ctld')[-2000:])
+
+
+def losses_of(text):
+    found = [json.loads(line)['losses'] for line in text.splitlines() if line.startswith('{')]
+    return found[-1] if found else None
+
+
+def plain():
+    """Losses of the same job on this machine, without a launcher."""
+    words = [sys.executable, '-m', 'executor', *JOB, '--steps', '5', '--seed', str(SEED), '--json']
+    return losses_of(subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+
+
+def scenarios(kind, hosts_of, same):
+    """Run all; yields (what, seconds, what was said, good)."""
+    for scenario in ('good', 'never', 'dies', 'version'):
+        with hosts_of() as hosts:
+            before = [set(hosts.processes(host)) for host in range(hosts.count)]
+            job = kind(hosts, scenario, 3_000 if scenario == 'dies' else 5)
+            begin = time.monotonic()
+            job.start()
+            if scenario == 'dies':
+                job.wait(60, lambda text: 'all meet' in text)
+                time.sleep(8)
+                begin = time.monotonic()
+                hosts.kill(1)
+            if scenario != 'good':
+                named = job.wait(90, NAMED.search)
+                seconds = time.monotonic() - begin
+            job.wait(90)
+            if scenario == 'good':
+                seconds, named = time.monotonic() - begin, losses_of(job.said()) == same
+            time.sleep(0.5)
+            left = [set(hosts.processes(host)) - before[host] for host in range(hosts.count)]
+            line = NAMED.search(job.said())
+            told = line[0] if line else f'losses {losses_of(job.said())}'
+            limit = {'good': 90, 'never': MEET + 10, 'dies': QUIET + 10, 'version': 30}[scenario]
+            good = bool(named) and seconds <= limit and not any(left)
+            if not good:
+                print(job.said()[-3000:], left, file=sys.stderr)
+            yield scenario, seconds, told, good
+
+
+WORDS = {
+    'good': 'both hosts come: losses equal those of one machine, to the bit',
+    'never': f'node1 never comes (timeout {MEET} s)',
+    'dies': f'node1 dies while it trains (timeout {QUIET} s)',
+    'version': 'node1 has another version of simpar',
+}
+
+
+def prove(part):
+    """The table of one part, and whether all went well."""
+    same, rows, well = plain(), [], True
+    if part == 'namespaces':
+        kinds = {'torchrun': (Torchrun, lambda: Hosts(2))}
+    elif part == 'slurm':
+        kinds = {'sbatch, srun': (Srun, lambda: _with(Hosts(2), slurm))}
+    else:
+        shared = lambda: _with(Hosts(2, own_processes=False), agent)  # noqa: E731
+        kinds = {"Open MPI's mpirun": (OpenMpi, shared), "MPICH's mpiexec": (Mpich, shared)}
+    for name, (kind, hosts_of) in kinds.items():
+        for scenario, seconds, told, good in scenarios(kind, hosts_of, same):
+            well = well and good
+            row = f'| {name} | {WORDS[scenario]} | {seconds:.1f} | {"yes" if good else "**no**"} | `{told[:220]}` |'
+            print(row, flush=True)
+            rows.append(row)
+    return rows, well
+
+
+class _with:
+    """Hosts on which something is set up when they are entered."""
+
+    def __init__(self, hosts, set_up):
+        self.hosts, self.set_up = hosts, set_up
+
+    def __enter__(self):
+        hosts = self.hosts.__enter__()
+        self.set_up(hosts)
+        return hosts
+
+    def __exit__(self, *error):
+        return self.hosts.__exit__(*error)
+
+
+def versions(part):
+    """Of the launchers that were used."""
+    asked = {'namespaces': [[str(BIN / 'python'), '-c', 'import torch; print("torch", torch.__version__)']],
+             'slurm': [['slurmd', '-V']], 'mpi': [['mpirun.openmpi', '--version'], ['mpiexec.hydra', '--version']]}  # fmt: skip
+    return ', '.join(
+        ' '.join(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split('\n')[0 if 'hydra' not in words[0] else 1].split())
+        for words in asked[part]
+    )  # fmt: skip
+
+
+def write(part, rows):
+    """Put a part's section into the page."""
+    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True).stdout
+    head = '| launcher | what happens | seconds | good, nothing left | what the ranks said |\n|---|---|---|---|---|'
+    section = (
+        f'<!-- {part} -->\n## {PARTS[part][0]}\n\n`make prove-{"cluster" if part == "namespaces" else part}` '
+        f'at commit {commit.strip()}, seed {SEED}; {versions(part)}.\n\n{head}\n' + '\n'.join(rows) + f'\n<!-- /{part} -->\n'
+    )  # fmt: skip
+    text = PAGE.read_text()
+    found = re.search(rf'<!-- {part} -->.*?<!-- /{part} -->\n', text, re.DOTALL)
+    text = text.replace(found[0], section) if found else f'{text.rstrip()}\n\n{section}'
+    PAGE.write_text(text)
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument('part', choices=PARTS)
+    options.add_argument('--write', action='store_true')
+    options = options.parse_args()
+    _, tools, packages = PARTS[options.part]
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing or lacking():
+        print(f'not run: {lacking() or ", ".join(missing) + " not found"}; needs root and: apt-get install {packages}')
+        return 3
+    rows, well = prove(options.part)
+    if options.write:
+        write(options.part, rows)
+    return 0 if well else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

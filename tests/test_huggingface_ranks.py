@@ -1,0 +1,93 @@
+"""Models that we did not write, with experts and shared sequences: plans of the long proof, and two of them on gloo."""
+
+import re
+from itertools import combinations
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+pytest.importorskip('transformers', reason='needs the extra test')
+
+from huggingface_cases import MIXTURES, TINY
+from huggingface_oracle import Oracle
+from huggingface_plans import AXES, PLANS, SAMPLE, SIX, groups, plan_for, ranks
+from prove_huggingface import AUX_LOSS, MARGIN, NARROW, NARROW_FLOOR, PAGE, WIDE
+
+from executor.backend import Pool
+from executor.inprocess import InProcess
+from simpar.lower import lower
+
+pytestmark = pytest.mark.torch
+IN_PROCESS = {
+    'gpt2': 'gather in 4, expert',
+    'llama': 'gather, expert, pipeline, late',
+    'mistral': 'ring of runs, expert, tensor, sequence, zero 3',
+    'qwen3': 'gather, tensor, sequence, pipeline, copies, recompute',
+    'mixtral': 'heads, expert, pipeline, copies, zero 2',
+    'deepseek_v3': 'ring, zero 1',
+}
+"""A plan of each model that the suite trains."""
+
+
+@pytest.fixture(scope='module')
+def oracles(tmp_path_factory):
+    made = {}
+
+    def oracle(kind):
+        folder = tmp_path_factory.getbasetemp()
+        return made.get(kind) or made.setdefault(kind, Oracle(kind, MIXTURES.get(kind) or TINY[kind], folder, seed=0))
+
+    return oracle
+
+
+@pytest.fixture(scope='module')
+def pool():
+    with Pool(ranks(SAMPLE), timeout=60) as made:
+        yield made
+
+
+@pytest.mark.parametrize('kind', SIX)
+def test_a_shared_sequence_and_experts_compute_what_transformers_computes(kind, oracles):
+    oracle = oracles(kind)
+    plan = plan_for(PLANS[IN_PROCESS[kind]], oracle.workload)
+    found = InProcess(lower(oracle.workload, plan, ranks(plan)), oracle.seed).run(1)
+    assert oracle.deviation(found.losses[0], found.gradients) <= WIDE
+
+
+@pytest.mark.parametrize(('kind', 'aux_loss'), [('mixtral', AUX_LOSS), ('deepseek_v3', 0.0)])
+def test_ranks_over_gloo_compute_it_in_single_precision(kind, aux_loss, oracles, pool):
+    oracle = oracles(kind)
+    workload = oracle.with_aux_loss(aux_loss) if aux_loss else oracle.workload
+    program = lower(workload, SAMPLE, ranks(SAMPLE))
+    found = pool.run(program, steps=1, seed=oracle.seed, dtype='fp32', keep=True)
+    together = groups(SAMPLE) if aux_loss else 1
+    assert oracle.deviation(found.losses[0], found.gradients, aux_loss, together, NARROW_FLOOR) <= NARROW
+    if not aux_loss:
+        assert found.losses[0] == pytest.approx(oracle.unpatched_loss(), rel=NARROW)
+        # What must agree could also differ.
+        assert oracle.deviation(found.losses[0] * 1.001, found.gradients, floor=NARROW_FLOOR) > NARROW
+
+
+@pytest.mark.parametrize('kind', ['mixtral', 'deepseek_v3'])
+def test_no_token_stands_between_two_experts(kind, oracles):
+    assert oracles(kind).margin() >= MARGIN
+
+
+def test_the_plans_cover_every_pair_of_axes():
+    barred = {('tensor', 'sequence'): (False, True), ('data', 'expert'): (False, True), ('data', 'zero'): (False, True)}
+    plans = [*PLANS.values(), SAMPLE]
+    for one, other in combinations(AXES, 2):
+        met = {(AXES[one](plan), AXES[other](plan)) for plan in plans}
+        met |= {barred[one, other]} if (one, other) in barred else set()
+        assert met >= {(True, True), (True, False), (False, True)}, (one, other)
+
+
+def test_the_page_has_every_model_under_every_plan():
+    sections = PAGE.read_text(encoding='utf-8').split('\n## ')[1:]
+    assert [section.split('\n')[0] for section in sections] == list(SIX)
+    for section in sections:
+        rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in section.split('\n') if '| 8 |' in line]
+        assert {re.sub(', aux$', '', row[0]) for row in rows} == set(PLANS)
+        assert all(float(row[2]) <= WIDE and float(row[3]) <= NARROW for row in rows)
+        assert all(float(row[4]) <= NARROW for row in rows if row[4])
+        assert len(rows) == len(PLANS) * (2 if section.startswith('mixtral') else 1)

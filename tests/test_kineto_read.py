@@ -1,0 +1,156 @@
+"""Recordings of torch.profiler: busy, exposed and overlap as HTA tells them; joined with a schedule by op."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from recorded_training import Gpt, record, stepper
+
+from simpar import cli
+from simpar.case import load_case
+from simpar.kineto.overlap import busy
+from simpar.kineto.read import read_recording, read_recordings
+from simpar.recording.join import join
+from simpar.recording.recorded_ops import collectives, compute_ops
+
+FOLDER = Path(__file__).parent / 'recorded' / 'kineto'
+ANSWERS = json.loads((FOLDER / 'hta.json').read_text(encoding='utf-8'))['answers']
+SCHEDULE = """
+simpar: 1
+cluster: cpu-gloo
+workload:
+  transformer: {layers: 2, hidden: 64, heads: 4, vocab: 512, sequence: 32}
+  batch: 4
+  optimizer: adam
+plan: {data: 1}
+"""
+
+
+@pytest.mark.parametrize('name', ANSWERS)
+def test_busy_exposed_and_overlap_equal_those_of_hta(name):
+    recording, theirs = read_recording(FOLDER / f'{name}.json.gz'), ANSWERS[name]
+    mine = busy(recording)
+    assert recording.rank == theirs['rank']
+    for key, seconds in (('span_us', mine.span), ('idle_us', mine.idle), ('compute_us', mine.compute)):
+        assert seconds * 1e6 == pytest.approx(theirs[key], abs=0.1), key
+    assert mine.exposed * 1e6 == pytest.approx(theirs['non_compute_us'], abs=0.1)
+    assert 100 * mine.overlap == pytest.approx(theirs['overlap_percent'], abs=0.006)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A recording of a model that torch alone trains, and the schedule of the same model."""
+    folder = tmp_path_factory.mktemp('trained')
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    record(folder / 'rank0.json', stepper(Gpt(64, 2, 32), 4, 32))
+    torch.set_num_threads(threads)
+    schedule = folder / 'schedule.yaml'
+    schedule.write_text(SCHEDULE, encoding='utf-8')
+    return folder / 'rank0.json', schedule
+
+
+def test_every_product_of_a_training_is_found_in_the_program(trained):
+    path, schedule = trained
+    found = join(load_case(schedule, ['cluster.devices=1']).program, read_recordings(path))
+    exact = [line for line in found.lines if line.key[0] in {'matmul', 'attention'}]
+    # A layer has four products, each with two gradients, and one attention; the head has a product more.
+    assert sum(line.program for line in exact) == 2 * (4 * 3 + 2) + 3
+    assert all(line.recorded == line.program for line in exact)
+    assert found.matched > 0.3 * found.step
+
+
+def test_a_profile_with_recorded_ops_prices_them_as_recorded(trained, tmp_path, capsys):
+    path, schedule = trained
+    schedule.write_text(
+        SCHEDULE.replace('cluster: cpu-gloo', 'cluster: {profile: cpu-gloo, devices: 1}'), encoding='utf-8'
+    )
+    output = tmp_path / 'new' / 'mine.yaml'
+    assert cli.main(['import', str(path), '--for', str(schedule), '--output', str(output), '--json']) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert cli.main(['import', str(path), '--for', str(schedule), '--json', *_on(output, schedule)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    for before, after in zip(told['ops'], again['ops'], strict=True):
+        assert after['predicted'] == pytest.approx(before['seconds'], rel=1e-3), before['key']
+    assert told['predicted_with_them'] == again['step']['predicted']
+
+
+def _on(profile, schedule):
+    """The schedule, now on the new profile."""
+    text = SCHEDULE.replace('cluster: cpu-gloo', f'cluster: {{profile: {profile}, devices: 1}}')
+    schedule.write_text(text, encoding='utf-8')
+    return []
+
+
+def made(tmp_path, name, events, **told):
+    """A recording made by hand, of ``(name, category, start, duration, args)`` in microseconds."""
+    path = tmp_path / name
+    listed = [
+        {'ph': 'X', 'name': each[0], 'cat': each[1], 'tid': 1, 'ts': 1e9 + each[2], 'dur': each[3], 'args': each[4]}
+        for each in events
+    ]
+    path.write_text(json.dumps({'distributedInfo': told, 'traceEvents': listed}), encoding='utf-8')
+    return path
+
+
+REDUCE = {'stream': 9, 'Collective name': 'allreduce', 'In msg nelems': 500, 'dtype': 'Float', 'Group size': 2}
+
+
+def test_a_collective_lasts_from_its_last_arrival(tmp_path):
+    """Rank 1 comes 60 us late: the transfer took 20 us, though rank 0's kernel ran for 80."""
+    for rank, start in ((0, 100), (1, 160)):
+        events = [('ncclDevKernel_AllReduce', 'kernel', start, 180 - start, REDUCE)]
+        # An event before, at another time of each rank, that clocks must not be counted from.
+        made(tmp_path, f'r{rank}.json', [('aten::add', 'cpu_op', 10 * rank, 1, {}), *events], rank=rank, world_size=2)
+    (found,) = collectives(read_recordings(tmp_path))
+    assert found.key == ('collective', 'all_reduce', 2, 2000)
+    assert found.seconds == pytest.approx(20e-6, rel=1e-6)
+
+
+def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
+    """A product of two kernels, launched while the host was in it, which run when it is over."""
+    shapes = {'Input Dims': [[8, 4], [4, 2]]}
+    launch = [('cudaLaunchKernel', 'cuda_runtime', 2 + at, 1, {'correlation': at}) for at in (1, 2, 9)]
+    kernels = [('gemm', 'kernel', 50 + 10 * at, 3 * at, {'correlation': at, 'stream': 7}) for at in (1, 2, 9)]
+    path = made(tmp_path, 'a.json', [('aten::mm', 'cpu_op', 0, 8, shapes), *launch, *kernels])
+    (found,) = compute_ops(read_recording(path))
+    assert found.key == ('matmul', 8, 2, 4)
+    assert found.seconds == pytest.approx(9e-6)
+
+
+@pytest.mark.parametrize(
+    ('content', 'says'),
+    [
+        ('{"schemaVersion": 1', 'is no JSON'),
+        ('{"schemaVersion": 1}', 'has no list traceEvents'),
+        ('{"traceEvents": []}', 'has no event that lasts'),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "x"}]}', 'traceEvents.0: has no numbers ts and dur'),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": -1}]}', 'ts or dur is no time'),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": NaN}]}', 'ts or dur is no time'),
+    ],
+)
+def test_what_is_no_recording_is_told_so(tmp_path, capsys, content, says):
+    path = tmp_path / 'trace.json'
+    path.write_text(content, encoding='utf-8')
+    assert cli.main(['import', str(path)]) == 2
+    told = capsys.readouterr().err
+    assert str(path) in told
+    assert says in told
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path, capsys):
+    for name in ('a.json', 'b.json'):
+        made(tmp_path, name, [('aten::add', 'cpu_op', 0, 1, {})], rank=0)
+    assert cli.main(['import', str(tmp_path)]) == 2
+    assert 'are of one rank' in capsys.readouterr().err
+
+
+def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):
+    path = tmp_path / 'trace.json.gz'
+    path.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}'))
+    assert cli.main(['import', str(path), '--output', str(tmp_path / 'p.yaml'), '--set', 'a=1']) == 2
+    told = capsys.readouterr().err
+    assert '--output' in told
+    assert '--set' in told

@@ -1,0 +1,75 @@
+"""Training on virtual accelerators: to the bit as where nothing is asynchronous, and what is missing is noticed."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from virtual_cases import (
+    STEPS,
+    differences,
+    drop_event,
+    program,
+    reuse_early,
+    small,
+    swap_communicators,
+    swappable,
+    waits,
+    world,
+)
+
+from executor.inprocess import InProcess
+from executor.virtual.races import Race
+from simpar.errors import Deadlock
+
+pytestmark = pytest.mark.torch
+
+TRAINED = (
+    'data 2, tensor 2',
+    'context 2, ring of runs, pipeline 2, recomputed',
+    'network, mean squared error, Adam',
+    'tied over two stages, momentum, clipped, loss scale',
+)
+"""`make prove-virtual` trains all of them, in many more orders."""
+
+
+@pytest.mark.parametrize('name', TRAINED)
+def test_a_plan_trains_to_the_bit_as_in_process(name):
+    made = program(name)
+    assert differences(world(made, order=1).run(), InProcess(made).run(STEPS)) == []
+
+
+def test_any_order_of_the_streams_gives_the_same_bits():
+    made = small()
+    wanted = InProcess(made).run(STEPS)
+    for order in (None, *range(10)):
+        assert differences(world(made, order=order).run(), wanted) == [], order
+
+
+def test_every_event_that_is_dropped_is_noticed():
+    made = small()
+    every = waits(world(made).ranks[0])
+    assert len(every) > 5
+    for number, wait in enumerate(every):
+        ranks = world(made, order=number)
+        drop_event(ranks.ranks[number % 2], wait)
+        with pytest.raises(Race, match='does not wait for'):
+            ranks.run()
+
+
+@pytest.mark.parametrize('order', range(3))
+def test_memory_that_is_reused_early_is_noticed(order):
+    ranks = world(small(), order)
+    reuse_early(ranks.ranks[order % 2])
+    with pytest.raises(Race, match=r'an allocation on .* does not wait for'):
+        ranks.run()
+
+
+@pytest.mark.parametrize('order', range(3))
+def test_communicators_that_ranks_issue_in_different_orders_are_noticed(order):
+    ranks = world(program('data 2, tensor 2, sequence parallel'), order, steps=1)
+    pairs = list(swappable(ranks.ranks[0]))
+    swap_communicators(ranks.ranks[0], random.Random(order).choice(pairs))
+    with pytest.raises(Deadlock, match=r'rank 0.*_.* on '):
+        ranks.run()
