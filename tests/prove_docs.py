@@ -70,7 +70,7 @@ class Outcome:
 
 def folder_of(page: str, folder: Path) -> Path:
     """Make the folder in which the blocks of a page run."""
-    for name in ('examples', 'hw_profiles', 'measured_steps'):
+    for name in ('examples', 'hw_profiles', 'measured_steps', 'tests'):
         (folder / name).symlink_to(ROOT / name)
     for name, source in BESIDE.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
