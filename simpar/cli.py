@@ -57,7 +57,8 @@ class _Parser(argparse.ArgumentParser):
         # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
         wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
         near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
-        hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
+        # The flag whose value is wrong is named already.
+        hint = f'; did you mean {near[0]}?' if near and near[0] not in message.replace(':', ' ').split() else ''
         self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
 
 
@@ -337,7 +338,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except OSError as error:
         # Files are written whole, with their names; what has none is the standard output.
-        print(f'simpar: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
+        where, what = error.filename or 'standard output', error.strerror or error
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            what = 'a file, where a folder is wanted; name another path'
+        print(f'simpar: {where}: {what}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         if os.environ.get('SIMPAR_DEBUG'):

@@ -194,13 +194,16 @@ def load_trace(path: Path) -> SavedTrace:
         # Strict: a time that is a text is a broken file, not a number to be guessed.
         content = _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}', 'check the path')) from error
     except ValidationError as error:
         wrong_fields = error.errors()
         # Of another file every field would be missing, and none of them is what is wrong.
-        another = next((one for one in wrong_fields if one['loc'] == ('format',)), None)
+        another = next(
+            (one for one in wrong_fields if one['loc'] == ('format',) or one['type'] == 'json_invalid'), None
+        )
         if another is not None:
-            got = f' (its format is {str(another["input"])[:60]!r})' if another['type'] != 'missing' else ''
+            named = another['type'] not in ('missing', 'json_invalid')
+            got = f' (its format is {str(another["input"])[:60]!r})' if named else ''
             what = f'is not a saved answer or trace{got}'
             instead = 'write one by `simpar run FILE --save` or `simpar measure FILE --save`'
             raise ScheduleError(Problem(str(path), what, instead)) from error
