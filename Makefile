@@ -26,6 +26,9 @@
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
 # make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
+# make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
+# make prove-docs  run every command and block of the docs; writes docs/commands.md
+# make prove-browser  the page and the notebook in Chromium, sliders moved; writes screenshots of the docs
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
 # make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
@@ -36,6 +39,7 @@ PYTHON ?= python3
 
 # Every target without a slash or a dot is a command, not a file.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
+.PHONY: docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -92,6 +96,18 @@ netns: .venv-test/installed
 notebooks: .venv-test/installed
 	.venv-test/bin/python -m pip install --quiet nbclient ipykernel
 	.venv-test/bin/jupyter-execute --inplace notebooks/*.ipynb
+
+# A venv of its own: the suite needs none of it.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+prove-docs: .venv-test/installed
+	cd tests && PYTHONPATH=..:. ../.venv-test/bin/python prove_docs.py $(DOCS)
+
+# Needs Debian's chromium and chromium-driver; without them it says so and ends well.
+prove-browser: .venv-docs/installed
+	.venv-docs/bin/python -m pip install --quiet selenium jupyterlab ipywidgets pillow pandas
+	.venv-docs/bin/python tests/prove_browser.py
 
 # the name before
 lab: netns
@@ -177,5 +193,10 @@ prove-culprit: .venv-test/installed
 	.venv-test/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[torch,test]'
 	touch $@
 
+.venv-docs/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-test out build dist
+	rm -rf .venv .venv-test .venv-docs out build dist

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Only looked up: importing torch takes seconds, and each verb imports it where it needs it.
         if importlib.util.find_spec('torch') is None:
-            raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')  # noqa: TRY301
+            raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')  # noqa: TRY301
         code: int = importlib.import_module(f'executor.commands.{options.verb}').command(options)
         sys.stdout.flush()
     except SimparError as error:

@@ -57,7 +57,8 @@ class _Parser(argparse.ArgumentParser):
         # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
         wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
         near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], known, 1)]
-        hint = f'; did you mean {near[0]}?' if near and near[0] not in wrong else ''
+        # The flag whose value is wrong is named already.
+        hint = f'; did you mean {near[0]}?' if near and near[0] not in message.replace(':', ' ').split() else ''
         self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
 
 
@@ -87,7 +88,13 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     run.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
-    run.add_argument('--save', type=Path, metavar='JSON', help='write the predicted trace for `simpar compare`')
+    run.add_argument(
+        '--trace-ranks', type=_ranks, default=(), metavar='N,N', help='with --trace, these ranks (default: up to 8)'
+    )
+    run.add_argument('--trace-steps', type=_positive, metavar='N', help='with --trace, the last N steps (default: all)')
+    run.add_argument(
+        '--save', type=Path, metavar='JSON', help='write the answer for `simpar compare` and `simpar diff`'
+    )
 
     run.add_argument(
         '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
@@ -159,6 +166,10 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument(
         '--tolerance', type=_percent, metavar='PERCENT', help='exit 4 if the step differs by more, e.g. 10%%'
     )
+
+    diff = _verb(verbs, 'diff', 'what changed between two answers of `simpar run --save`')
+    diff.add_argument('old', type=Path, metavar='OLD')
+    diff.add_argument('new', type=Path, metavar='NEW')
 
     calibrate = _verb(verbs, 'calibrate', 'measure this machine and write its profile')
     calibrate.add_argument('output', type=Path, metavar='PROFILE.yaml')
@@ -279,6 +290,12 @@ def _positive(text: str) -> int:
     return number
 
 
+def _ranks(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split(',')):
+        raise argparse.ArgumentTypeError(f'{text} is not a list of ranks; write e.g. 0,8')
+    return tuple(dict.fromkeys(map(int, text.split(','))))
+
+
 def _limit(text: str) -> str:
     # Imported where it is needed: it knows schedules and programs.
     from simpar.size import parse_limit
@@ -342,7 +359,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except OSError as error:
         # Files are written whole, with their names; what has none is the standard output.
-        print(f'simpar: {error.filename or "standard output"}: {error.strerror or error}', file=sys.stderr)
+        where, what = error.filename or 'standard output', error.strerror or error
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            what = 'a file, where a folder is wanted; name another path'
+        print(f'simpar: {where}: {what}', file=sys.stderr)
         return WRONG_USE
     except Exception as error:
         if os.environ.get('SIMPAR_DEBUG'):

@@ -20,6 +20,12 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
 
 
+def change_in_words(old: float, new: float) -> str:
+    """How a step changed, by the same definition."""
+    change = max(old, new) / min(old, new) - 1
+    return 'as long' if change < 0.0005 else f'{change * 100:.1f} % {_word(new, old)}'
+
+
 def headline_of_rates(plan: tuple[str, float], baseline: tuple[str, float], unit: str) -> str:
     """The same where steps are of different batches, so that rates are compared; arguments: names and rates."""
     change = max(plan[1], baseline[1]) / min(plan[1], baseline[1]) - 1

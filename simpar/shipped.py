@@ -44,15 +44,23 @@ class Example:
 
 def example_folder() -> Path:
     """Where they are."""
-    here = Path(__file__).parent
-    # A wheel has the folder inside the package, a checkout beside it.
-    return next((found for found in (here / 'examples', here.parent / 'examples') if found.is_dir()), here)
+    return _folder('examples')
 
 
 def measured_folder() -> Path:
     """Where the published steps are that `simpar validate` reads."""
+    return _folder('measured_steps')
+
+
+def notebooks() -> list[Path]:
+    """The notebooks that come with simpar."""
+    return sorted(_folder('notebooks').glob('*.ipynb'))
+
+
+def _folder(name: str) -> Path:
     here = Path(__file__).parent
-    return next((found for found in (here / 'measured_steps', here.parent / 'measured_steps') if found.is_dir()), here)
+    # A wheel has the folder inside the package, a checkout beside it.
+    return next((found for found in (here / name, here.parent / name) if found.is_dir()), here)
 
 
 def examples() -> list[Example]:
@@ -71,12 +79,12 @@ def example(name: str) -> Example:
     return known[wanted]
 
 
-def copy_examples(wanted: list[Example], folder: Path) -> list[Path]:
-    """Write examples, and what they read, into a folder, which is made.
+def copy_examples(wanted: list[Example], folder: Path, more: list[Path] | None = None) -> list[Path]:
+    """Write examples, what they read, and ``more`` files into a folder, which is made.
 
     Raises ``ScheduleError`` that names all files that are there already, before any is written.
     """
-    sources = sorted({path for one in wanted for path in (one.path, *one.beside)})
+    sources = sorted({path for one in wanted for path in (one.path, *one.beside)} | set(more or ()))
     targets = [folder / path.name for path in sources]
     there = [
         Problem(str(path), 'this file is there already', 'name another folder') for path in targets if path.exists()

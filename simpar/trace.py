@@ -89,12 +89,19 @@ class Trace:
 
     def first(self, steps: int) -> Trace:
         """The trace without what comes after so many steps."""
+        return self._part(slice(None, steps))
+
+    def last(self, steps: int) -> Trace:
+        """The trace without what comes before so many steps at its end; times stay as they are."""
+        return self._part(slice(-steps, None))
+
+    def _part(self, steps: slice) -> Trace:
         representatives = (
             replace(
                 rank_times,
-                arrive_KS=rank_times.arrive_KS[:steps],
-                start_KS=rank_times.start_KS[:steps],
-                end_KS=rank_times.end_KS[:steps],
+                arrive_KS=rank_times.arrive_KS[steps],
+                start_KS=rank_times.start_KS[steps],
+                end_KS=rank_times.end_KS[steps],
             )
             for rank_times in self.representatives
         )

@@ -73,6 +73,7 @@ class SavedTrace:
         representatives: the times of the ranks that stand for all.
         representative_of_rank: for each rank an index into ``representatives``.
         basis: what a prediction was simulated from, where it was kept.
+        answer: what a prediction rests on, and its figures, where they were kept (``saved_answer``).
     """
 
     program: str
@@ -81,6 +82,7 @@ class SavedTrace:
     representatives: tuple[SavedRank, ...]
     representative_of_rank: tuple[int, ...]
     basis: Basis | None = None
+    answer: dict[str, Any] | None = None
 
     @property
     def step_times(self) -> Times:
@@ -149,10 +151,12 @@ def to_trace(saved: SavedTrace, program: Program) -> Trace:
     return Trace(program, saved.origin, tuple(representatives), np.array(saved.representative_of_rank, dtype=np.int32))
 
 
-def save_trace(path: Path, trace: Trace | SavedTrace, costs: Costs | None = None) -> None:
+def save_trace(
+    path: Path, trace: Trace | SavedTrace, costs: Costs | None = None, answer: dict[str, Any] | None = None
+) -> None:
     """Write a trace as JSON, whole or not at all; the same trace gives the same bytes. Raises ``OSError``.
 
-    Arguments: ``costs`` as of ``to_saved``; with them a comparison can look for causes.
+    Arguments: ``costs`` as of ``to_saved``; with them a comparison can look for causes. ``answer``, what it rests on.
     """
     saved = to_saved(trace, costs) if isinstance(trace, Trace) else trace
     # Columns instead of rows: names of fields stand once, not once a slot.
@@ -176,6 +180,8 @@ def save_trace(path: Path, trace: Trace | SavedTrace, costs: Costs | None = None
     }
     if saved.basis is not None:
         content['basis'] = {'program': format_program(saved.basis.program), 'costs': costs_to_dict(saved.basis.costs)}
+    if answer is not None:
+        content['answer'] = answer
     write_atomically(path, json.dumps(content) + '\n')
 
 
@@ -190,9 +196,20 @@ def load_trace(path: Path) -> SavedTrace:
         # Strict: a time that is a text is a broken file, not a number to be guessed.
         content = _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True)
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}', 'check the path')) from error
     except ValidationError as error:
-        raise ScheduleError([_problem(path, one) for one in error.errors()[:_MOST_PROBLEMS]]) from error
+        wrong_fields = error.errors()
+        # Of another file every field would be missing, and none of them is what is wrong.
+        another = next(
+            (one for one in wrong_fields if one['loc'] == ('format',) or one['type'] == 'json_invalid'), None
+        )
+        if another is not None:
+            named = another['type'] not in ('missing', 'json_invalid')
+            got = f' (its format is {str(another["input"])[:60]!r})' if named else ''
+            what = f'is not a saved answer or trace{got}'
+            instead = 'write one by `simpar run FILE --save` or `simpar measure FILE --save`'
+            raise ScheduleError(Problem(str(path), what, instead)) from error
+        raise ScheduleError([_problem(path, one) for one in wrong_fields[:_MOST_PROBLEMS]]) from error
     if wrong := _inconsistency(content):
         raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
     return SavedTrace(
@@ -202,6 +219,7 @@ def load_trace(path: Path) -> SavedTrace:
         representatives=tuple(_saved_rank(times) for times in content.lanes),
         representative_of_rank=tuple(content.lane_of_rank),
         basis=_basis(path, content),
+        answer=content.answer,
     )
 
 
@@ -255,6 +273,7 @@ class _Content:
     roles: list[_RoleContent]
     lanes: list[_RankContent]
     basis: _BasisContent | None = None
+    answer: dict[str, Any] | None = None
 
 
 def _adapter() -> TypeAdapter[_Content]:

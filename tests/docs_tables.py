@@ -1,7 +1,8 @@
 """Tables of the docs that are made from the code; run as a program it writes them."""
 
 import json
-from functools import partial
+import re
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,30 @@ from simpar.schedule import schedule_schema
 from simpar.torch_module.table import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
-SCHEDULE, STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('schedule', 'strategies', 'models', 'import'))
-MODULES = DOCS / 'modules.md'
+STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('strategies', 'models', 'import'))
+MODULES, SETTINGS = DOCS / 'modules.md', DOCS / 'import_settings.md'
+
+KEYS = DOCS / 'keys.md'
+LAYER_KEYS = DOCS / 'keys_network.md'
+NETWORK = 'keys of a network and its layers'
+TOPICS = {
+    NETWORK: r'workload\.(network|module)\b',
+    'keys of experts': r'workload\.transformer\.experts\b',
+    'keys of a transformer': r'workload\.transformer\b',
+    'keys of the optimizer': r'workload\.optimizer\b',
+    'other keys of the workload': r'workload\b',
+    'keys of degrees': r'plan\.(data|tensor|sequence_parallel|context|context_\w+|expert)$',
+    'keys of the pipeline': r'plan\.(pipeline|micro_batches|order|chunks|rows|stages|receive|exchange)$',
+    'keys of copies, tiles and overlap': r'plan\.(copies|copies_loss|sum_loss|reduce|streams|tiles|overlap)$',
+    'keys of strategies': r'plan\.(dataset|device_matrix|redistribution|all_to_all|strategies|layouts|search|compat'
+    r'|objective)$',
+    'keys of recomputation': r'plan\.recompute',
+    'keys of optimizer parallelism': r'plan\.(shard|gather|hsdp|zero|shard_\w+|unsharded|accumulate|prefetch'
+    r'|reduce_gradients|fusion|fusion_ids)$',
+    'keys of a plan': r'plan\b',
+    'keys of the file': r'',
+}
+"""Tables by their first words, and the keys that each takes from those that the ones above leave."""
 
 KINDS = {'integer': 'integer', 'number': 'number', 'string': 'text', 'boolean': 'true, false', 'array': 'list',
          'object': 'mapping', 'null': ''}  # fmt: skip
@@ -57,10 +80,31 @@ def rows(schema: dict[str, Any], root: dict[str, Any], at: str = '') -> list[str
     return made
 
 
-def schedule_table() -> list[str]:
-    """A line for each key of a schedule file."""
+@cache
+def keys_by_topic() -> dict[str, list[str]]:
+    """Lines for the keys of a schedule file, in the order of the schema, by the first topic that takes each."""
     schema = schedule_schema()
-    return rows(schema, schema)
+    sorted_in: dict[str, list[str]] = {topic: [] for topic in TOPICS}
+    for line in rows(schema, schema):
+        key = line.split('`')[1]
+        topic = next(topic for topic, taken in TOPICS.items() if re.match(taken, key))
+        sorted_in[topic].append(line)
+    return sorted_in
+
+
+def schedule_table_keys() -> list[str]:
+    """All keys of a schedule file."""
+    return [line.split('`')[1] for lines in keys_by_topic().values() for line in lines]
+
+
+def topic_table(topic: str) -> list[str]:
+    """The table of a topic."""
+    return [topic_head(topic), '|---|---|---|---|', *keys_by_topic()[topic]]
+
+
+def topic_head(topic: str) -> str:
+    """The first line of the table of a topic."""
+    return f'| {topic} | type | default | meaning |'
 
 
 def held(path: Path, first: str, more: str = '') -> tuple[int, list[str]]:
@@ -86,7 +130,10 @@ def imported_table() -> list[str]:
 
 
 TABLES = (
-    (SCHEDULE, '| `', '', schedule_table),
+    *(
+        (LAYER_KEYS if topic == NETWORK else KEYS, topic_head(topic), '|', partial(topic_table, topic))
+        for topic in TOPICS
+    ),
     (STRATEGIES, HEAD[0], '|', operator_table),
     (MODELS, table.READ, '|', table.read_table),
     (MODELS, table.IGNORED, '|', table.ignored_table),
@@ -96,8 +143,8 @@ TABLES = (
         entry
         for name in import_tables.TABLES
         for entry in (
-            (IMPORT, import_tables.head(name), '|', partial(import_tables.mapped_table, name)),
-            (IMPORT, import_tables.listed_head(name), '|', partial(import_tables.listed_table, name)),
+            (SETTINGS, import_tables.head(name), '|', partial(import_tables.mapped_table, name)),
+            (SETTINGS, import_tables.listed_head(name), '|', partial(import_tables.listed_table, name)),
         )
     ),
     (MODULES, '| aten operators', '|', aten_table),

@@ -403,4 +403,6 @@ def test_the_verb_refuses_wrong_use_before_it_measures(flags, tmp_path, monkeypa
 def test_without_torch_the_verb_says_so(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     assert main(['calibrate', str(tmp_path / 'mine.yaml')]) == 5
-    assert capsys.readouterr().err == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+    assert (
+        capsys.readouterr().err == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
+    )

@@ -19,8 +19,7 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 FLAGS = {
     'run': [
         '--fit', '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps',
-        '--trace',
-        '--train', 'file',
+        '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],
@@ -44,6 +43,7 @@ FLAGS = {
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'script': ['--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
+    'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--limit', '--memory', '--plot', '--set', '--without'],
     'replay': ['--json', '--scale', 'file'],
@@ -205,7 +205,7 @@ def test_without_torch_measuring_says_what_to_install(tmp_path):
     for words in (['measure', TUTORIAL], ['check', TUTORIAL, '--numerics']):
         code, _, errors, _ = simpar(*words, PYTHONPATH=str(tmp_path))
         assert code == 5
-        assert errors == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+        assert errors == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
 
 
 def test_answers_come_soon():

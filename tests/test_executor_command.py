@@ -107,7 +107,7 @@ def test_without_torch_one_line_says_what_to_install():
     script = "import sys; sys.modules['torch'] = None; from executor.__main__ import main; sys.exit(main(['job.yaml']))"
     done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False)
     assert done.returncode == 5
-    assert done.stderr == 'torch is not installed; install the extra: pip install "simpar[torch]"\n'
+    assert done.stderr == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
 
 
 # ranks of its own

@@ -18,7 +18,7 @@ FLOORS = [
     ],
     [
         *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner', 'notebook'),
-        *('compare', 'calibrate', 'validate'),
+        *('compare', 'calibrate', 'validate', 'saved_answer'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

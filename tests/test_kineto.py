@@ -21,7 +21,7 @@ from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.files import write_atomically
-from simpar.kineto import Style, chosen_ranks, events, link_counters, write_kineto
+from simpar.kineto import Style, chosen_ranks, events, in_the_merged_file, link_counters, write_kineto
 from simpar.metrics import metrics
 from simpar.trace_files import save_trace, to_saved, to_trace
 
@@ -290,3 +290,24 @@ def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
     write_atomically(path, b'new')
     other.write_text('new')
     assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_the_merged_file_of_a_large_program_has_the_last_step_and_fewer_ranks(monkeypatch, tmp_path):
+    """36,000 ops are below 20 MB; here the limit is that of two ranks of a step."""
+    trace = worked()
+    ranks = chosen_ranks(trace, 8)
+    slots = len(trace.role(trace.times_of(ranks[0])))
+    monkeypatch.setattr('simpar.kineto.write.MOST_EVENTS', slots * 1)
+    assert in_the_merged_file(trace, ranks) == (1, ranks[:1])
+    paths = write_kineto(tmp_path, trace, costs=COSTS)
+    kernels = [e for e in json.loads(paths[-1].read_text())['traceEvents'] if e.get('cat') == 'kernel']
+    assert 0 < len(kernels) <= slots
+    assert {e['pid'] for e in kernels} == {ranks[0]}
+
+
+def test_only_the_ranks_and_steps_that_are_asked_for_are_written(tmp_path):
+    trace = worked().last(1)
+    paths = write_kineto(tmp_path, trace, costs=COSTS, ranks=[1])
+    assert [path.name for path in paths] == ['rank1.json', 'all_ranks.json']
+    kernels = [e for e in json.loads(paths[0].read_text())['traceEvents'] if e.get('cat') == 'kernel']
+    assert len(kernels) == len(trace.role(trace.times_of(1)))

@@ -229,5 +229,5 @@ def test_where_no_scheduler_is_that_is_told_soon(cluster, tmp_path, monkeypatch,
 def test_without_dask_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'distributed', None)
     assert run(write(tmp_path, sweep='{plan.copies: [1, 2]}'), '--scheduler', 'tcp://127.0.0.1:8786') == 2
-    told = '--scheduler: Dask is not installed; install the extra: pip install "simpar[cluster]"\n'
+    told = '--scheduler: Dask is not installed; install the extra: pip install "simpar-parallel[cluster]"\n'
     assert capsys.readouterr().err == told

@@ -9,6 +9,7 @@ import pytest
 from sweep_cases import rows_of_csv, run, write
 
 from simpar import cli
+from simpar.commands.progress import Progress
 from simpar.sweep import load_sweep
 from simpar.sweep.plot import bars
 from simpar.sweep.table import best_summary, render, short_keys
@@ -127,3 +128,13 @@ def test_rows_whose_names_are_too_long_are_named_by_their_values_below_the_keys(
     axes = bars(answer).axes[0]
     assert axes.get_title(loc='left') == 'rows: copies · network.3.dense.out · links.infiniband'
     assert [label.get_text() for label in axes.get_yticklabels()][:3] == ['1 · 8 · 1', '1 · 8 · 2', '1 · 16 · 1']
+
+
+def test_without_a_terminal_a_slow_sweep_writes_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: float(next(clock)))
+    with Progress() as progress:
+        for done in range(1, 7):
+            progress(done, 6)
+    # At 12 s and, 10 s later at the earliest, at 24 s all are done.
+    assert capsys.readouterr().err == '3 of 6 predicted, 12 s left\n'

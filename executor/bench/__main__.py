@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     if importlib.util.find_spec('torch') is None:
-        raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
+        raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
     from executor.bench.bench import bench, bench_messages
     from executor.bench.jobs import schedule_programs
     from executor.bench.progress import progress

@@ -31,4 +31,4 @@ def need_torch() -> None:
     """Raise ``RunFailed`` where torch is not installed."""
     # Looked up without importing it.
     if importlib.util.find_spec('torch') is None:
-        raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
+        raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import Any
 
-from simpar.hardware import Figure, Profile
+from simpar.hardware.figures import figures_of
 from simpar.profiles import load_profile, profile_names
 
 
@@ -33,23 +31,3 @@ def command(options: argparse.Namespace) -> int:
     for key, figure in figures:
         print(f'{key:<44}{figure.value:>12.6g}  {figure.grade:<11}{figure.source}')
     return 0
-
-
-def figures_of(value: Any, key: str = '') -> Iterator[tuple[str, Figure]]:
-    """Every number of a profile with its dotted key."""
-    # A figure is a dataclass, too, so it is looked for first.
-    if isinstance(value, Figure):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, part in value.items():
-            yield from figures_of(part, f'{key}.{name}' if key else str(name))
-    elif isinstance(value, tuple):
-        for index, part in enumerate(value):
-            yield from figures_of(part, f'{key}[{getattr(part, "name", index)}]')
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            part = getattr(value, field.name)
-            yield from figures_of(part, f'{key}.{field.name}' if key else field.name)
-
-
-__all__ = ['Profile', 'command', 'figures_of']

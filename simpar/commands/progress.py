@@ -13,12 +13,14 @@ from simpar.units import format_duration
 
 _OFTEN: Final = 0.1
 """Seconds between two lines at least: more often nobody reads it."""
+_SELDOM: Final = 10.0
+"""Seconds between two lines where there is no terminal: they stay in the file that takes them."""
 _RECENT: Final = 64
 """Rows of which the pace is taken: those in processes come faster than the first, which are predicted before."""
 
 
 class Progress:
-    """A line on standard error, on a terminal only; it is gone when all are done.
+    """A line on standard error, which is gone when all are done; without a terminal a line every 10 seconds.
 
     Arguments: ``done`` and ``of``, how many are done, of how many; both 0 until it is told.
     """
@@ -27,7 +29,8 @@ class Progress:
         self.done = self.of = 0
         self._shown = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        self._told = 0.0
+        # Without a terminal what is quick says nothing.
+        self._told = 0.0 if self._shown else monotonic()
         self._width = 0
 
     def __enter__(self) -> Progress:
@@ -39,9 +42,12 @@ class Progress:
         now = monotonic()
         self._recent.append((now, done))
         # The last line is left out, for it would be cleared at once.
-        if self._shown and done < of and now - self._told >= _OFTEN:
+        if done < of and now - self._told >= (_OFTEN if self._shown else _SELDOM):
             self._told = now
             text = f'{done} of {of} predicted{self._left()}'
+            if not self._shown:
+                print(text, file=sys.stderr, flush=True)
+                return
             # Blanks, so that nothing stays of a longer line before.
             print(f'\r{text.ljust(self._width)}', end='', file=sys.stderr, flush=True)
             self._width = len(text)

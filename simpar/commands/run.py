@@ -69,6 +69,26 @@ def _budget(texts: Sequence[str]) -> Budget | None:
         raise ScheduleError(Problem('--train', str(error))) from None
 
 
+def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
+    """Kineto files of the ranks and steps that were asked for."""
+    from simpar.kineto import chosen_ranks, in_the_merged_file, write_kineto
+
+    trace = prediction.trace.last(options.trace_steps) if options.trace_steps else prediction.trace
+    world = trace.program.world
+    if wrong := [rank for rank in options.trace_ranks if rank >= world]:
+        what = f'there is no rank {wrong[0]}'
+        raise ScheduleError(Problem('--trace-ranks', what, f'write ranks from 0 to {world - 1}'))
+    ranks = list(options.trace_ranks) or chosen_ranks(trace, 8)
+    steps, merged = in_the_merged_file(trace, ranks)
+    if (steps, merged) != (trace.steps, ranks):
+        left = f'the merged file has the last {"step" if steps == 1 else f"{steps} steps"} of rank'
+        numbers = f'{"s" if len(merged) > 1 else ""} {", ".join(map(str, merged))}'
+        print(f'Note: {left}{numbers}; --trace-ranks and --trace-steps choose others', file=sys.stderr)
+    library = case.cluster.profile.library.name.lower()
+    paths = write_kineto(options.trace, trace, costs=prediction.costs, library=library, ranks=ranks)
+    return [str(path) for path in paths]
+
+
 def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
     written: list[str] = []
     if options.plot:
@@ -90,15 +110,12 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=case.notes))
         written.append(str(options.html))
     if options.trace:
-        from simpar.kineto import write_kineto
-
-        library = case.cluster.profile.library.name.lower()
-        paths = write_kineto(options.trace, prediction.trace, costs=prediction.costs, library=library)
-        written += [str(path) for path in paths]
+        written += _write_traces(options, prediction, case)
     if options.save:
+        from simpar.saved_answer import to_answer
         from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
-        save_trace(options.save, prediction.trace, prediction.costs)
+        save_trace(options.save, prediction.trace, prediction.costs, to_answer(case, prediction))
         written.append(str(options.save))
     return written

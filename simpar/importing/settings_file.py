@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,10 +19,11 @@ MOST_SETTINGS: Final = 5000
 
 def settings_of_toml(text: str, name: str) -> list[Setting]:
     """The settings of a TOML file. Raises ``ScheduleError``."""
-    try:
+    # Python 3.10 has it as a package of its own.
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:
-        raise ScheduleError(Problem(name, 'TOML is read from Python 3.11 on', 'use a newer Python')) from None
+    else:
+        import tomli as tomllib
     try:
         root = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -15,6 +15,16 @@ from simpar.kineto.rank import Style as Style
 from simpar.kineto.write import PREDICTED_PID as PREDICTED_PID
 from simpar.kineto.write import chosen_ranks as chosen_ranks
 from simpar.kineto.write import events as events
+from simpar.kineto.write import in_the_merged_file as in_the_merged_file
 from simpar.kineto.write import write_kineto as write_kineto
 
-__all__ = ['KERNEL_NAMES', 'PREDICTED_PID', 'Style', 'chosen_ranks', 'events', 'link_counters', 'write_kineto']
+__all__ = [
+    'KERNEL_NAMES',
+    'PREDICTED_PID',
+    'Style',
+    'chosen_ranks',
+    'events',
+    'in_the_merged_file',
+    'link_counters',
+    'write_kineto',
+]

@@ -95,10 +95,14 @@ def title(figure: Figure, text: str, patches: list[Patch]) -> None:
     )  # fmt: skip
 
 
+UNITS: Final = {1.0: 's', 1e3: 'ms', 1e6: 'us', 1e9: 'ns'}
+"""Units of an axis by what seconds are multiplied with."""
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """What to multiply seconds with for the axis, and its name."""
     # The largest unit in which the step is at least one.
-    return next(((f, n) for f, n in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')) if seconds * f >= 1), (1e9, 'ns'))
+    return next(((factor, name) for factor, name in UNITS.items() if seconds * factor >= 1), (1e9, 'ns'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ class Frame:
         axes.set_yticks(range(len(rows)), rows, fontsize=9)
         axes.tick_params(axis='y', length=0)
         axes.tick_params(axis='x', labelsize=8, length=3)
+        unit = UNITS[self.scale]
+        axes.xaxis.set_major_formatter(lambda value, _: f'{value:g} {unit}')
         for side in ('top', 'right', 'left'):
             axes.spines[side].set_visible(False)
         axes.set_title(heading, loc='left', fontsize=9.5, pad=4)

@@ -1,9 +1,9 @@
 """The timeline of one steady step: of a plan below its baseline, on one scale, with the answer as its title.
 
 A row is a stream of one rank. Compute is coloured by phase and shaded by copy; communication is grey where computation
-hides it and hatched vermilion where it is exposed. Where a step has many ops, a window in the middle of its backward is
-shown larger; where it has too many to see, the step is drawn as shares over time. Of a pipeline, all pipeline ranks
-are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
+hides it and hatched vermilion where it is exposed. Where a step has many ops, the window with most exposed
+communication is shown larger; where it has too many to see, the step is drawn as shares over time. Of a pipeline, all
+pipeline ranks are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ def timeline(
 
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
-    """For each view a window of one length around the middle of its backward, with few enough ops to see each."""
+    """For each view a window of one length where most communication is exposed, with few enough ops to see each."""
     # One length for all windows, so that bars can be compared.
     seconds = min(v.busy_stretch() for v in views)
-    # Moved inside of the step where the middle of the backward is near its end.
-    begins = [max(0.0, min(v.middle() - seconds / 2, v.step - seconds)) for v in views]
+    begins = [v.most_exposed(seconds) for v in views]
     return [(begin, begin + seconds) for begin in begins]
 
 
@@ -93,7 +92,7 @@ class _Page:
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
         longest = max(v.step for v in self.views)
-        scale, unit = time_unit(longest)
+        scale, _ = time_unit(longest)
         panels = self._panels(figure, [(0.0, longest)] * len(self.views) + self.windows, scale)
         for index, panel in enumerate(panels):
             zoomed = index >= len(self.views)
@@ -105,7 +104,7 @@ class _Page:
         frames = [panel.frame for panel in panels[: len(self.views)]]
         for frame, v in zip(frames, self.views, strict=True):
             frame.end_of_step(v.step)
-        panels[-1].frame.axes.set_xlabel(f'time in the step ({unit})', fontsize=9, labelpad=2)
+        panels[-1].frame.axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
         saving(frames, [v.step for v in self.views])
         self._title(figure)
 

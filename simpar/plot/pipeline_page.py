@@ -1,9 +1,9 @@
 """The picture of a pipeline: pipeline ranks as rows, actions as boxes, as in the papers; a plan below its baseline.
 
 Forward is blue, backward green, the gradient of the weights orange where it is apart; the later stages of a rank are
-lighter, and so are the higher copies, one below the other. The hatched vermilion part of a box is the share of its time
-in which communication is exposed; what stays blank is the bubble. Where the numbers of micro-batches do not fit, a
-window in the middle of the step is shown larger.
+lighter, and so are the higher copies, one below the other. The thin lane at the bottom of a row shows when
+communication is exposed; what stays blank above it is the bubble. Where the numbers of micro-batches do not fit,
+the window with most exposed communication is shown larger.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 NAMES: Final[dict[BoxKind, str]] = {
     'F': 'F forward', 'B': 'B backward', 'I': 'I gradient of the input', 'W': 'W gradient of the weights',
-    'U': 'update', 'exposed': 'exposed communication (its share of a box)',
+    'U': 'update', 'exposed': 'exposed communication (lane)',
 }  # fmt: skip
-_VISIBLE: Final = 500
+_VISIBLE: Final = 160
 """Boxes on a row beyond which they are too narrow to see."""
 _ZOOMED: Final = 40
 """Boxes of a row in the window that is shown larger."""
@@ -80,7 +80,8 @@ class _Page:
         if all(labels_fit(v, 72 * self.inches / self.longest) for v in self.views):
             return []
         seconds = min(v.stretch(_ZOOMED) for v in self.views)
-        return [((v.step - seconds) / 2, (v.step + seconds) / 2) for v in self.views]
+        begins = [v.most_exposed(seconds) for v in self.views]
+        return [(begin, begin + seconds) for begin in begins]
 
     @property
     def inches(self) -> float:
@@ -95,7 +96,7 @@ class _Page:
 
     def draw(self, figure: Figure) -> None:
         """Draw everything."""
-        scale, unit = time_unit(self.longest)
+        scale, _ = time_unit(self.longest)
         panels = self._panels(figure, scale)
         averaged = self.longest / _AVERAGED if max(v.most_boxes for v in self.views) > _VISIBLE else 0.0
         for index, panel in enumerate(panels):
@@ -108,7 +109,7 @@ class _Page:
                 panel.draw(f'{panel.view.name}: the framed {format_time(end - begin)}', 0.0)
         for panel, window in zip(panels, self.windows, strict=False):
             panel.frame.outline(window)
-        panels[-1].frame.axes.set_xlabel(f'time in the step ({unit})', fontsize=9, labelpad=2)
+        panels[-1].frame.axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
         saving([panel.frame for panel in panels[: len(self.views)]], [v.step for v in self.views])
         title(figure, headline(*((v.name, v.step) for v in reversed(self.views))), self._patches())
 

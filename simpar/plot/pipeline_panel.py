@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.interval_sets import Intervals
 from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
 from simpar.plot.pipeline_view import Box, BoxKind, Label, Layer, PipelineView, Row
 from simpar.plot.view import share
@@ -22,14 +21,20 @@ COPY_WHITE: Final = 0.22
 _MOMENTS: Final = 800
 _HALF: Final = 0.42
 """Half the height of a box, in rows."""
-_SIZES: Final = (8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5)
-"""Letters, in points, that labels are tried in."""
+LANE: Final = 0.24
+"""Height of the lane of exposed communication at the bottom of a row, in rows."""
+_SIZES: Final = (8.0, 7.5, 7.0, 6.5, 6.0)
+"""Letters, in points, that labels are tried in; smaller ones nobody reads."""
 _DIGIT: Final = 0.64
 """Width of a digit, in sizes of the letter."""
 _HATCHED: Final = 4.0
 """Points of width from which exposed communication is hatched: narrower, the hatch would hide it."""
 _GAP: Final = 0.7
 """Points between boxes."""
+_NARROW: Final = 1.5
+"""Points: where exposed communication is narrower in the mean, the lane shows its share over time."""
+_LANE_MEAN: Final = 8.0
+"""Points over which the lane takes that share."""
 
 Rectangle = tuple[float, float, float, float, Colour]
 """Left, right, top, bottom, colour."""
@@ -37,23 +42,22 @@ Rectangle = tuple[float, float, float, float, Colour]
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """Letters of so many points (0: none), and whether ``0F3`` is spelled in full or told by its number, 3."""
+    """Letters of so many points (0: none); an action is told by the number of its micro-batch."""
 
     points: float
-    full: bool = False
 
     def text(self, label: Label) -> str:
         """What is written into a box."""
-        return f'{label.stage}{label.kind}{label.micro_batch}' if self.full else str(label.micro_batch)
+        return str(label.micro_batch)
 
     def width(self, text: str) -> float:
         """Points that a text takes, with a little air."""
-        return _DIGIT * self.points * len(text) + (1.5 if self.full else 0.8)
+        return _DIGIT * self.points * len(text) + 0.8
 
     def fitted(self, label: Label, width: float, height: float) -> _Style:
         """The same or smaller letters, that fit into so many points; or none."""
         sizes = (points for points in _SIZES if points <= min(self.points, height / 0.75))
-        styles = (_Style(points, self.full) for points in sizes)
+        styles = map(_Style, sizes)
         return next((style for style in styles if style.width(style.text(label)) <= width), _Style(0.0))
 
 
@@ -69,12 +73,13 @@ class PipelinePanel:
         """Draw rows and their contents; ``averaged`` over so many seconds, or 0: box by box."""
         self.frame.draw(heading, [self._name(number, row) for number, row in enumerate(self.view.rows)], _HALF)
         self.frame.axes.tick_params(axis='y', labelsize=8.5 if self.height > 0.3 else 7.5)
-        styles = self._styles()
+        styles, shares = self._styles(), self._lanes_are_shares()
         for number, row in enumerate(self.view.rows):
             if averaged:
                 self._shares(number, row, averaged)
             else:
                 self._boxes(number, row)
+                self._lane(number, row, shares=shares)
                 for box in row.boxes:
                     if box.end > self.frame.window[0] and box.begin < self.frame.window[1]:
                         self._labels(number, box, styles)
@@ -92,7 +97,7 @@ class PipelinePanel:
     def _styles(self) -> dict[BoxKind, _Style]:
         """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
         shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
-        return {kind: _style(mine, 0.9 * self.height * 72 * 2 * _HALF) for kind, mine in shown.items()}
+        return {kind: _style(mine, 0.9 * self.height * 72 * (2 * _HALF - LANE)) for kind, mine in shown.items()}
 
     def _name(self, number: int, row: Row) -> str:
         if len(self.view.rows) == 1:
@@ -101,30 +106,50 @@ class PipelinePanel:
         return f'pipeline {number}\nstage {stages}' if self.height > 0.3 else f'{number}: stage {stages}'
 
     def _boxes(self, number: int, row: Row) -> None:
-        """Boxes, updates, and exposed communication between them."""
-        top, bottom = number - _HALF, number + _HALF
+        """Boxes and updates."""
+        top, floor = number - _HALF, number + _HALF - LANE
         drawn = [rectangle for box in row.boxes for rectangle in self._layers(number, box)]
-        updates: tuple[BoxKind, Intervals] = ('U', row.computing['U'])
-        for kind, times in (updates, ('exposed', row.between)):
-            colour = rgb(COLOURS[kind])
-            drawn += [(left, right, top, bottom, colour) for left, right in times.tolist()]
-        hatched = [self._hatched(rectangle) for rectangle in drawn]
-        self._rectangles([one for one, hatch in zip(drawn, hatched, strict=True) if not hatch])
-        self._rectangles([one for one, hatch in zip(drawn, hatched, strict=True) if hatch], HATCH)
+        drawn += [(left, right, top, floor, rgb(COLOURS['U'])) for left, right in row.computing['U'].tolist()]
+        self._rectangles(drawn)
 
-    def _hatched(self, rectangle: Rectangle) -> bool:
-        left, right, *_, colour = rectangle
-        return colour == rgb(COLOURS['exposed']) and self.frame.points(right - left) >= _HATCHED
+    def _lanes_are_shares(self) -> bool:
+        """Whether most of the exposed communication in the window is too narrow to see piece by piece."""
+        shown = [right - left for row in self.view.rows for left, right in self._exposed(row)]
+        return bool(shown) and self.frame.points(float(np.mean(shown))) < _NARROW
+
+    def _exposed(self, row: Row) -> list[tuple[float, float]]:
+        """Exposed communication of a row that the window shows."""
+        begin, end = self.frame.window
+        return [(left, right) for left, right in row.exposed.tolist() if right > begin and left < end]
+
+    def _lane(self, number: int, row: Row, *, shares: bool) -> None:
+        """When the rank communicates and computes nothing, below the boxes; or its share over time."""
+        top, bottom = number + _HALF - LANE + 0.03, number + _HALF
+        if shares:
+            begin, end = self.frame.window
+            times = np.linspace(begin, end, _MOMENTS)
+            averaged = _LANE_MEAN / self.frame.points(1.0)
+            height = (bottom - top) * share(row.exposed, times, averaged)
+            self.frame.axes.fill_between(
+                times * self.frame.scale, bottom, bottom - height, color=COLOURS['exposed'], linewidth=0
+            )
+            return
+        bars = [(left, right, top, bottom, rgb(COLOURS['exposed'])) for left, right in self._exposed(row)]
+        for hatch in (None, HATCH):
+            self._rectangles([bar for bar in bars if self._wide(bar) == (hatch is not None)], hatch)
+
+    def _wide(self, rectangle: Rectangle) -> bool:
+        return self.frame.points(rectangle[1] - rectangle[0]) >= _HATCHED
 
     def _layers(self, number: int, box: Box) -> list[Rectangle]:
-        """A box's layers, with a gap to its neighbours where it is wide."""
+        """What a box computes, from its top, with a gap to its neighbours where it is wide."""
         gap = _GAP / 2 * (box.end - box.begin) / max(self.frame.points(box.end - box.begin), 1e-9)
         # A gap in points would eat up narrow boxes.
         gap = min(gap, 0.06 * (box.end - box.begin))
         top = number - _HALF
         found = []
-        for layer in box.layers:
-            bottom = top + 2 * _HALF * layer.share
+        for layer in _computing(box):
+            bottom = top + (2 * _HALF - LANE) * layer.share
             found.append((box.begin + gap, box.end - gap, top, bottom, self._colour(layer)))
             top = bottom
         return found
@@ -156,8 +181,9 @@ class PipelinePanel:
         """Micro-batches in their box, or in its parts."""
         begin, end = max(box.begin, self.frame.window[0]), min(box.end, self.frame.window[1])
         top = number - _HALF
+        whole = sum(label.share for label in box.labels) or 1.0
         for label in box.labels:
-            height = 2 * _HALF * label.share
+            height = (2 * _HALF - LANE) * label.share / whole
             # All boxes of a kind in one size where possible: mixed sizes look like a message.
             style = styles[label.kind].fitted(label, self.frame.points(end - begin), height * self.height * 72)
             if style.points:
@@ -175,6 +201,13 @@ class PipelinePanel:
         white = CHUNK_WHITE * layer.chunk / max(1, self.view.chunks - 1)
         white += COPY_WHITE * layer.copy / max(1, self.view.copies - 1)
         return rgb(COLOURS[layer.kind], white)
+
+
+def _computing(box: Box) -> list[Layer]:
+    """The layers of a box that compute, which fill it together."""
+    layers = [layer for layer in box.layers if layer.kind != 'exposed']
+    whole = sum(layer.share for layer in layers) or 1.0
+    return [layer._replace(share=layer.share / whole) for layer in layers]
 
 
 def labels_fit(view: PipelineView, points: float) -> bool:
@@ -202,8 +235,7 @@ def _style(mine: list[tuple[float, Label]], high: float) -> _Style:
     for points in _SIZES:
         style = _Style(points)
         if points <= high and all(style.width(style.text(label)) <= narrow for _, label in mine):
-            full = _Style(points, full=True)
-            return full if all(full.width(full.text(label)) <= narrow for _, label in mine) else style
+            return style
     return _Style(0.0)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from simpar.interval_sets import Intervals, fold, length, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
 from simpar.pipeline.action import Action
+from simpar.plot.view import busiest
 from simpar.program import Program, Role
 from simpar.trace import RankTimes, Trace
 
@@ -105,6 +106,10 @@ class PipelineView:
         first = max(0, (len(fullest) - boxes) // 2)
         some = fullest[first : first + boxes]
         return some[-1].end - some[0].begin
+
+    def most_exposed(self, seconds: float) -> float:
+        """Where the window of so many seconds begins that has most exposed communication over all rows."""
+        return busiest([row.exposed for row in self.rows], seconds, self.step)
 
 
 def pipeline_view(trace: Trace, name: str) -> PipelineView:

@@ -21,6 +21,8 @@ EASY: Final = 120
 """Ops on a row beyond which single ops are too narrow for their names."""
 VISIBLE: Final = 320
 """Ops on a row beyond which single ops are too narrow to see."""
+_PLACES: Final = 200
+"""Windows that are tried."""
 ZOOMED: Final = 50
 """Compute ops in the window that is drawn op by op."""
 
@@ -94,6 +96,24 @@ class View:
         low, high = max(0, at - ZOOMED // 2), min(len(times) - 1, at + ZOOMED // 2)
         return float(times[high] - times[low]) if high > low else self.step
 
+    def most_exposed(self, seconds: float) -> float:
+        """Where the window of so many seconds begins that has most exposed communication."""
+        rows = range(len(self.streams))
+        return busiest([self.intervals('exposed', row) for row in rows], seconds, self.step, self.middle())
+
+
+def busiest(rows: list[Intervals], seconds: float, step: float, middle: float | None = None) -> float:
+    """The begin of the window of so many seconds that intervals cover most; around the middle where all are equal.
+
+    Arguments: ``rows`` of intervals; ``step``, in which the window lies; ``middle``, of the step unless given.
+    """
+    around = step / 2 if middle is None else middle
+    usual = max(0.0, min(around - seconds / 2, step - seconds))
+    begins = np.append(np.linspace(0.0, max(step - seconds, 0.0), _PLACES), usual)
+    covered = 0 * begins + sum(_covered(row, begins, begins + seconds) for row in rows)
+    # Windows that are as good are left for the usual one, so that the picture stays where it was.
+    return usual if covered[-1] >= covered.max() * (1 - 1e-3) else float(begins[int(covered.argmax())])
+
 
 def view(trace: Trace, name: str, rank: int | None = None, marks: frozenset[tuple[int, int]] = frozenset()) -> View:
     """The steady step of a trace.
@@ -133,11 +153,19 @@ def share(intervals: Intervals, times: Times, window: float) -> Times:
     """
     if not len(intervals):
         return np.zeros(len(times))
+    left, right = (np.clip(times + side * window / 2, times[0], times[-1]) for side in (-1, 1))
+    covered = _covered(intervals, left, right)
+    return np.asarray(covered / (right - left))
+
+
+def _covered(intervals: Intervals, left: Times, right: Times) -> Times:
+    """Seconds between two times that disjoint intervals cover."""
+    if not len(intervals):
+        return np.zeros(len(left))
     # The covered time up to a moment is linear between edges, so interpolation gives it exactly.
     until = np.repeat(np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0]))), 2)[1:-1]
-    left, right = (np.clip(times + side * window / 2, times[0], times[-1]) for side in (-1, 1))
-    covered = np.interp(right, intervals.ravel(), until) - np.interp(left, intervals.ravel(), until)
-    return np.asarray(covered / (right - left))
+    edges = intervals.ravel()
+    return np.asarray(np.interp(right, edges, until) - np.interp(left, edges, until))
 
 
 def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[int, int]]) -> list[Bar]:

@@ -22,7 +22,7 @@ from simpar.schedule.vocabulary import (
 )
 from simpar.workload import Transformer, Workload
 
-NOT_MODELLED: Final = 'docs/costs.md#what-is-not-modelled'
+NOT_MODELLED: Final = 'docs/not_modelled.md'
 
 
 class Told(NamedTuple):

@@ -77,7 +77,7 @@ def _check(address: str) -> None:
     try:
         import distributed
     except ModuleNotFoundError:
-        instead = 'install the extra: pip install "simpar[cluster]"'
+        instead = 'install the extra: pip install "simpar-parallel[cluster]"'
         raise ScheduleError(Problem('--scheduler', 'Dask is not installed', instead)) from None
     try:
         # A client of its own kind: Dask's waits for ever where something else listens at the address.

@@ -51,7 +51,9 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, A
         instead = 'pass example inputs that the module takes'
         if 'data-dependent' in said:
             what = 'what is computed depends on values, as in loops over the tokens of an expert'
-            instead = 'compute all, and choose with where or a product; mixtures of experts: use transformer: moe'
+            instead = (
+                'compute all, and choose with where or a product; mixtures of experts: write a transformer with experts'
+            )
         raise ScheduleError(Problem(_place(error) or type(module).__name__, what, instead)) from None
     return Traced(program, tuple(program.graph.nodes))
 

@@ -21,7 +21,7 @@ def imported(reference: str, seed: int = 0) -> Imported:
     Raises ``ScheduleError`` where there is no such function, it fails or returns something else.
     """
     if importlib.util.find_spec('torch') is None:
-        raise RunFailed('torch is not installed; install the extra: pip install "simpar[torch]"')
+        raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
     import torch
 
     function = _function(reference)

@@ -1,0 +1,263 @@
+"""What `simpar run --save` keeps beside a trace, and what changed between two such answers.
+
+A saved answer says what it rests on: simpar's version and sources, every number of profile and stack, and the schedule
+with all its choices. Two of them are compared key by key. Where one of the three alone differs, all of the change
+is its doing; the trace says in which operators the seconds are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from simpar import __version__
+from simpar.case import Case
+from simpar.errors import Problem, ScheduleError
+from simpar.hardware.figures import figures_of
+from simpar.headline import change_in_words
+from simpar.predict import Prediction
+from simpar.profiles import COLUMNS
+from simpar.stacks import load_stack
+from simpar.sweep.identity import source_content
+from simpar.trace_files import SavedTrace
+from simpar.units import format_size, format_time
+from simpar.written_out import written_out
+
+FORMAT: Final = 'simpar difference 1'
+Part = Literal['simpar', 'profile', 'schedule']
+PARTS: Final[tuple[Part, ...]] = ('simpar', 'profile', 'schedule')
+_TOLD_BY_PROFILE: Final = ('cluster.profile', 'cluster.stack')
+_MOST: Final = 20
+"""Changes of a part, and operators, that the screen shows."""
+_SHORTEST: Final = 1e-3
+"""Of the larger step: what changed by a smaller share is left out of the operators."""
+
+
+def to_answer(case: Case, prediction: Prediction) -> dict[str, Any]:
+    """What the prediction of a case rests on, and its figures, as plain values."""
+    steady = prediction.metrics.steady
+    rate = prediction.throughput.rate(prediction.step) if prediction.throughput else None
+    return {
+        'simpar': {'version': __version__, 'sources': source_content()[:16]},
+        'profile': _profile(case),
+        'schedule': _schedule(case),
+        'unit': prediction.throughput.unit if prediction.throughput else '',
+        'figures': {
+            'step': prediction.step,
+            'cold_step': prediction.cold_step,
+            'computing': steady.compute,
+            'exposed': steady.exposed,
+            'idle': steady.idle,
+            'memory': prediction.memory.peak,
+            'rate': rate,
+        },
+    }
+
+
+def _schedule(case: Case) -> dict[str, Any]:
+    """Every choice of the plan's own step; its baseline changes none of it."""
+    tree = {key: value for key, value in written_out(case).items() if key != 'against'}
+    return {key: value for key, value in _flat(tree).items() if key not in _TOLD_BY_PROFILE}
+
+
+def _profile(case: Case) -> dict[str, Any]:
+    """Every number of profile and stack, and what its tables hold."""
+    profile, stack = case.cluster.profile, case.schedule.cluster.stack
+    tables = {kind: getattr(profile.tables, kind) for kind in COLUMNS}
+    told: dict[str, Any] = {'profile': case.schedule.cluster.profile}
+    told |= {key: figure.value for key, figure in figures_of(profile)}
+    told |= {f'tables.{kind}': _digest(Path(table.file)) for kind, table in tables.items() if table is not None}
+    if stack:
+        told |= {'stack': stack} | _flat(dataclasses.asdict(load_stack(stack)), 'stack')
+    return told
+
+
+def _digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _flat(value: Any, at: str = '') -> dict[str, Any]:
+    """Dotted keys with plain values; lists of plain values stay whole."""
+    if isinstance(value, Mapping):
+        items: Iterator[tuple[Any, Any]] = iter(value.items())
+    elif isinstance(value, (list, tuple)) and any(isinstance(one, (Mapping, list, tuple)) for one in value):
+        items = iter(enumerate(value))
+    else:
+        return {at: list(value) if isinstance(value, tuple) else value}
+    return {key: one for name, part in items for key, one in _flat(part, f'{at}.{name}' if at else str(name)).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value is another one; None: it is not there."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two saved answers.
+
+    Arguments:
+        figures: name → (old, new); seconds, bytes, samples or tokens a second.
+        changes: what each of them rests on, where it differs.
+        operators: seconds of a step by operator and phase, mean over the ranks, (old, new), largest change first.
+        unit: what is counted a second.
+        same_program: whether both are of one program, so that costs alone can differ.
+    """
+
+    figures: dict[str, tuple[float | None, float | None]]
+    changes: dict[Part, tuple[Change, ...]]
+    operators: dict[str, tuple[float, float]]
+    unit: str
+    same_program: bool
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """Seconds of both steps."""
+        old, new = self.figures['step']
+        assert old is not None
+        assert new is not None
+        return old, new
+
+    @property
+    def changed(self) -> tuple[Part, ...]:
+        """Which of simpar, profile and schedule differ."""
+        return tuple(part for part in PARTS if self.changes[part])
+
+
+def difference(old: SavedTrace, new: SavedTrace, names: tuple[str, str] = ('the first', 'the second')) -> Difference:
+    """What changed from one saved answer to another.
+
+    Arguments: ``names`` of the files, for messages. Raises ``ScheduleError`` where one says not what it rests on.
+    """
+    answers = [_answer(saved, name) for saved, name in zip((old, new), names, strict=True)]
+    first, second = answers
+    return Difference(
+        figures={name: (first['figures'].get(name), second['figures'].get(name)) for name in first['figures']},
+        changes={part: tuple(_changes(first[part], second[part])) for part in PARTS},
+        operators=_moved(_by_operator(old), _by_operator(new)),
+        unit=str(second.get('unit') or 'samples'),
+        same_program=old.program == new.program,
+    )
+
+
+def _answer(saved: SavedTrace, name: str) -> dict[str, Any]:
+    answer = saved.answer or {}
+    figures = answer.get('figures')
+    parts = all(isinstance(answer.get(part), dict) for part in PARTS)
+    if parts and isinstance(figures, dict) and isinstance(figures.get('step'), float) and figures['step'] > 0:
+        return answer
+    what = 'does not say what it rests on' if saved.origin == 'simulated' else f'is {saved.origin}, not predicted'
+    instead = 'write it again with `simpar run FILE --save`'
+    if saved.origin != 'simulated':
+        instead = 'compare a prediction with a measurement by `simpar compare`'
+    raise ScheduleError(Problem(name, what, instead))
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key):
+            yield Change(key, old.get(key), new.get(key))
+
+
+def _by_operator(saved: SavedTrace) -> dict[str, float]:
+    """Seconds of the last step by operator and phase, mean over the ranks."""
+    ranks = Counter(saved.representative_of_rank)
+    seconds: Counter[str] = Counter()
+    for number, times in enumerate(saved.representatives):
+        share = ranks[number] / len(saved.representative_of_rank)
+        lasted = (times.end_KS[-1] - times.start_KS[-1]).tolist()
+        for slot, one in zip(saved.roles[times.role], lasted, strict=True):
+            where = f' over {slot.partition}' if slot.partition else ''
+            seconds[f'{slot.operator}.{slot.phase}{where}'] += one * share
+    return dict(seconds)
+
+
+def _moved(old: dict[str, float], new: dict[str, float]) -> dict[str, tuple[float, float]]:
+    pairs = {name: (old.get(name, 0.0), new.get(name, 0.0)) for name in dict.fromkeys([*old, *new])}
+    least = _SHORTEST * max(sum(old.values()), sum(new.values()), math.ulp(0.0))
+    moved = [name for name, (before, after) in pairs.items() if abs(after - before) > least]
+    return {name: pairs[name] for name in sorted(moved, key=lambda name: -abs(pairs[name][1] - pairs[name][0]))}
+
+
+def render_difference(found: Difference) -> str:
+    """The screen: steps, what changed, figures, operators."""
+    old, new = found.steps
+    lines = [f'step: {format_time(old)} → {format_time(new)}, {change_in_words(old, new)}', _cause(found)]
+    for part in found.changed:
+        changes = found.changes[part]
+        lines += ['', f'{part}: {len(changes)} changed']
+        lines += [f'  {one.key}: {_shown(one.old)} → {_shown(one.new)}' for one in changes[:_MOST]]
+        lines += [f'  and {len(changes) - _MOST} more: see --json'] if len(changes) > _MOST else []
+    lines += ['', f'{"":<24}{"old":>12}{"new":>12}']
+    for name, (before, after) in found.figures.items():
+        label = f'{found.unit} a second' if name == 'rate' else _LABELS[name]
+        lines.append(f'{label:<24}{_figure(name, before):>12}{_figure(name, after):>12}')
+    if found.operators:
+        lines += ['', f'{"busy in a step":<36}{"old":>12}{"new":>12}']
+        for name, pair in list(found.operators.items())[:8]:
+            lines.append(f'{name:<36}{format_time(pair[0]):>12}{format_time(pair[1]):>12}')
+    return ''.join(f'{line.rstrip()}\n' for line in lines)
+
+
+_LABELS: Final = {
+    'step': 'step',
+    'cold_step': 'first step, from cold',
+    'computing': 'computing',
+    'exposed': 'exposed communication',
+    'idle': 'idle',
+    'memory': 'memory at the peak',
+}
+
+
+def _cause(found: Difference) -> str:
+    """Which of the three the change comes from, as far as it can be told."""
+    program = 'the program is the same' if found.same_program else 'the program is another'
+    if not found.changed:
+        return f'nothing that they rest on changed; {program}'
+    if len(found.changed) == 1:
+        return f'all of it comes from {_NAMES[found.changed[0]]}: nothing else changed; {program}'
+    return f'{" and ".join(_NAMES[part] for part in found.changed)} changed; {program}'
+
+
+_NAMES: Final[dict[Part, str]] = {'simpar': 'simpar itself', 'profile': 'the profile', 'schedule': 'the schedule'}
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return '-'
+    if name == 'memory':
+        return format_size(value)
+    return f'{value:.4g}' if name == 'rate' else format_time(value)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return '-'
+    text = f'{value:.6g}' if isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else f'{text[:57]}...'
+
+
+def difference_to_dict(found: Difference) -> dict[str, Any]:
+    """The difference as one object; pairs are [old, new]."""
+    return {
+        'format': FORMAT,
+        'figures': {name: list(pair) for name, pair in found.figures.items()},
+        'changed': list(found.changed),
+        'changes': {
+            part: [{'key': one.key, 'old': one.old, 'new': one.new} for one in changes]
+            for part, changes in found.changes.items()
+        },
+        'operators': {name: list(pair) for name, pair in found.operators.items()},
+        'unit': found.unit,
+        'same_program': found.same_program,
+    }

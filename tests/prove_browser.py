@@ -1,0 +1,191 @@
+"""A real browser shows the page and the notebook, and the sliders move: `make prove-browser`.
+
+It needs Chromium with its driver (Debian: chromium, chromium-driver), selenium and JupyterLab; without one of them it
+says which, and ends with code 0. It writes the screenshots of the docs, small PNG files, and prints how long the step
+took to follow a slider.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / 'docs' / 'images'
+FOLLOWS = 0.5
+"""Seconds in which the step has to follow a slider, of a schedule of 64 devices."""
+NOTEBOOK = 'does_multi_copy_pay.ipynb'
+
+
+def missing() -> str:
+    """What is not installed; empty: nothing."""
+    programs = [name for name in ('chromium', 'chromedriver') if shutil.which(name) is None]
+    wanted = ('selenium', 'jupyterlab', 'ipywidgets', 'PIL')
+    modules = [name for name in wanted if importlib.util.find_spec(name) is None]
+    return ', '.join([*programs, *modules])
+
+
+@contextlib.contextmanager
+def browser(*, dark: bool = False, size: tuple[int, int] = (1280, 900)) -> Iterator[Any]:
+    """Chromium without a window."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which('chromium') or ''
+    for word in ('--headless=new', '--no-sandbox', '--disable-dev-shm-usage', f'--window-size={size[0]},{size[1]}'):
+        options.add_argument(word)
+    options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which('chromedriver')))
+    scheme = {'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}
+    driver.execute_cdp_cmd('Emulation.setEmulatedMedia', {'features': [scheme]})
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def shot(driver: Any, name: str) -> None:
+    """A screenshot of 256 colours, so that it stays small."""
+    from PIL import Image
+
+    path = IMAGES / f'{name}.png'
+    driver.save_screenshot(str(path))
+    with Image.open(path) as image:
+        small = image.convert('RGB').quantize(128)
+    small.save(path, optimize=True)
+    print(f'wrote {path.relative_to(ROOT)}, {path.stat().st_size // 1000} KB')
+
+
+def show_page(folder: Path) -> None:
+    """The page of a pipeline: drawn, without an error, zoomed by a key; light and dark."""
+    page = folder / 'answer.html'
+    words = ['run', str(ROOT / 'examples' / 'pipeline_h100.yaml'), '--html', str(page), '--quiet']
+    subprocess.run([sys.executable, '-m', 'simpar', *words], check=True, cwd=ROOT)
+    for dark in (False, True):
+        with browser(dark=dark) as driver:
+            driver.get(page.as_uri())
+            time.sleep(1)
+            errors = [entry for entry in driver.get_log('browser') if entry['level'] == 'SEVERE']
+            assert errors == [], errors
+            before = driver.execute_script(_COLOURS)
+            assert before > 10, f'the timeline shows {before} colours'
+            driver.find_element('css selector', '[data-zoom="2"]').click()
+            time.sleep(0.3)
+            assert driver.execute_script(_PIXELS) != 0
+            driver.execute_script("document.getElementById('timeline').scrollIntoView()")
+            time.sleep(0.3)
+            shot(driver, f'page_{"dark" if dark else "light"}')
+
+
+_COLOURS = """
+const canvas = document.getElementById('steps');
+const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+const seen = new Set();
+for (let at = 0; at < data.length; at += 4) seen.add(data[at] * 65536 + data[at + 1] * 256 + data[at + 2]);
+return seen.size;
+"""
+_PIXELS = "return document.getElementById('steps').width;"
+
+
+@contextlib.contextmanager
+def jupyter(folder: Path) -> Iterator[str]:
+    """JupyterLab on a folder; yields its address."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    words = [
+        'lab',
+        '--no-browser',
+        f'--port={port}',
+        '--IdentityProvider.token=',
+        '--ServerApp.password=',
+        '--allow-root',
+        '--LabApp.news_url=',
+        '--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate',
+    ]
+    around = {**os.environ, 'PYTHONPATH': str(ROOT), 'JUPYTER_CONFIG_DIR': str(folder / 'config')}
+    server = subprocess.Popen(
+        [sys.executable, '-m', 'jupyter', *words], cwd=folder, env=around,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(120):
+            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
+                break
+            time.sleep(0.5)
+        yield f'http://127.0.0.1:{port}'
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def move_sliders(folder: Path) -> list[float]:
+    """Run the notebook in JupyterLab and move a slider; seconds from the key to the new step on the screen."""
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    shutil.copy(ROOT / 'notebooks' / NOTEBOOK, folder / NOTEBOOK)
+    seconds = []
+    with jupyter(folder) as address, browser(size=(1280, 1000)) as driver:
+        driver.get(f'{address}/lab/tree/{NOTEBOOK}?reset')
+        WebDriverWait(driver, 60).until(lambda d: d.find_elements('css selector', '.jp-Notebook .jp-CodeCell'))
+        time.sleep(5)
+        driver.execute_script("document.querySelectorAll('.bp3-dialog .jp-mod-reject').forEach(one => one.click())")
+        _menu(driver, 'Run', 'Run All Cells')
+        step = 'b[style*="1.3em"]'
+        WebDriverWait(driver, 120).until(lambda d: d.find_elements('css selector', step))
+        time.sleep(2)
+        handle = driver.find_elements('css selector', '.widget-slider .noUi-handle')[0]
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+        time.sleep(1)
+        for key in (Keys.ARROW_LEFT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_RIGHT):
+            before = driver.execute_script(_STEP)
+            began = time.monotonic()
+            handle.send_keys(key)
+            # Where the notebook draws the step anew, for a moment there is none.
+            WebDriverWait(driver, 20, poll_frequency=0.01).until(
+                lambda d, before=before: d.execute_script(_STEP) not in (before, '')
+            )
+            seconds.append(time.monotonic() - began)
+        shot(driver, 'notebook_sliders')
+    return seconds
+
+
+_STEP = "return document.querySelector('b[style*=\"1.3em\"]')?.textContent ?? ''"
+
+
+def _menu(driver: Any, menu: str, entry: str) -> None:
+    """Choose an entry of JupyterLab's menu."""
+    find = "return [...document.querySelectorAll('{0}')].find(one => one.textContent.trim() === '{1}')"
+    for place, text in (('.lm-MenuBar-itemLabel', menu), ('.lm-Menu-itemLabel', entry)):
+        driver.execute_script(find.format(place, text)).click()
+        time.sleep(1)
+
+
+def main() -> int:
+    """Show both."""
+    if lacking := missing():
+        print(f'skipped: not installed here: {lacking}')
+        return 0
+    with tempfile.TemporaryDirectory(prefix='simpar-browser-') as name:
+        show_page(Path(name))
+        seconds = move_sliders(Path(name))
+    told = ', '.join(f'{one:.2f} s' for one in seconds)
+    print(f'from a key on the slider to the new step on the screen: {told}')
+    # The first one may build what later ones keep.
+    return 0 if min(seconds) < FOLLOWS else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

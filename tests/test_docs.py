@@ -1,0 +1,111 @@
+"""The docs site: every page is in its navigation, every link leads somewhere, every block is run or says why not.
+
+`make docs` builds it strictly; `make prove-docs` runs all blocks. Here a few cheap ones run; all are parsed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+from docs_blocks import DOCS, LIST, PAGES, ROOT, all_blocks
+from docs_tables import schedule_table_keys
+from prove_docs import Outcome, folder_of, row, run
+
+from simpar.cli import parser
+from simpar.schedule import load_schedule
+
+BLOCKS = all_blocks()
+CHEAP = ('simpar profiles mine.yaml', 'simpar run with_stack.yaml --quiet', 'simpar run my_order.yaml')
+
+
+WITH_CODE = ('add_operator.md', 'modules.md')
+"""Pages whose schedules need the code that stands beside them."""
+
+
+def navigation(part):
+    """The pages of a part of the navigation."""
+    if isinstance(part, str):
+        return [part]
+    below = part.values() if isinstance(part, dict) else part
+    return [page for one in below for page in navigation(one)]
+
+
+def test_the_navigation_has_every_page_once():
+    listed = navigation(yaml.safe_load((ROOT / 'mkdocs.yml').read_text(encoding='utf-8'))['nav'])
+    there = {str(path.relative_to(DOCS)) for path in DOCS.rglob('*.md')}
+    assert sorted(listed) == sorted(set(listed)), 'a page stands twice in the nav of mkdocs.yml'
+    assert there - set(listed) == set(), 'write these pages into the nav of mkdocs.yml'
+    assert set(listed) - there == set(), 'the nav of mkdocs.yml names pages that are not there'
+
+
+def anchors(page):
+    """What headings of a page are called in links."""
+    headings = re.findall(r'^#+ (.+)$', page.read_text(encoding='utf-8'), re.MULTILINE)
+    return {re.sub(r'[-\s]+', '-', re.sub(r'[^\w\s-]', '', heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize('page', [*PAGES, LIST], ids=lambda page: page.stem)
+def test_links_lead_to_pages_headings_and_pictures(page):
+    text = re.sub(r'```.*?```|`[^`\n]*`', '', page.read_text(encoding='utf-8'), flags=re.DOTALL)
+    for link in re.findall(r'\]\(([^)\s]+)\)', text):
+        if link.startswith(('http', 'mailto')):
+            continue
+        path, _, anchor = link.partition('#')
+        target = page if not path else page.parent / path
+        assert target.is_file(), f'{page.name}: {link}'
+        assert not anchor or anchor in anchors(target), f'{page.name}: {link} has no such heading'
+
+
+def test_every_block_is_listed_with_what_became_of_it():
+    """`make prove-docs DOCS=--new` runs those that are missing, and lists them."""
+    listed = set(LIST.read_text(encoding='utf-8').splitlines())
+    assert [block.name for block in BLOCKS if row(Outcome(block)) not in listed] == []
+    assert '**fails**' not in LIST.read_text(encoding='utf-8')
+
+
+def test_the_command_line_knows_every_verb_and_flag_of_the_docs():
+    top = parser()
+    for block in BLOCKS:
+        if block.kind == 'command' and block.text.startswith('simpar '):
+            words = shlex.split(block.text, comments=True)[1:]
+            top.parse_args(words[: words.index('>')] if '>' in words else words)
+
+
+def test_every_schedule_of_the_docs_is_read(tmp_path):
+    for place, block in enumerate(BLOCKS):
+        if block.is_schedule and not block.reason and block.page not in WITH_CODE:
+            folder = tmp_path / str(place)
+            folder.mkdir()
+            path = folder_of(block.page, folder) / 'schedule.yaml'
+            path.write_text(block.text, encoding='utf-8')
+            load_schedule(path)
+
+
+def test_every_key_of_a_schedule_stands_on_a_page():
+    pages = ''.join(page.read_text(encoding='utf-8') for page in PAGES)
+    assert [key for key in schedule_table_keys() if f'`{key}`' not in pages] == []
+
+
+@pytest.mark.parametrize('name', CHEAP)
+def test_cheap_commands_do_what_their_page_says(name, tmp_path):
+    wanted = next(block for block in BLOCKS if block.name == name)
+    folder = folder_of(wanted.page, tmp_path)
+    for block in BLOCKS:
+        if block.page == wanted.page and block.kind == 'yaml':
+            (folder / block.title).write_text(block.text, encoding='utf-8')
+    assert run(wanted, folder).wrong == ''
+
+
+def test_a_wrong_command_and_a_changed_table_are_noticed(tmp_path):
+    """The checks can fail."""
+    folder = folder_of('README.md', tmp_path)
+    wrong = next(block for block in BLOCKS if block.kind == 'command' and not block.reason)
+    changed = type(wrong)(page='README.md', kind='command', text='simpar run nothing.yaml')
+    assert 'ends with 2' in run(changed, folder).wrong
+    table = type(wrong)(
+        page='README.md', kind='command', text='simpar sweep schedule.yaml --markdown', below='| a table |'
+    )
+    assert run(table, folder).wrong.startswith('it prints another table')
