@@ -55,7 +55,7 @@ class Answer:
         plans: of the space; open, those neither predicted nor cut off.
         least: seconds; no open plan, and none cut off by its bound, takes less.
         gap: 1 − least / the best step; 1 where no plan is known.
-        noise: share of the fastest step within which plans are one class.
+        margin: share of the fastest step within which plans are one class.
         complete: whether the search ended by itself; else it was interrupted.
         nodes: of the tree that were looked at.
     """
@@ -69,7 +69,7 @@ class Answer:
     open: int
     least: float
     gap: float
-    noise: float
+    margin: float
     complete: bool
     nodes: int
 
@@ -82,7 +82,7 @@ class Answer:
     def alike(self) -> tuple[Ranked, ...]:
         """The plans whose steps are within noise of the fastest."""
         best = self.best
-        return tuple(one for one in self.ranking if best and one.step <= best.step * (1 + self.noise))
+        return tuple(one for one in self.ranking if best and one.step <= best.step * (1 + self.margin))
 
     @property
     def choice(self) -> Ranked | None:
@@ -99,7 +99,7 @@ class Answer:
         return tuple(found)
 
 
-def answer_of(space: Space, found: Found, noise: float) -> Answer:
+def answer_of(space: Space, found: Found, margin: float) -> Answer:
     """The answer of a search."""
     ranking = [
         _ranked(space, path, outcome, found.bounds.get(path, 0.0))
@@ -117,7 +117,7 @@ def answer_of(space: Space, found: Found, noise: float) -> Answer:
         open=found.open,
         least=found.least,
         gap=found.gap,
-        noise=noise,
+        margin=margin,
         complete=found.complete,
         nodes=found.nodes,
     )

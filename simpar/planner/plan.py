@@ -62,7 +62,7 @@ class Planning:
 
         def told(found: Found) -> None:
             if tell:
-                tell(answer_of(self.space, found, planner.noise))
+                tell(answer_of(self.space, found, planner.margin))
 
         found = search(
             self.space,
@@ -72,7 +72,7 @@ class Planning:
             until=time.monotonic() + seconds,
             tell=told if tell else None,
         )
-        return answer_of(self.space, found, planner.noise)
+        return answer_of(self.space, found, planner.margin)
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
         schedules = [self.space.schedule(path) for path in paths]

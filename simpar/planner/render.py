@@ -29,7 +29,7 @@ def _head(answer: Answer) -> Iterator[str]:
         yield f'  step {format_time(choice.step)}, peak {format_size(choice.peak)} of {device}'
         if choice is not best:
             share = choice.step / best.step - 1
-            alike = f'the simplest of {len(answer.alike)} within {answer.noise:.0%} of the fastest'
+            alike = f'the simplest of {len(answer.alike)} within {answer.margin:.0%} of the fastest'
             yield f'  It is {alike} ({share:+.1%}).'
         proof = f'no plan of {_count(answer.plans)} can be faster by more than {answer.gap:.2%}'
         yield f'  Proven: {proof} (least open step {format_time(answer.least)}).'
@@ -112,7 +112,7 @@ def to_dict(answer: Answer) -> dict[str, Any]:
         'complete': answer.complete,
         'least': answer.least,
         'gap': answer.gap,
-        'noise': answer.noise,
+        'margin': answer.margin,
         'nodes': answer.nodes,
         'keys': {key: list(values) for key, values in answer.keys.items()},
         'choice': None if choice is None else _plain(choice),

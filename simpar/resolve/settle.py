@@ -9,6 +9,7 @@ from simpar.lower.given import has_strategies
 from simpar.lower.lower import order_of
 from simpar.lower.optimizer_parallel import Part, choice_of
 from simpar.lower.stages import stage_of_layer, unit_of
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.plan import Plan
 from simpar.workload import Workload
 
@@ -57,8 +58,7 @@ def _sharded(workload: Workload, plan: Plan) -> Plan:
         plan,
         shard=tuple(part for part in _PARTS if part in choice.parts),
         gather=choice.gather,
-        # Beside strategies a parameter is sharded over all that hold the same slice, tensor ranks too.
-        shard_group=plan.shard_group or plan.data * (plan.tensor if has_strategies(workload, plan) else plan.context),
+        shard_group=plan.shard_group or _holders(workload, plan),
         shard_threshold=float(choice.threshold),
         accumulate='sharded' if choice.sharded else 'full',
     )
@@ -70,3 +70,11 @@ def settled_workload(workload: Workload) -> Workload:
     A layer without a strategy stays without: it lies as what it reads does, which a strategy cannot always say.
     """
     return replace(workload, model=workload.model.settled(), gradients=workload.gradients or workload.precision)
+
+
+def _holders(workload: Workload, plan: Plan) -> int:
+    """Ranks that hold the same slice of a parameter."""
+    if has_strategies(workload, plan):
+        return plan.data * plan.tensor
+    # With two homes the mirrored pipeline rank holds it too.
+    return plan.data * plan.context * (2 if plan.order == TWO_HOMES else 1)

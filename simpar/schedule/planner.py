@@ -42,7 +42,7 @@ class Planner:
     Arguments:
         keys: dotted keys of the plan: a list of values, ``{least, most}``, ``free``, or ``fixed`` to the plan's value.
         gap: share of the best step by which another plan may still be faster when the search ends.
-        noise: plans within this share of the fastest step are one class.
+        margin: plans within this share of the fastest step are one class.
     """
 
     keys: Annotated[
@@ -53,7 +53,7 @@ class Planner:
     gap: Annotated[
         float, Field(ge=0, lt=1, description='share of the best step by which another plan may still be faster')
     ] = 0.0
-    noise: Annotated[
+    margin: Annotated[
         float, Field(ge=0, lt=1, description='plans within this share of the fastest step are one class')
     ] = 0.03
 
