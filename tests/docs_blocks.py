@@ -27,6 +27,12 @@ REASONS = (
     (r'^pip install', 'installs from the index'),
     (r'^(dask|HTA_|kubectl|mpirun|msrun|sbatch|srun|ssh)', 'cluster, or another program'),
     (r'--scheduler', 'cluster'),
+    (r'--device (cuda|npu)|executor\.gpu_check', 'GPU'),
+    (r'executor preflight', 'cluster'),
+    (r'^simpar plan', 'searches a large space: > 20 s'),
+    (r'--fit measured\.yaml', 'needs measured steps of a run of yours'),
+    (r'best\.yaml', 'needs what a search of a large space wrote: > 20 s'),
+    (r'^torchrun .*train\.py', 'trains a module of the reader'),
     (r'--nnodes|^#!/bin/bash|SLURM', 'cluster'),
     (r'^simpar measure .*--module', 'starts 8 processes that each import torch: > 20 s'),
     (r'^simpar import trace/|cluster\.profile=mine\.yaml', 'needs recordings of a training of yours'),
@@ -42,6 +48,7 @@ PARTS = 'part of a file: its keys are held by the test of all keys'
 NOT_RUN = {
     'executor.md': {'from executor.train import train': 'runs ranks: > 20 s'},
     'worked_program.md': {'simpar: 1': 'worked out by hand; tests/test_worked_program.py holds it'},
+    'training.md': {'import torch': 'trains a module of the reader; tests/test_checkpoint.py holds it'},
     'modules.md': {'simpar.from_module(module': 'needs a module of the reader'},
     'calibrate.md': {'from simpar.calibrate import': 'needs the record of a machine'},
 }
