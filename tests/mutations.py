@@ -110,7 +110,8 @@ def case(seed: int, number: int, makers: dict[str, Make]) -> Case:
 
 def makers(sources: Path) -> dict[str, Make]:
     """Every kind of input; ``sources``, a folder with files that simpar itself has written."""
-    kinds = dict(KEYS.findall((ROOT / 'docs' / 'schedule.md').read_text(encoding='utf-8')))
+    pages = [(ROOT / 'docs' / name).read_text(encoding='utf-8') for name in ('keys.md', 'keys_network.md')]
+    kinds = dict(KEYS.findall('\n'.join(pages)))
     keys = sorted(kinds)
     examples = sorted((ROOT / 'examples').glob('*.yaml'))
     model = (ROOT / 'examples' / 'llama3_8b.json').read_text(encoding='utf-8')
