@@ -197,3 +197,14 @@ def test_a_cell_that_says_nothing_is_told_with_its_column(tmp_path, capsys, colu
     write(tmp_path, {'id': 'mine:1', column: word})
     assert main(['validate', '--data', str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_cells_of_a_row_without_a_step_are_read_by_nobody(tmp_path):
+    """Such a row says what was trained elsewhere, in its own words; a vocabulary of 'none' is no number."""
+    columns = [*COLUMNS, 'vocab', 'params_b', 'source']
+    told = {'id': 'one', 'vocab': 'none', 'params_b': '6.7', 'n_layers': '32', 'hidden': '4096', 'source': 'a paper'}
+    with (tmp_path / 'mine.csv').open('w', newline='', encoding='utf-8') as file:
+        out = csv.DictWriter(file, columns)
+        out.writeheader()
+        out.writerow(told)
+    assert [one.seconds for one in read_rows(tmp_path)] == [0.0]

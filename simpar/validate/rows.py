@@ -139,8 +139,10 @@ def _one_tokenizer(rows: Sequence[Row]) -> list[Row]:
         by.setdefault((row.of, row.text('source')), []).append(row)
     found = []
     for group in by.values():
-        wrong = any(not _fits(row, row.whole('vocab')) for row in group)
-        usual = wrong and all(_fits(row, VOCABULARY) for row in group)
+        # Numbers of rows without a step are not checked.
+        timed = [row for row in group if row.seconds]
+        wrong = any(not _fits(row, row.whole('vocab')) for row in timed)
+        usual = wrong and all(_fits(row, VOCABULARY) for row in timed)
         found += [replace(row, cells={**row.cells, 'vocab': str(VOCABULARY)}) if usual else row for row in group]
     return found
 
