@@ -163,6 +163,12 @@ def test_keys_that_are_wrong_are_all_told_at_once(file):
     assert 'tensor' in str(wrong.value)
 
 
+def test_an_order_that_is_none_is_told_and_not_left_out(file):
+    file.write_text(FILE.replace('[1f1b, gpipe]', '[1f1b, zigzag]'))
+    with pytest.raises(ScheduleError, match=r"plan.order: no such order \(got 'zigzag'\)"):
+        load_planning(file)
+
+
 def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_path, capsys):
     save = tmp_path / 'best.yaml'
     assert main(['plan', str(file), '--json', '--jobs', '1', '--gap', '5%', '--save', str(save)]) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline import mindspore
-from simpar.pipeline.orders import ORDERS
+from simpar.pipeline.dualpipe import TWO_HOMES
+from simpar.pipeline.orders import AUTOMATIC, ORDERS
 from simpar.plan import Plan
 from simpar.planner.layers import few_of
 from simpar.schedule import Schedule
@@ -97,11 +98,22 @@ def space_of(schedule: Schedule, world: int) -> Space:
             problems.append(Problem(where, f'planner.keys: no value of plan.{key} is within its bounds', 'widen them'))
         elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
             chosen[key] = values
+    problems += _unknown_orders(schedule, chosen.get('order', ()))
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
     base = schedule if 'data' in asked else replace(schedule, plan=replace(schedule.plan, data=0))
     return Space(base, world, tuple(chosen), tuple(chosen.values()))
+
+
+def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Problem]:
+    """Names that no order has, which a rule would leave out without a word; files are read when their turn comes."""
+    for name in dict.fromkeys(map(str, names)):
+        if name in {*ORDERS, *AUTOMATIC, TWO_HOMES} or name.endswith('.csv'):
+            continue
+        where = schedule.where('planner.keys.plan.order')
+        known = ', '.join((*ORDERS, *AUTOMATIC, TWO_HOMES))
+        yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
 
 
 def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
