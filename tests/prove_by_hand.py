@@ -25,6 +25,8 @@ PLANS = {
     '1f1b': ('Schedule1F1B, 4 micro-batches', '{pipeline: 2, micro_batches: 4}'),
 }
 MOST = 1.05
+NOISE = 0.02
+"""Where by hand and by hand again differ by more, a row cannot be measured."""
 HEAD = """\
 # The executor beside torch by hand
 
@@ -70,9 +72,9 @@ plan: {plan}
 
 
 def main():
-    """All plans in turns; 0 where the executor takes at most 1.05 times as long in the median."""
+    """All plans in turns; 0 where the executor takes at most 1.05 times as long, and no row is noisy."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    lines, ratios = [], []
+    lines, ratios, noisy = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / 'hand').mkdir()
@@ -82,18 +84,20 @@ def main():
                 for _ in range(rounds)
             ]
             hand, ours, again = (statistics.median(times) for times in zip(*turns, strict=True))
-            ratios.append(ours / statistics.median([hand, again]))
+            ratio, noise = ours / statistics.median([hand, again]), again / hand - 1
+            (ratios if abs(noise) <= NOISE else noisy).append(ratio)
             cells = [title, f'`{plan}`', *(f'{1e3 * seconds:.0f} ms' for seconds in (hand, again, ours))]
-            lines.append(f'| {" | ".join([*cells, f"{ratios[-1]:.3f}", f"{again / hand - 1:+.1%}"])} |')
+            lines.append(f'| {" | ".join([*cells, f"{ratio:.3f}", f"{noise:+.1%}"])} |')
             print(lines[-1], flush=True)
     words = ['git', 'rev-parse', '--short', 'HEAD']
     commit = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
     sizes = {'hidden': HIDDEN, 'layers': LAYERS, 'sequence': SEQUENCE, 'batch': BATCH}
     head = HEAD.format(commit=commit, rounds=rounds, steps=STEPS, warm=WARM, **sizes)
-    end = f'The median ratio is {statistics.median(ratios):.3f}.'
+    told = f'{statistics.median(ratios):.3f}' if ratios else 'not known'
+    end = f'Rows that noise of more than {NOISE:.0%} makes unmeasurable: {len(noisy)}. The median ratio of the others is {told}.'
     PAGE.write_text(head + '\n'.join([*lines, '', end, '']))
     print(end)
-    return 0 if statistics.median(ratios) <= MOST else 1
+    return 0 if not noisy and statistics.median(ratios) <= MOST else 1
 
 
 if __name__ == '__main__':
