@@ -94,7 +94,8 @@ def main():
     sizes = {'hidden': HIDDEN, 'layers': LAYERS, 'sequence': SEQUENCE, 'batch': BATCH}
     head = HEAD.format(commit=commit, rounds=rounds, steps=STEPS, warm=WARM, **sizes)
     told = f'{statistics.median(ratios):.3f}' if ratios else 'not known'
-    end = f'Rows that noise of more than {NOISE:.0%} makes unmeasurable: {len(noisy)}. The median ratio of the others is {told}.'
+    end = f'Rows that noise of more than {NOISE:.0%} makes unmeasurable: {len(noisy)}. '
+    end += f'The median ratio of the others is {told}.'
     PAGE.write_text(head + '\n'.join([*lines, '', end, '']))
     print(end)
     return 0 if not noisy and statistics.median(ratios) <= MOST else 1
