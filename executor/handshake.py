@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from executor.process_state import Process, this_process
 from executor.rank import INIT_TIMEOUT, Request
 from executor.route import local_address
 from executor.stretch import Stretch
+from simpar import __version__
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed
 from simpar.hardware.net import Net
@@ -69,7 +69,7 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
     """What must be equal on all ranks, topic by topic; the program comes last, since any other topic may explain it."""
     return {
         'ranks': str(program.world),
-        'version of simpar': version('simpar'),
+        'version of simpar': __version__,
         'version of torch': str(torch.__version__),
         'version of numpy': np.__version__,
         'version of Python': '.'.join(platform.python_version_tuple()[:2]),
