@@ -31,7 +31,7 @@ NOTEBOOK = 'does_multi_copy_pay.ipynb'
 def missing() -> str:
     """What is not installed; empty: nothing."""
     programs = [name for name in ('chromium', 'chromedriver') if shutil.which(name) is None]
-    wanted = ('selenium', 'jupyterlab', 'ipywidgets', 'PIL')
+    wanted = ('selenium', 'jupyterlab', 'ipywidgets', 'numba', 'PIL')
     modules = [name for name in wanted if importlib.util.find_spec(name) is None]
     return ', '.join([*programs, *modules])
 

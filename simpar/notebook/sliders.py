@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -21,8 +22,10 @@ Place = tuple[Any, ...]
 _MISSING: Final = 'sliders need ipywidgets: pip install ipywidgets'
 _STEPS: Final = 3
 """That are simulated, as `Case.predict` does: the step is the one that the explanation tells."""
-_PAUSE: Final = 0.05
-"""Seconds between two neighbours that are predicted ahead, in which a notebook hears its user."""
+_QUICK: Final = 0.4
+"""Seconds of a prediction; where one took longer, none is made ahead."""
+_PAUSE: Final = 0.2
+"""Seconds of rest before a neighbour is predicted ahead: whoever goes on dragging must not wait for it."""
 
 
 class Sliders:
@@ -36,6 +39,7 @@ class Sliders:
         self.case = case
         # By text: values may be lists, which have no hash.
         self._known: dict[str, str] = {}
+        self._took = 0.0
         # Whoever drags predicts dozens of times: what makes each of them quicker is loaded, or compiled once, before.
         fast.make_ready(_STEPS * sum(len(role) for role in case.program.roles))
         self.step = widgets.HTML()
@@ -80,7 +84,9 @@ class Sliders:
     def _told(self, place: Place) -> str:
         """The step at a place, or why there is none; each is worked out once."""
         if repr(place) not in self._known:
+            began = time.monotonic()
             self._known[repr(place)] = self._predicted(self._changes(place))
+            self._took = time.monotonic() - began
         return self._known[repr(place)]
 
     def _predicted(self, changes: Mapping[str, Any]) -> str:
@@ -96,7 +102,9 @@ class Sliders:
         """Where a notebook's loop runs, predict one neighbour when it has nothing else to do."""
         # Outside of a notebook there is no loop.
         with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop().call_later(_PAUSE, self._ahead)
+            # A long prediction would keep the user waiting, whose next wish may be another.
+            if self._took < _QUICK:
+                asyncio.get_running_loop().call_later(_PAUSE, self._ahead)
 
     def _ahead(self) -> None:
         for place in self._neighbours():
