@@ -27,6 +27,7 @@
 # make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
+# make prove-mistakes  make 146 mistakes, and write docs/mistakes.md (three minutes)
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make prove-docs  run every command and block of the docs; writes docs/commands.md
 # make prove-browser  the page and the notebook in Chromium, sliders moved; writes screenshots of the docs
@@ -98,6 +99,9 @@ notebooks: .venv-test/installed
 	.venv-test/bin/python -m pip install --quiet nbclient ipykernel
 	.venv-test/bin/jupyter-execute --inplace notebooks/*.ipynb
 
+prove-mistakes: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_mistakes --write
+
 # A venv of its own: the suite needs none of it.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
@@ -107,7 +111,7 @@ prove-docs: .venv-test/installed
 
 # Needs Debian's chromium and chromium-driver; without them it says so and ends well.
 prove-browser: .venv-docs/installed
-	.venv-docs/bin/python -m pip install --quiet selenium jupyterlab ipywidgets pillow pandas
+	.venv-docs/bin/python -m pip install --quiet selenium jupyterlab ipywidgets numba pillow pandas
 	.venv-docs/bin/python tests/prove_browser.py
 
 # the name before

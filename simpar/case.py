@@ -110,15 +110,19 @@ class Case:
         """What the reader should know of the schedule besides the prediction's notes."""
         changed = [f'{name} × {factor:g}' for name, factor in self.cluster.links.items() if factor != 1]
         links = 'links are not as in the profile: {}; what rests on their bandwidth is an estimate'
-        swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
         return (
             *([links.format(', '.join(changed))] if changed else []),
-            *([swept] if self.schedule.sweep is not None else []),
+            *self.left_out,
             *self._in_8_bits(),
             *self._untrained(),
-            *self.schedule.notes,
             *self.schedule.workload.model.notes,
         )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the user's files say and no prediction reads."""
+        swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
+        return (*([swept] if self.schedule.sweep is not None else []), *self.schedule.notes)
 
     def _in_8_bits(self) -> Iterator[str]:
         device = self.cluster.profile.device

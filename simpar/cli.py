@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
-    measure.add_argument('--device', default='cpu', metavar='KIND', help='cpu, cuda, npu or virtual (default: cpu)')
+    measure.add_argument('--device', default='cpu', choices=('cpu', 'cuda', 'npu', 'virtual'), help='default: cpu')
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
@@ -269,9 +269,9 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1; write e.g. 8')
     return number
 
 

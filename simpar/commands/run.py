@@ -46,6 +46,8 @@ def command(options: argparse.Namespace) -> int:
         from simpar.report import answer as in_a_sentence
 
         print(in_a_sentence(prediction))
+        for note in case.left_out:
+            print(f'Note: {note}', file=sys.stderr)
     else:
         from simpar.report import render
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from functools import cache
@@ -19,6 +20,7 @@ COMPILES: Final = 2_000_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
 loading takes a quarter of a second, which all simulations of a prediction share; where they must be compiled."""
 
+_MACHINES: Final = 'simpar.engine.compiled.events'
 _walked: Final = [0]
 """Slots that plain Python has simulated in this process."""
 
@@ -44,12 +46,21 @@ def repays(slots: int, *, asked: bool) -> bool:
     """
     if asked and not is_installed():
         raise SimparError('the compiled machines need numba, which is not installed; write: pip install numba')
-    if asked or 'simpar.engine.compiled.events' in sys.modules:
+    if asked or _MACHINES in sys.modules:
         return asked or slots >= LOADED
     # A prediction simulates several times, so its first one stands for five. Whoever has walked for as long as loading
     # takes, as a sweep has, is likely to go on.
     _walked[0] += slots
     return is_installed() and max(slots, _walked[0] / 5) >= (LOADS if is_compiled() else COMPILES)
+
+
+def make_ready(slots: int) -> None:
+    """Load the compiled machines, or have the next simulation compile them, where many simulations will follow.
+
+    Arguments: ``slots``, of all steps of one of them; small ones are as quick without.
+    """
+    if is_installed() and slots >= LOADS:
+        importlib.import_module(_MACHINES)
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:

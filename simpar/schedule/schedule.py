@@ -261,8 +261,21 @@ def _built(
     try:
         return build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
-        problems += [in_its_words(problem, found.words) for problem in wrong.problems]
+        problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
         return None
+
+
+def _one_model(tree: Tree, problems: list[Problem]) -> list[Problem]:
+    """The problems; where a workload has two models, that in place of what each of them lacks."""
+    workload = tree.get(('workload',))
+    both = [name for name in _MODELS if isinstance(workload, dict) and name in workload]
+    # Where each of them is right, or one is the path of a config, it has been told.
+    if len(both) < 2 or any(word in one.what for one in problems for word in ('at once', 'stands beside')):
+        return problems
+    what = f'workload: has all of {", ".join(both)} at once'
+    told = Problem(tree.where(('workload', both[1])), what, f'keep one of them: {" or ".join(both)}')
+    of_both = tuple(f'workload.{name}' for name in both)
+    return [told, *(one for one in problems if not one.what.startswith(of_both))]
 
 
 def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]) -> tuple[Tree, list[Problem]]:
