@@ -72,10 +72,7 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
 
 
 def _optimizer(workload: Workload) -> Iterator[Problem]:
-    rule, model = workload.optimizer, workload.model
-    if isinstance(rule, Muon) and isinstance(model, Transformer) and model.experts is not None:
-        what = 'not yet beside experts: a weight of theirs is many matrices'
-        yield Problem(('workload', 'optimizer', 'muon'), what, 'write e.g. adamw')
+    rule = workload.optimizer
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
