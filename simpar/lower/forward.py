@@ -143,10 +143,19 @@ class Forward:
         wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
+            if self._meets_mirror and self.degrees and self.degrees.restores:
+                # The mirror has other samples, and the same part of each.
+                values.update({name: self.mover.move(values[name], self.degrees.own(values[name])) for name in crossing})
             self.tape.saved |= self._read_before({values[name].name for name in crossing})
             chunks = self.mover if self.scatter_gather else None
             arrived = send_to_next_stage(self.tape, [values[name] for name in crossing], chunks)
             values.update(zip(crossing, arrived, strict=True))
+
+    @property
+    def _meets_mirror(self) -> bool:
+        """Whether the next stage is at the same place, in the other direction of a pipeline."""
+        mesh, stage = self.tape.mesh, self.tape.stage
+        return mesh.mirrored and mesh.pipeline_rank(stage) == mesh.pipeline_rank(stage + 1)
 
     def _read_before(self, names: set[str]) -> set[str]:
         """Which of these values an operator of the current stage reads."""
@@ -168,7 +177,7 @@ class Forward:
         if gathered is not None:
             return gathered
         layout = replicated(self.tape.world, len(shape))
-        if self.degrees and not self.full_batch:
+        if self.degrees and (not self.full_batch or self.degrees.restores):
             rows = outermost(self.tape.data_axes, shape[0] // self.placer.copies)
             # Behind the samples of tokens and labels stand the places of a sequence.
             places = (self.tape.context_axes,) if len(shape) > 1 else ()
@@ -218,6 +227,11 @@ class Forward:
     def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:
         """Attention, or a product of it, of a sequence that the context ranks share."""
         operator = node.operator
+        if self.degrees and self.degrees.restores:
+            reads = [
+                self.mover.move(read, self.degrees.own(read)) if role == 'qkv' else read
+                for role, read in zip(operator.roles, reads, strict=False)
+            ]
         if self.context_kind != 'all_to_all':
             if not isinstance(operator, Attention):
                 raise Infeasible(f'{node.name}: {NO_PARTS}')

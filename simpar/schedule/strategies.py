@@ -50,16 +50,16 @@ def _loss_fits(workload: Workload) -> Iterator[Problem]:
 
 
 def _context(workload: Workload, plan: Plan) -> Iterator[Problem]:
-    """Context ranks share a sequence through a whole model, so that no operator may be split otherwise."""
+    """Context ranks share the sequence of a transformer; searches know no such ranks."""
     key = ('plan', 'context')
     if plan.context == 1:
         return
     if not isinstance(workload.model, Transformer):
         what = 'a network has no sequence that is known through all of its layers'
         yield Problem(key, what, 'write 1 and strategies that split its dims, or a transformer')
-    elif plan.search != 'none' or has_strategies(workload, plan):
-        what = 'context ranks share a sequence by degrees alone, and some operators have strategies'
-        yield Problem(key, what, 'write 1, or leave strategies, layouts and search out')
+    elif plan.search != 'none':
+        what = 'searches of strategies know no ranks that share a sequence'
+        yield Problem(key, what, 'write 1, or leave search out')
     if workload.loss_operators != 'one':
         what = 'operators of the loss take rows of samples and tokens together, which context ranks do not share'
         yield Problem(('workload', 'loss_operators'), what, 'write one, or context 1')
