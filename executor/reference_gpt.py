@@ -32,7 +32,12 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: Slices
+    workload: Workload,
+    parameters: Parameters,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    keys: torch.Tensor,
+    slices: Slices,
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
     logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)

@@ -13,6 +13,8 @@ from simpar.workload import Workload
 Parameters = dict[str, torch.Tensor]
 Declared = tuple[str, tuple[int, ...], str]
 """Name, shape and draw of a parameter."""
+
+
 class Slices(NamedTuple):
     """Slices of a sequence that ranks hold: ``count``; ``balanced``, context ranks with chunks from both ends, or 0."""
 

@@ -137,7 +137,12 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: Slices
+    workload: Workload,
+    parameters: Parameters,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    keys: torch.Tensor,
+    slices: Slices,
 ) -> torch.Tensor:
     y = network_result(cast('Network', workload.model), parameters, x)
     return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)

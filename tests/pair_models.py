@@ -170,9 +170,7 @@ ALONE = {
 EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: ', 'expert': r'^plan\.expert: '}
 MIXTURES = tuple(name for name in EXPERTS if name != 'none')
 SHARED = tuple(name for name in CONTEXT if name != 'none')
-UNBUILT = {
-    **{(('context', one), ('attention', 'unfused')): r'^plan\.context_kind: ' for one in SHARED if 'heads' not in one},
-}
+UNBUILT: dict = {}
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
     *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),

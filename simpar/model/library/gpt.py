@@ -353,9 +353,9 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
         )
         instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
-    if model.attention == 'unfused' and not asked.by_heads:
-        what = 'unfused attention has no parts of the keys that could be gathered or go round'
-        yield Problem(('plan', 'context_kind'), what, 'write all_to_all, or attention: flash')
+    if model.attention == 'unfused' and model.dropout and not asked.by_heads:
+        what = 'not yet: dropout of probabilities that unfused attention has of a part of the tokens'
+        yield Problem((*FILE, 'dropout'), what, 'write 0, attention: flash, or plan.context_kind: all_to_all')
     if asked.by_heads and model.key_value_heads % (asked.context * asked.tensor):
         what = (
             f'kv_heads {model.key_value_heads} cannot be exchanged among context {asked.context} × tensor '
