@@ -66,7 +66,7 @@ def mixture(
 
 def _first(goes: torch.Tensor, slots: int, slices: Slices) -> torch.Tensor:
     """The first tokens of each sequence that have a slot; of each slice, where slots can be dealt out to slices."""
-    sequence, count = goes.shape[1], slices.count
+    sequence, count = goes.shape[1], slices.parts
     if sequence % count or slots % count:
         count = 1
     # Balanced context ranks have a chunk from the front and one from the back, in this order.

@@ -16,9 +16,9 @@ Declared = tuple[str, tuple[int, ...], str]
 
 
 class Slices(NamedTuple):
-    """Slices of a sequence that ranks hold: ``count``; ``balanced``, context ranks with chunks from both ends, or 0."""
+    """Slices of a sequence that ranks hold: ``parts``; ``balanced``, context ranks with chunks from both ends, or 0."""
 
-    count: int
+    parts: int
     balanced: int
 
 

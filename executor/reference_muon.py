@@ -10,7 +10,6 @@ from executor.reference_model import Parameters
 from simpar.model import Conv2d, Dense, Network, layer_names
 from simpar.workload import Muon, Workload
 
-
 EXPERTS = '.experts.'
 """In the names of their weights."""
 

@@ -239,10 +239,10 @@ class Forward:
             ]
         if self.context_kind != 'all_to_all':
             return self._over_parts(node, operator, reads)
-        assert isinstance(operator, Attention | AttentionScores | AttentionValues)
-        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads)
         if isinstance(operator, CausalSoftmax):
             return self._emitted(node, reads, self._placed(node, reads))
+        assert isinstance(operator, Attention | AttentionScores | AttentionValues)
+        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads)
         # Without dropout a role is left out.
         roles = zip(operator.roles, reads, strict=False)
         reads = [exchange.by_heads(read) if role == 'qkv' else read for role, read in roles]

@@ -42,8 +42,8 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, apart: Collection[s
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``apart``, parameters with an update of their own: none shares
-    a flat message with others, as no group of parameters does in DeepSpeed.
+    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``apart``, parameters with an update of their own: none
+    shares a flat message with others, as no group of parameters does in DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:

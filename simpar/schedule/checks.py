@@ -97,10 +97,9 @@ def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
         what = f'{plan.expert} does not divide data {plan.data}'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
     model = workload.model
-    if isinstance(model, Transformer) and model.experts is not None:
-        if plan.search != 'none':
-            what = 'searches of strategies know no experts'
-            yield Problem(('plan', 'search'), what, 'leave it out, and write data, tensor, expert, or strategies')
+    if isinstance(model, Transformer) and model.experts is not None and plan.search != 'none':
+        what = 'searches of strategies know no experts'
+        yield Problem(('plan', 'search'), what, 'leave it out, and write data, tensor, expert, or strategies')
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

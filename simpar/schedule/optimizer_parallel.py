@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simpar.errors import Problem
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
-from simpar.workload import Muon, Workload
+from simpar.workload import Workload
 
 
 def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
