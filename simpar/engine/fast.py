@@ -13,7 +13,7 @@ from simpar.machine_code import is_started
 from simpar.trace import Times
 
 LOADED: Final = 2_000
-LOADS: Final = 8_000
+LOADS: Final = 12_000
 COMPILES: Final = 2_000_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
 loading takes an eighth of a second, which all simulations of a prediction share; where they must be compiled."""
