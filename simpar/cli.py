@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
 from simpar.errors import SimparError
+from simpar.late_methods import install
 
 WRONG_USE = 2
 INTERNAL = 70
@@ -64,7 +65,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument('--version', action='version', version=f'simpar {__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB', parser_class=_Parser)
-
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
     run.add_argument('--quiet', action='store_true', help='print the headline alone')
@@ -80,12 +80,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         '--save', type=Path, metavar='JSON', help='write the answer for `simpar compare` and `simpar diff`'
     )
-
     run.add_argument(
         '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
         help='days and cost of a whole run, e.g. tokens=15T, price=2.5, mtbf=50000h; may be repeated',
     )  # fmt: skip
-
     run.add_argument(
         '--fit', type=Path, metavar='FILE', help='scale one number of the stack by an own measured step: `step: 161 ms`'
     )
@@ -389,8 +387,10 @@ def _as_json(error: SimparError) -> str:
 
 def entry() -> NoReturn:
     """The command: ``main``, then the end of the process."""
-    code = main()
     verb = next((word for word in sys.argv[1:] if not word.startswith('-')), '')
+    if verb in ALONE:
+        install()
+    code = main()
     if verb in ALONE:
         # What could not be written has been told by now.
         with contextlib.suppress(OSError):
