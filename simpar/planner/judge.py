@@ -22,6 +22,7 @@ from simpar.planner.bound import (
     least_mean,
     least_of_ranks,
     least_seconds,
+    least_sharing,
     least_slowed,
 )
 from simpar.planner.clock import Timed, timed
@@ -35,7 +36,9 @@ from simpar.units import format_size
 
 ROUNDS: Final = 2
 """Micro-batches for each pipeline rank up to which an order is walked for all that may be sliced."""
-LEVELS: Final = ('pipeline', 'chunks', 'recompute', 'tiles', 'shard_group')
+SPARE: Final = 0.97
+"""Share of a device's memory that a plan may surely hold for a guess that it fits."""
+LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 'shard_group')
 """Behind these keys a node is judged anew."""
 
 
@@ -73,11 +76,28 @@ class Judge:
         try:
             if level == 'pipeline':
                 return self._wide(plan)
+            if level == 'micro_batches':
+                return self._batched(plan)
             if level == 'chunks':
                 return (self._placed, self._sliced, self._walked)[turn](plan)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (ScheduleError, Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER, str(wrong).partition('\n')[0]))
+
+    def estimate(self, path: Sequence[int], limit: float) -> float:
+        """The least seconds of one plan; infinite where it surely does not fit, or is not below a limit."""
+        seconds = 0.0
+        for key in ('pipeline', 'micro_batches', 'recompute', 'tiles', 'shard_group'):
+            depth = next((depth for depth, one in self._depths.items() if one == key), None)
+            if depth is None:
+                continue
+            judged = self(path[:depth])
+            if judged.refusal or judged.held > self._device * SPARE:
+                return float('inf')
+            seconds = max(seconds, judged.seconds)
+            if seconds >= limit:
+                return float('inf')
+        return seconds
 
     def _widest(self, plan: Plan) -> Sample | None:
         """A sample of the whole batch at once: nothing takes less time for each of its samples."""
@@ -88,12 +108,26 @@ class Judge:
         sample = self._widest(plan)
         if sample is None:
             return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, chains=self._only)
+        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, self._speeds, chains=self._only)
         return self._with_shards(plan, sample, mean, 1)
+
+    def _batched(self, plan: Plan) -> Judged:
+        """Any order of so many micro-batches: the price of their slices."""
+        sample = self._slice(plan)
+        if sample is None:
+            return Judged()
+        mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, self._speeds, chains=self._only)
+        return self._with_shards(plan, sample, mean, plan.micro_batches)
+
+    def _slice(self, plan: Plan) -> Sample | None:
+        """A sample of one micro-batch, without what is still open."""
+        return self._sample(
+            self._base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
+        )
 
     def _placed(self, plan: Plan) -> Judged:
         """Any order of these stages on these ranks."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.order not in ORDERS:
             return Judged()
         found = family(plan.order)
@@ -101,33 +135,28 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(least_of_ranks(sample, layers, placement, 1 / plan.data))
+        return Judged(least_of_ranks(sample, layers, placement, plan.micro_batches))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
         clock, _, stages = self._order(replace(plan, micro_batches=few))
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        seconds = least_slowed(sample, layers, clock, self._share(plan), plan.micro_batches)
-        return self._with_shards(plan, sample, seconds, plan.micro_batches)
+        return Judged(least_slowed(sample, layers, clock, 1.0, plan.micro_batches))
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
         clock, _, stages = self._order(plan)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        return Judged(least_busy(sample, layers, clock, self._share(plan), most))
-
-    def _share(self, plan: Plan) -> float:
-        """Of the batch, that of a micro-batch on one data rank."""
-        return 1 / (plan.data * plan.micro_batches)
+        return Judged(least_busy(sample, layers, clock, 1.0, most))
 
     def _given(self, plan: Plan) -> tuple[int, ...]:
         return plan.stages if not isinstance(plan.stages, str) else ()
@@ -145,14 +174,14 @@ class Judge:
                     wire = min(wire, self._wire(one, sample, micro_batches))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        if plan.pipeline == 1 and self._speeds:
+        if plan.pipeline == 1:
             seconds_of, slowed, inside = compute_of_one(sample, self._layers, 1 / plan.data)
             # Messages inside of layers are hidden at the same price.
             wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), self._speeds))
         return Judged(max(seconds, wire))
 
     @cached_property
-    def _speeds(self) -> Speeds | None:
+    def _speeds(self) -> Speeds:
         """How fast computation and messages are beside each other."""
         found = self._cluster.profile.slow_down
         return Speeds(found.matrix.value, found.memory.value, found.collective.value)
@@ -219,8 +248,10 @@ class Judge:
             return Judged(0.0, self._too_much(least), least)
         if leaf:
             wire = self._wire(plan, sample, plan.micro_batches)
-            if plan.pipeline == 1 and stages == 1 and self._speeds:
+            if plan.pipeline == 1 and stages == 1:
                 wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
+            elif wire:
+                wire = max(wire, least_sharing(sample, layers, clock, wire, self._speeds))
             return Judged(wire, None, least)
         return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)), None, least)
 

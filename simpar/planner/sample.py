@@ -13,9 +13,9 @@ from simpar.cost.price import Pricer
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.planner.held import Held, held_by
+from simpar.planner.held import Held, held_by, waits_of
 from simpar.planner.layers import Few
-from simpar.planner.pieces import Block, Floats, block_of
+from simpar.planner.pieces import Block, Floats, block_of, layer_of
 from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
@@ -32,7 +32,7 @@ class Sample:
         blocks: by (stage, kind of action, whether its computation is slowed by a message that is awaited).
         held: by stage.
         send: an op class that sends an activation to the next stage.
-        copies: of a micro-batch.
+        copies: of a micro-batch; in_step, whether they go through a stage's layers together.
         known: what was worked out of it.
     """
 
@@ -41,6 +41,7 @@ class Sample:
     send: OpClass | None
     few: Few
     copies: int
+    in_step: bool = True
     known: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -57,15 +58,28 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
     """
     program = _lowered(few, plan, size, split=False)
     blocks = _blocks(few, plan, program, cluster, JOINT)
+    waits = [(0.0, 0.0, 0.0)] * len(few.stages)
     if split:
-        blocks |= _blocks(few, plan, _lowered(few, plan, size, split=True), cluster, APART)
+        apart = _lowered(few, plan, size, split=True)
+        blocks |= _blocks(few, plan, apart, cluster, APART)
+        waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
     if plan.copies > 1 and len(blocks) < 2 * len(few.stages) * len({*JOINT, *(APART if split else ())}):
         # Copies that do not wait for messages are done one after the other, whole stages of each.
         alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
         blocks = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items()}
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
-    held = tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program))
-    return Sample(blocks, held, sends[0] if sends else None, few, plan.copies)
+    held = tuple(
+        replace(held_by(program, role, layers), waits=later)
+        for (role, layers), later in zip(_stages(few, plan, program), waits, strict=True)
+    )
+    return Sample(blocks, held, sends[0] if sends else None, few, plan.copies, _in_step(few, plan, program))
+
+
+def _in_step(few: Few, plan: Plan, program: Program) -> bool:
+    """Whether copies go through each layer together: where computation waits for a collective, the next copy goes on."""
+    role, layers = list(_stages(few, plan, program))[-1]
+    ops = [program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
+    return any(op.kind == 'collective' and program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
 
 
 def _lowered(few: Few, plan: Plan, size: int, *, split: bool) -> Program:
