@@ -61,6 +61,7 @@ class Judge:
         self._samples: dict[tuple[Any, ...], Sample | None] = {}
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
+        self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
 
     def judges(self, depth: int) -> int:
@@ -71,7 +72,7 @@ class Judge:
 
     def __call__(self, path: Sequence[int], turn: int = 0) -> Judged:
         """Judge a node at one of the depths; ``turn``, how often it was judged before."""
-        plan = self._space.plan(path)
+        plan = self._plan(tuple(path))
         level = self._depths[len(path)]
         try:
             if level == 'pipeline':
@@ -83,6 +84,11 @@ class Judge:
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (ScheduleError, Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER, str(wrong).partition('\n')[0]))
+
+    def _plan(self, path: tuple[int, ...]) -> Plan:
+        if self._last is None or self._last[0] != path:
+            self._last = path, self._space.plan(path)
+        return self._last[1]
 
     def estimate(self, path: Sequence[int], limit: float) -> float:
         """The least seconds of one plan; infinite where it surely does not fit, or is not below a limit."""

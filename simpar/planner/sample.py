@@ -76,7 +76,7 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
 
 
 def _in_step(few: Few, plan: Plan, program: Program) -> bool:
-    """Whether copies go through each layer together: where computation waits for a collective, the next copy goes on."""
+    """Whether copies go through layers together: where computation waits for a collective, the next copy goes on."""
     role, layers = list(_stages(few, plan, program))[-1]
     ops = [program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
     return any(op.kind == 'collective' and program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
