@@ -34,6 +34,8 @@ from simpar.planner.space import Space
 from simpar.program import OpClass
 from simpar.units import format_size
 
+AHEAD: Final = 1.5
+"""Seconds of computation for each second that a host issues, from which on it is surely ahead of its device."""
 ROUNDS: Final = 2
 """Micro-batches for each pipeline rank up to which an order is walked for all that may be sliced."""
 SPARE: Final = 0.97
@@ -150,7 +152,7 @@ class Judge:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
-        clock, _, stages = self._order(replace(plan, micro_batches=few))
+        clock, _, stages = self._order(replace(plan, micro_batches=few), sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         return Judged(least_slowed(sample, layers, clock, 1.0, plan.micro_batches))
 
@@ -159,7 +161,7 @@ class Judge:
         sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
-        clock, _, stages = self._order(plan)
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
         return Judged(least_busy(sample, layers, clock, 1.0, most))
@@ -226,11 +228,11 @@ class Judge:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
         if plan.order in AUTOMATIC:
             return Judged()
-        clock, _, stages = self._order(plan)
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
         sample = self._sample(self._plain(plan), size, split=False)
         if sample is None:
             return Judged()
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         least = least_bytes(sample, layers, clock, self._shares(self._shared_most(plan)), peaks=False)
         if least > self._device:
@@ -242,11 +244,11 @@ class Judge:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
         if plan.order in AUTOMATIC:
             return Judged()
-        clock, split, stages = self._order(plan)
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches * plan.copies)
-        sample = self._sample(plan, size, split=split)
+        sample = self._sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         shares = self._shares(plan if leaf else self._shared_most(plan))
         least = least_bytes(sample, layers, clock, shares)
@@ -291,11 +293,23 @@ class Judge:
             self._samples[key] = sample_of(self._few, plan, self._cluster, size, split=split)
         return self._samples[key]
 
-    def _order(self, plan: Plan) -> tuple[Timed, bool, int]:
+    def _splits(self, plan: Plan) -> bool:
+        """Whether an order does its backwards in two parts."""
         key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches)
+        known = self._orders.get((*key, True)) or self._orders.get((*key, False))
+        return known[1] if known else bool(order_of(plan).splits_backward)
+
+    def _order(self, plan: Plan, sample: Sample) -> tuple[Timed, bool, int]:
+        # A message is awaited early where the host is ahead: also when more copies and tiles make for more ops.
+        more = 1
+        for name, own in (('copies', sample.copies), ('tiles', sample.tiles)):
+            more *= max(1, max(self._space.values_of(name)) // own)
+        ahead = sample.pace > AHEAD * more
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, ahead)
         if key not in self._orders:
             order = order_of(plan)
-            self._orders[key] = (timed(order, awaited=self._awaited(plan)), order.splits_backward, order.stages)
+            clock = timed(order, awaited=ahead and self._awaited(plan))
+            self._orders[key] = (clock, order.splits_backward, order.stages)
         return self._orders[key]
 
     def _awaited(self, plan: Plan) -> bool:
