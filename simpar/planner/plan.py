@@ -17,11 +17,13 @@ from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import Space, space_of
+from simpar.planner.workers import workers
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.planner import Planner
 from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome
+from simpar.sweep.processes import cores
 from simpar.sweep.run import Note, Way, predict_all
 
 Tell = Callable[[Answer], None]
@@ -64,14 +66,18 @@ class Planning:
             if tell:
                 tell(answer_of(self.space, found, planner.margin))
 
-        found = search(
-            self.space,
-            Judge(self.space, cluster_of(self.schedule)),
-            lambda paths: self._predicted(paths, way),
-            gap=planner.gap if gap is None else gap,
-            until=time.monotonic() + seconds,
-            tell=told if tell else None,
-        )
+        until = time.monotonic() + seconds
+        judge = Judge(self.space, cluster_of(self.schedule))
+        with workers(self.space, judge, cores() if jobs is None else jobs) as those:
+            found = search(
+                self.space,
+                judge,
+                lambda paths: self._predicted(paths, way),
+                gap=planner.gap if gap is None else gap,
+                until=until,
+                tell=told if tell else None,
+                ask=those.judge,
+            )
         return answer_of(self.space, found, planner.margin)
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
