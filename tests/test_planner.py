@@ -20,6 +20,7 @@ from simpar.planner.render import render
 from simpar.planner.search import search
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
+from simpar.shipped import example_folder
 from simpar.sweep.outcome import predicted
 from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, small_space
 
@@ -93,6 +94,16 @@ def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
         }
     )
     space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.tensor': [4]})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
+
+
+def test_one_stage_awaits_nobody_however_many_micro_batches_it_has():
+    schedule = load_schedule(
+        example_folder() / 'transformer_h100_7b.yaml', ['plan.zero=1', 'plan.micro_batches=4', 'workload.batch=256']
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
     path = (0,) * len(space.values)
     outcome = predicted(space.schedule(path))
     assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
