@@ -140,3 +140,23 @@ def test_a_notebook_shows_table_front_and_why(planned):
     frame = pytest.importorskip('pandas') and planned.to_dataframe()
     assert list(frame['step']) == [one.step for one in planned.answer.ranking]
     assert frame['choice'].sum() == 1
+
+
+def test_the_executor_trains_the_winner_that_was_saved(tmp_path, capfd):
+    pytest.importorskip('torch')
+    file, save = tmp_path / 'plan.yaml', tmp_path / 'best.yaml'
+    document = yaml.safe_load(FILE)
+    document['cluster'] = {'profile': 'a100-sxm-8', 'devices': 4}
+    document['workload'] |= {
+        'transformer': {'layers': 4, 'hidden': 16, 'heads': 2, 'vocab': 32, 'sequence': 8},
+        'precision': 'fp64',
+    }
+    # More than one rank in every degree, so that there is something to train beside data parallelism.
+    document['planner']['keys'] |= {'plan.tensor': [2], 'plan.pipeline': [2], 'plan.copies': [2]}
+    file.write_text(yaml.safe_dump(document))
+    assert main(['plan', str(file), '--jobs', '1', '--brief', '--save', str(save)]) == 0
+    plan = yaml.safe_load(save.read_text())['plan']
+    assert (plan['tensor'], plan['pipeline'], plan['copies']) == (2, 2, 2)
+    # One step in one process, against the model that nothing splits.
+    assert main(['check', str(save), '--numerics']) == 0
+    assert 'equal those of the unsharded model' in capfd.readouterr().out

@@ -73,7 +73,7 @@ class Answer:
     margin: float
     complete: bool
     nodes: int
-    noise: str = 'the usual share: nobody measured pairs on such a stack and device'
+    noise: str = 'nobody measured pairs of plans there'
 
     @property
     def best(self) -> Ranked | None:

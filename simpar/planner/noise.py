@@ -39,4 +39,6 @@ def measured(schedule: Schedule) -> tuple[float, str] | None:
         return None
     if spread is None or not spread.pairs:
         return None
-    return expm1(spread.gain), f'80 % of {spread.pairs} measured pairs: {spread.stack} on {spread.device}'
+    return expm1(
+        spread.gain
+    ), f'80 % of {spread.pairs} measured pairs were off by less, {spread.stack} on {spread.device}'

@@ -48,11 +48,11 @@ def _head(answer: Answer) -> Iterator[str]:
 
 def _class(answer: Answer, best: Ranked, choice: Ranked) -> str:
     """What is within noise, and why this one of it."""
-    alike = f'{answer.margin:.1%} of the fastest is noise ({answer.noise})'
+    noise = f'Noise is {answer.margin:.1%}: {answer.noise}.'
     if len(answer.alike) == 1:
-        return f'No other plan is within noise: {alike}.'
-    behind = f'{choice.step / best.step - 1:.1%} behind the fastest' if choice.step > best.step else 'the fastest'
-    return f'It is the simplest of {len(answer.alike)} plans within noise, {behind}; {alike}.'
+        return f'No other plan is within noise of it. {noise}'
+    behind = f'{choice.step / best.step - 1:.1%} behind the fastest' if choice.step > best.step else 'and the fastest'
+    return f'It is the simplest of {len(answer.alike)} plans within noise, {behind}. {noise}'
 
 
 def proven(answer: Answer) -> str:

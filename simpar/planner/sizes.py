@@ -55,7 +55,7 @@ class Size:
         return self.run.device_hours if self.run else self.time * self.devices / 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sizes:
     """Answers by number of devices, in the order asked for. Argument: ``budget``, the training; None: a step."""
 
@@ -85,6 +85,11 @@ class Sizes:
     def to_dataframe(self) -> Any:
         """A table of pandas."""
         return dataframe(self)
+
+    def __str__(self) -> str:
+        return render_sizes(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return card(self)
