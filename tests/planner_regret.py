@@ -21,7 +21,7 @@ from simpar.shipped import measured_folder
 from simpar.validate.rows import is_for_fitting, read_rows
 from simpar.validate.run import answers, outcomes
 from simpar.validate.scores import Pair, groups
-from simpar.validate.settings import schedule_tree
+from simpar.validate.tree import schedule_tree
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def choice(group: Sequence[Pair]) -> Pair:
 
 def parts(pair: Pair) -> int:
     """How many keys of a row's plan are not as in a plan that splits nothing."""
-    schedule = schedule_of(Tree(root=schedule_tree(pair.row), origins={}))
+    schedule = schedule_of(Tree(root=schedule_tree(pair.row), origins={(): pair.row.name}))
     simple = Plan()
     return sum(getattr(schedule.plan, one.name) != getattr(simple, one.name) for one in fields(Plan))
 
