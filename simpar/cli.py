@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
+from simpar.commands.plan_flags import add_flags as add_plan_flags
 from simpar.errors import SimparError
 from simpar.late_methods import install
 
@@ -114,14 +115,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     plan = _verb(verbs, 'plan', 'the best plan for the model on the devices, with a proven gap', file=True)
-    plan.add_argument('--save', type=Path, metavar='YAML', help='write the schedule of the best plan')
-    plan.add_argument('--seconds', type=_positive, metavar='N', help='end after so many seconds with what is known')
-    plan.add_argument(
-        '--gap', type=_percent, metavar='PERCENT', help='end when no plan can be faster by more, e.g. 5%%'
-    )
-    plan.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
-    plan.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
-    plan.add_argument('--journal', type=Path, metavar='FILE', help='keep predicted plans here and go on from them')
+    add_plan_flags(plan, _positive, _percent, _train)
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')

@@ -11,10 +11,11 @@ from pathlib import Path as File
 from typing import Any
 
 from simpar.case import cluster_of
-from simpar.document import one_screen
+from simpar.document import Source, one_screen
 from simpar.errors import ScheduleError
 from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
+from simpar.planner.noise import USUAL, with_noise
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import Space, space_of
 from simpar.planner.workers import workers
@@ -60,11 +61,12 @@ class Planning:
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
         planner = self.schedule.planner or Planner()
+        margin = USUAL if planner.margin is None else planner.margin
         way = Way(jobs=jobs, journal=File(journal) if journal else None, scheduler=scheduler, note=note)
 
         def told(found: Found) -> None:
             if tell:
-                tell(answer_of(self.space, found, planner.margin))
+                tell(answer_of(self.space, found, margin))
 
         until = time.monotonic() + seconds
         judge = Judge(self.space, cluster_of(self.schedule))
@@ -78,7 +80,7 @@ class Planning:
                 tell=told if tell else None,
                 ask=those.judge,
             )
-        return answer_of(self.space, found, planner.margin)
+        return with_noise(answer_of(self.space, found, margin), planner.margin)
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
         schedules = [self.space.schedule(path) for path in paths]
@@ -95,8 +97,8 @@ class Planning:
         yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
 
 
-def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = '') -> Planning:
-    """Read a schedule file and the space of its ``planner`` section; without one, all usual keys are free.
+def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = '') -> Planning:
+    """Read a schedule (file, text or dict) and the space of its ``planner`` section; without one, usual keys are free.
 
     Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``module``, the graph of a torch module.
     Raises ``ScheduleError`` with file:line of every unknown key and value.

@@ -134,12 +134,12 @@ class Row:
 
 
 def load_rows(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
+    path: Source, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
     Arguments:
-        path: of the file.
+        path: of the file; or its text, or a dict, as of `load_schedule`.
         overrides: ``a.b=value``, as of `load_schedule`.
         sweeps: ``a.b=1,2,4``, as of `--sweep`, in place of the file's.
         module: as of `load_schedule`.
@@ -147,16 +147,17 @@ def load_rows(
     Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
     not fit together only says so.
     """
+    folder = Path(path).parent if is_path(path) else Path()
     tree = _with_module(swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
-    _built(expanded(tree, Path(path).parent), known)
+    _built(expanded(tree, folder), known)
     if not isinstance(tree.root, dict):
         raise ScheduleError(known)
     try:
         rows = rows_of_tree(tree)
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*known, *wrong.problems])) from None
-    made = [_row(tree, settings, Path(path).parent) for settings in rows]
+    made = [_row(tree, settings, folder) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
         raise ScheduleError(told(known, malformed))
