@@ -27,9 +27,7 @@ FLAGS = {
         '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
         '--set', '--sweep', 'file',
     ],
-    'plan': [
-        '--gap', '--jobs', '--journal', '--json', '--module', '--save', '--scheduler', '--seconds', '--set', 'file',
-    ],
+    'plan': ['--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler', '--seconds', '--set', '--train'],
     'measure': [
         '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
         '--set', '--steps', '--timeout', '--trace', 'file',
