@@ -27,7 +27,9 @@ FLAGS = {
         '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',
         '--set', '--sweep', 'file',
     ],
-    'plan': ['--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler', '--seconds', '--set', '--train', 'file',
+    'plan': [
+        '--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler',
+        '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
         '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
