@@ -19,7 +19,7 @@ from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
 from simpar.plan import Plan
-from simpar.predict import Prediction, predict
+from simpar.predict import Prediction, Told, predict
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
@@ -140,10 +140,11 @@ class Case:
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
         return (*own, *links, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
 
-    def predict(self, steps: int = 3, *, tell: bool = True) -> Prediction:
+    def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
 
-        Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect.
+        Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect;
+            ``progress`` is told after each simulation.
         """
         other = self.baseline
         prediction = predict(
@@ -153,6 +154,7 @@ class Case:
             steps=steps,
             names=self.names,
             baseline_cluster=other.cluster if other else None,
+            progress=progress,
         )
         if not tell:
             return prediction

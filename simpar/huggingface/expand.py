@@ -95,7 +95,7 @@ def _config(path: Path) -> Tree:
     try:
         kind = os.stat(path).st_mode
     except OSError:
-        if '/' in str(path) and path.suffix not in {'.json', '.yaml', '.yml'}:
+        if not path.parent.is_dir() and path.suffix not in {'.json', '.yaml', '.yml'}:
             raise ScheduleError(Problem(str(path), 'no such file', _FROM_THE_HUB)) from None
         # ``read`` tells what is wrong with it.
         kind = stat.S_IFREG
