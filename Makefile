@@ -25,7 +25,7 @@
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
-# make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
+# make prove-on-virtual  every test of numerics, trained on virtual accelerators, file by file (an hour or two; goes on where it was cut off)
 # make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
@@ -153,10 +153,8 @@ prove-virtual: .venv-test/installed
 	PYTHONPATH=tests .venv-test/bin/python tests/prove_virtual.py --write
 
 prove-on-virtual: .venv-test/installed
-	PYTHONPATH=tests .venv-test/bin/python -m pytest -p on_virtual --numprocesses 2 tests/test_numerics_attention.py tests/test_numerics_pipeline.py tests/test_numerics_fuzz.py \
-		tests/test_graph_numerics.py tests/test_recompute_numerics.py tests/test_update_numerics.py tests/test_optimizer_parallel_numerics.py tests/test_shard_forms_numerics.py \
-		tests/test_strategy_numerics.py tests/test_strategy_combined.py tests/test_tiles_numerics.py tests/test_mixture.py tests/test_latent.py tests/test_layer_kinds.py \
-		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
+	.venv-test/bin/python tests/prove_on_virtual.py --write
+
 prove-evidence: .venv-test/installed
 	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
 

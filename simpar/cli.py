@@ -231,9 +231,8 @@ def parser() -> argparse.ArgumentParser:
     script = _verb(verbs, 'script', 'the job that a launcher takes, for the hosts and devices of a schedule')
     script.add_argument('launcher', choices=('slurm', 'torchrun', 'mpirun', 'msrun', 'k8s'))
     script.add_argument('file', type=Path, metavar='FILE', help='schedule.yaml, as the hosts find it')
-    script.add_argument(
-        '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
-    )
+    script.add_argument('--set', action='append', default=[], metavar='a.b=v', help='replace one value')
+    script.add_argument('--device', choices=('cpu', 'cuda', 'npu'), default='cpu', help='what computes (default: cpu)')
     script.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps to train (default: 3)')
 
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')

@@ -42,7 +42,7 @@ FLAGS = {
     'completion': ['shell'],
     'import': ['--cluster', '--for', '--json', '--model', '--output', '--save', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
-    'script': ['--json', '--set', '--steps', 'file', 'launcher'],
+    'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],
