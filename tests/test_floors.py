@@ -11,7 +11,7 @@ FLOORS = [
     ],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
-        *('hardware', 'profiles', 'stacks'),
+        *('hardware', 'extended', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
