@@ -13,7 +13,7 @@
 # make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
-# make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: the winner of brute force
+# make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: brute force; writes docs/planner_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
 # make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
@@ -156,7 +156,7 @@ prove-evidence: .venv-test/installed
 prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
 prove-planner: .venv-test/installed
-	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1
+	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1 --page docs/planner_proof.md
 
 prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py

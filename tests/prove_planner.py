@@ -107,15 +107,16 @@ def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int) -> 
 
 
 def _commit() -> str:
-    told = subprocess.run(['git', 'rev-parse', '--short=8', 'HEAD'], capture_output=True, text=True, check=False)
-    return told.stdout.strip()
+    """The last commit that changed what is proven, or what is drawn."""
+    command = ['git', 'log', '-1', '--format=%h', '--abbrev=8', '--', 'simpar', 'tests/planner_cases.py']
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def page(blocks: list[Row], spaces: list[Row], seed: int) -> Iterator[str]:
     """What was found, as a page."""
-    yield '# What was proven of the planner'
+    yield '# The planner, beside the engine'
     yield ''
-    yield f'Written by `make prove-planner`, at commit {_commit()}, seed {seed}.'
+    yield f'Written by `python -m tests.prove_planner --page`, at commit {_commit()}, seed {seed}.'
     if blocks:
         plans, wrong = sum(row['plans'] for row in blocks), sum(len(row['wrong']) for row in blocks)
         yield from ('', '## Bounds', '')
