@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,6 +206,7 @@ def test_keys_that_are_wrong_are_all_told_at_once(file):
     assert 'plan.copies' in told
     assert 'least 4 is above most 2' in told
     assert 'plan.zeros' in told
+    assert re.search(r'plan.yaml:11: planner.keys: plan.tensor: not an integer \(got "two"\)', told)
     file.write_text(FILE.replace('plan.tensor: [1, 2]', 'plan.tensor: [1, two]'))
     with pytest.raises(ScheduleError) as wrong:
         load_planning(file)
