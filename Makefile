@@ -25,6 +25,7 @@
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
 # make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
+# make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make prove-docs  run every command and block of the docs; writes docs/commands.md
@@ -152,6 +153,9 @@ prove-on-virtual: .venv-test/installed
 		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
 prove-evidence: .venv-test/installed
 	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
+
+prove-real: .venv-test/installed
+	.venv-test/bin/python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
 
 prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md

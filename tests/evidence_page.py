@@ -54,7 +54,7 @@ def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: s
         '',
         '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
         '|---|---|---|---|---|---|---|---|---|---|',
-        *(_line(row, rows) for row in rows),
+        *(line(row, rows) for row in rows),
         '',
     ]
     notes = [f'- {block["net"]}, {block["world"]} ranks: {note}' for block in blocks for note in block['notes']]
@@ -108,22 +108,22 @@ def _claims(
             f'{points * 100:.1f} points, {len(gains)} gains',
             points <= POINTS,
         )
-    wrong = _disordered(good)
+    wrong = disordered(good)
     yield f'pairs predicted > {APART:.0%} apart are in order', f'{len(wrong)} are not{"".join(wrong[:1])}', not wrong
 
 
-def _disordered(rows: Sequence[dict[str, Any]]) -> list[str]:
+def disordered(rows: Sequence[dict[str, Any]], apart: float = APART) -> list[str]:
     found = []
     for one, other in itertools.combinations(rows, 2):
         first, second = one['predicted'], other['predicted']
-        if abs(first - second) > APART * min(first, second):
+        if abs(first - second) > apart * min(first, second):
             measured = low(itertools.chain(*one['runs'])) < low(itertools.chain(*other['runs']))
             if (first < second) != measured:
                 found.append(f': {one["name"]}; {other["name"]}')
     return found
 
 
-def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+def line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     cells = [row['net'], str(row['world']), row['name']]
     if 'runs' not in row:
         return (

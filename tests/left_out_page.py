@@ -17,7 +17,8 @@ from simpar.shipped import measured_folder
 from simpar.validate import null_model
 from simpar.validate.fit import BOUNDS, Bench, bench_of
 from simpar.validate.rows import Row, is_for_fitting, read_rows
-from simpar.validate.settings import Skipped, schedule_tree
+from simpar.validate.settings import Skipped
+from simpar.validate.tree import schedule_tree
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'

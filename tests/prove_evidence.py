@@ -62,8 +62,8 @@ def main() -> int:
             result['seconds'] = round(time.monotonic() - begun, 1)
             write_atomically(file, json.dumps(result) + '\n')
         found.append(json.loads(file.read_text(encoding='utf-8')))
-        _say(found[-1])
-    text, held = page(found, seed=options.seed, commit=_commit(), command=' '.join(sys.argv[:1] + sys.argv[1:]))
+        say(found[-1])
+    text, held = page(found, seed=options.seed, commit=commit(), command=' '.join(sys.argv[:1] + sys.argv[1:]))
     if options.write:
         write_atomically(options.write, text)
     print(text)
@@ -156,7 +156,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def _say(block: dict[str, Any]) -> None:
+def say(block: dict[str, Any]) -> None:
     for row in block['rows']:
         low = f'{np.quantile(np.concatenate(row["runs"]), 0.1) * 1e3:.1f} ms' if row.get('runs') else 'not run'
         predicted = f'{row["predicted"] * 1e3:.1f} ms' if 'predicted' in row else ''
@@ -164,7 +164,7 @@ def _say(block: dict[str, Any]) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _commit() -> str:
+def commit() -> str:
     run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False)
     return run.stdout.strip()
 

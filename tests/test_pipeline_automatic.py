@@ -14,6 +14,7 @@ from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
 from simpar.pipeline.action import Action
 from simpar.pipeline.clock import run
+from simpar.pipeline.greedy import RULES, Setting, greedy
 from simpar.pipeline.order import loop, make_order
 from simpar.pipeline.tasks import tasks
 
@@ -72,6 +73,16 @@ def test_never_worse_than_1f1b_and_zb_h1_where_these_keep_the_limit(question):
         if max(peak_live(base, kept)) <= limit:
             assert step_time(order, times) <= step_time(base, times)
     assert automatic_order(m, times, limit, kept) == order
+
+
+@given(questions(st.integers(1, 6), st.integers(1, 12)), st.sampled_from(RULES))
+@settings(max_examples=300, deadline=None)
+def test_compiled_scheduling_is_the_plain_one_to_the_bit(question, rule):
+    """Eighths of a second, so that ranks become free at equal times, which is where the two could part."""
+    compiled = pytest.importorskip('simpar.pipeline.compiled.greedy', reason='numba is not installed')
+    m, times, limit, kept = question
+    setting = Setting(times, m, (limit,) * times.stages, kept)
+    assert compiled.greedy(setting, rule) == greedy(setting, rule)
 
 
 def rows_of(micro_batches):

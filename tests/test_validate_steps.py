@@ -13,7 +13,8 @@ from simpar.shipped import measured_folder
 from simpar.validate import null_model
 from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows
 from simpar.validate.scores import Pair, choice, score
-from simpar.validate.settings import schedule_tree, stack_name
+from simpar.validate.settings import stack_name
+from simpar.validate.tree import schedule_tree
 
 CELLS = {
     'id': 'mine:1', 'framework': 'Composer+PyTorch FSDP1', 'hardware': 'A100-SXM', 'model': 'small', 'n_gpus': '8',
@@ -160,6 +161,30 @@ def test_the_command_tells_scores_and_what_was_left_out(tmp_path, capsys):
     assert answer['skipped'] == {'not stated: topk': 1, 'no profile for TPU': 1}
     assert {one['id'] for one in answer['rows']} == {'mine:1', 'mine:2'}
     assert all(one['predicted'] > 0 for one in answer['rows'])
+
+
+def test_files_that_are_no_sets_are_left_out_and_told(tmp_path, capsys):
+    """A folder of measurements holds pairs, too."""
+    write(tmp_path, {})
+    (tmp_path / 'pairs.csv').write_text('hardware,feature,baseline\nH100,overlap,1.0\n', encoding='utf-8')
+    assert main(['validate', '--data', str(tmp_path), '--json']) == 0
+    found = capsys.readouterr()
+    assert [one['name'] for one in json.loads(found.out)['sets']] == ['mine']
+    assert 'pairs.csv is left out, as it is no set of steps: no column id, framework' in found.err
+    assert main(['validate', '--data', str(tmp_path), '--set', 'pairs']) == 2
+
+
+def test_rows_with_flags_of_megatron_are_read_by_them():
+    """An interleaved pipeline in Megatron's spelling, and a stack whose modules take their time on the host."""
+    flags = '--transformer-impl=transformer_engine --untie-embeddings-and-output-weights'
+    told = row(framework='Megatron-LM (mcore)', hardware='H100', pp=4, dp=2, tp=1, n_gpus=8, n_layers=12,
+               global_batch=32, vpp_chunks=3, schedule='interleaved_1f1b', flags=flags, optimizer='adam', vocab=50257,
+               untied_embeddings=1, overlap_flags='overlap-p2p(default with vpp)', attention_kind='MHA; backend=auto',
+               kv_heads=16, head_dim=64, ffn=4096)  # fmt: skip
+    tree = schedule_tree(told)
+    assert tree['cluster']['stack'] == 'megatron-te'
+    assert (tree['plan']['order'], tree['plan']['chunks'], tree['plan']['receive']) == ('interleaved-1f1b', 3, 'early')
+    assert tree['workload']['transformer']['tied'] is False
 
 
 @pytest.mark.parametrize(

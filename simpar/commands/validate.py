@@ -14,7 +14,7 @@ from simpar.shipped import measured_folder
 from simpar.size import parse_limit
 from simpar.validate.memory import known_facts, memory_pairs
 from simpar.validate.memory_text import memory_to_dict, render_memory
-from simpar.validate.rows import read_rows
+from simpar.validate.rows import other_files, read_rows
 from simpar.validate.run import SetAnswer, answers, outcomes
 from simpar.validate.text import render, to_dict
 
@@ -29,6 +29,8 @@ def command(options: argparse.Namespace) -> int:
     if options.memory:
         return _memory(options)
     rows = read_rows(options.data or measured_folder(), options.only or '')
+    if options.data and not options.only:
+        _tell_others(options.data)
     with Progress() as progress:
         found = answers(outcomes(rows, options.jobs, progress, parse_limit(options.limit)))
     if options.plot:
@@ -52,6 +54,12 @@ def _useless(options: argparse.Namespace) -> Iterator[Problem]:
         yield Problem('--jobs', 'memory is predicted in one process', 'leave it out')
     if options.memory and options.limit:
         yield Problem('--limit', 'memory is predicted without simulating', 'leave it out')
+
+
+def _tell_others(folder: Path) -> None:
+    """Files that are no sets of steps are left out, but not in silence."""
+    for path, lacks in other_files(folder):
+        print(f'{path.name} is left out, as it is no set of steps: {lacks.what}', file=sys.stderr)
 
 
 def _memory(options: argparse.Namespace) -> int:

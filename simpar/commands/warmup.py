@@ -10,7 +10,7 @@ from simpar.cost.price import price
 from simpar.engine import fast, simulate
 from simpar.errors import SimparError
 from simpar.lower import lower
-from simpar.pipeline import StageTimes, StageTimesTable, named_order, step_times
+from simpar.pipeline import StageTimes, StageTimesTable, automatic_order, named_order, step_times
 from simpar.plan import Plan
 from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
@@ -28,6 +28,8 @@ def command(options: argparse.Namespace) -> int:
     for _, effects in EFFECTS:
         simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
     step_times(named_order('1f1b', 2, 2), StageTimesTable.of([StageTimes.uniform(2, 1.0, 1.0, 1.0)]), engine='compiled')
+    # So many actions that orders of its kind are sought compiled.
+    automatic_order(500, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({'seconds': round(seconds, 3)}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import floor
 from typing import Final
@@ -11,7 +13,7 @@ from simpar.pipeline.action import Action
 from simpar.pipeline.build import refuse
 from simpar.pipeline.checks import peak_live
 from simpar.pipeline.clock import StageTimes, run
-from simpar.pipeline.greedy import RULES, Setting, greedy
+from simpar.pipeline.greedy import RULES, Rule, Setting, greedy
 from simpar.pipeline.order import Order, loop, make_order
 from simpar.pipeline.tasks import tasks
 from simpar.pipeline.zero_bubble import lagging
@@ -19,6 +21,8 @@ from simpar.units import quantise
 
 SHORTLIST: Final = 4
 """Orders of the heuristic that are timed over several steps."""
+COMPILES: Final = 3000
+"""Actions from which on all rules take longer in plain Python than compiling, and loading, takes."""
 
 
 def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float = 1.0) -> Order:
@@ -64,10 +68,21 @@ def _candidates(setting: Setting) -> Iterator[Order]:
     # 1F1B, ZB-H1 and ZB-H2: the answer is never worse than what has a name.
     for ahead, lag in ((1, 0), (1, 1), (2, 2)):
         yield _within_limit(setting, ahead, lag)
-    found = dict(greedy(setting, rule) for rule in RULES)
+    schedule = _scheduler(setting)
+    found = dict(schedule(setting, rule) for rule in RULES)
     # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
     for rows in sorted(found, key=found.__getitem__)[:SHORTLIST]:
         yield make_order(map(_row, range(setting.ranks), rows), loop(setting.ranks), setting.micro_batches)
+
+
+def _scheduler(setting: Setting) -> Callable[[Setting, Rule], tuple[tuple[str, ...], float]]:
+    """List scheduling, compiled where that repays."""
+    loaded = 'simpar.pipeline.compiled.greedy' in sys.modules
+    if loaded or (3 * setting.ranks * setting.micro_batches >= COMPILES and importlib.util.find_spec('numba')):
+        from simpar.pipeline.compiled.greedy import greedy as compiled
+
+        return compiled
+    return greedy
 
 
 def _within_limit(setting: Setting, ahead: int, lag: int) -> Order:

@@ -17,7 +17,8 @@ from simpar.hardware import Cluster
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
 from simpar.validate.rows import Row
-from simpar.validate.settings import Skipped, schedule_tree
+from simpar.validate.settings import Skipped
+from simpar.validate.tree import schedule_tree
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     'forward': (3e-6, 40e-6),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from simpar.stacks import load_stack
 from simpar.validate.rows import Row
-from simpar.validate.settings import ORDERS, Skipped, put_under, stack_name
+from simpar.validate.settings import Skipped, order_of, put_under, stack_name
 
 VARIABLE: Final = re.compile(r'(q_lora|kv_lora|qk_head|rope_head|v_head)=(\d+)')
 LATENT: Final = {
@@ -155,12 +155,15 @@ def _plan(row: Row) -> dict[str, Any]:
         plan['expert'] = row.whole('ep')
     if pipeline > 1:
         chunks = row.whole('vpp_chunks', 1)
-        order = ORDERS.get(row.text('schedule').replace('_', '-'), '')
+        order = order_of(row)
         if not order:
             raise Skipped(f'schedule {row.text("schedule") or "not stated"}')
         plan['order'] = order
         if chunks > 1:
             plan['chunks'] = chunks
+        if 'overlap-p2p' in row.text('overlap_flags'):
+            # Messages of their own then, received ahead.
+            plan |= {'exchange': 'separate', 'receive': 'early'}
         counts = stage_layers(row, pipeline * chunks)
         if counts:
             plan['stages'] = counts

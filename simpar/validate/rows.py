@@ -115,10 +115,36 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
         names = ', '.join(path.stem for path in files)
         raise ScheduleError(Problem('--set', f'no such set (got {wanted})', f'one of {names}'))
     problems: list[Problem] = []
-    rows = [row for path in files if wanted in ('', path.stem) for row in _read(path, problems)]
+    others = dict(other_files(folder))
+    # A folder may hold more than steps, e.g. pairs; a set that is asked for, or that is alone, is told to be no set.
+    asked = [path for path in files if path.stem == wanted or (not wanted and path not in others)]
+    if not asked:
+        raise ScheduleError(list(others.values())[:20])
+    rows = [row for path in asked for row in _read(path, problems)]
     if problems:
         raise ScheduleError(problems[:20])
     return _once(_one_tokenizer(list(_completed(rows))))
+
+
+def other_files(folder: Path) -> Iterator[tuple[Path, Problem]]:
+    """The CSV files of a folder that are no sets of steps, each with what it lacks; what cannot be read is none."""
+    for path in sorted(folder.glob('*.csv')):
+        try:
+            head = read_regular(path, MOST_BYTES).decode('utf-8').partition('\n')[0]
+        except (OSError, UnicodeDecodeError):
+            continue
+        missing = _missing(next(csv.reader([head]), []))
+        if missing:
+            yield path, _lacks(path, missing)
+
+
+def _missing(header: Iterable[str]) -> list[str]:
+    found = {*header}
+    return [column for column in COLUMNS if column not in found]
+
+
+def _lacks(path: Path, missing: Sequence[str]) -> Problem:
+    return Problem(f'{path}:1', f'no column {", ".join(missing)}', f'columns: {", ".join(COLUMNS)}')
 
 
 def _completed(rows: Sequence[Row]) -> Iterator[Row]:
@@ -165,9 +191,9 @@ def _read(path: Path, problems: list[Problem]) -> list[Row]:
         problems.append(Problem(str(path), f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8'))
         return []
     reader = csv.DictReader(io.StringIO(text, newline=''))
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    missing = _missing(reader.fieldnames or ())
     if missing:
-        problems.append(Problem(f'{path}:1', f'no column {", ".join(missing)}', f'columns: {", ".join(COLUMNS)}'))
+        problems.append(_lacks(path, missing))
         return []
     rows = []
     for cells in reader:

@@ -19,7 +19,8 @@ from simpar.size import LIMIT, Limit
 from simpar.validate import null_model
 from simpar.validate.rows import Row, is_for_fitting
 from simpar.validate.scores import Choice, Pair, Score, choice, score
-from simpar.validate.settings import Skipped, schedule_tree, stack_name
+from simpar.validate.settings import Skipped, stack_name
+from simpar.validate.tree import schedule_tree
 
 Tell = Callable[[int, int], None]
 

@@ -8,13 +8,22 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from simpar.profiles import load_profile
-from simpar.stacks import load_stack, stack_of
+from simpar.stacks import stack_of
 from simpar.validate.rows import VOCABULARY, Row
 
 PROFILES: Final = (
+    ('a100-pcie', 'a100-pcie-8'),
     ('a100', 'a100-sxm-8'),
+    ('h100-pcie', 'h100-pcie-8'),
+    ('h100-sxm 96', 'h100-sxm-96-8'),
     ('h100', 'h100-sxm-8'),
     ('h200', 'h200-sxm-8'),
+    ('gb200', 'gb200-nvl72'),
+    ('b200', 'b200-sxm-8'),
+    ('v100', 'v100-sxm2-8'),
+    ('l40s', 'l40s-8'),
+    ('4090', 'rtx4090-8'),
+    ('910c', 'ascend910c-16'),
     ('910b', 'ascend910b-8'),
     # Atlas 800T A2 has eight 910B, whether a row says so or not.
     ('800t a2', 'ascend910b-8'),
@@ -35,22 +44,9 @@ class Skipped(Exception):
     """Why a row is not predicted."""
 
 
-def schedule_tree(row: Row) -> dict[str, Any]:
-    """The tree of a schedule file for a row; raises ``Skipped`` where it says too little, or what is not modelled."""
-    for wrong in _REASONS:
-        reason = wrong(row)
-        if reason:
-            raise Skipped(reason)
-    stack = stack_name(row)
-    tree: dict[str, Any] = {
-        'simpar': 1,
-        'cluster': _cluster(row),
-        'workload': _workload(row),
-        'plan': _plan(row),
-    }
-    for key, value in load_stack(stack).schedule.items():
-        put_under(tree, key.split('.'), value)
-    return tree
+def reason(row: Row) -> str:
+    """Why a row is not predicted; empty where it is."""
+    return next((found for wrong in _REASONS if (found := wrong(row))), '')
 
 
 def stack_name(row: Row) -> str:
@@ -70,7 +66,7 @@ def put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _profile(row: Row) -> str:
-    hardware = row.text('hardware').lower()
+    hardware = row.text('hardware').lower().replace(' pcie', '-pcie').replace('_', '-')
     if 'a100' in hardware and row.whole('gpu_mem_gb') == 40:
         return 'a100-sxm-40-8'
     return next((profile for word, profile in PROFILES if word in hardware), '')
@@ -87,6 +83,8 @@ def _incomplete(row: Row) -> str:
     missing = [column for column in told if not row.text(column)]
     if missing:
         return f'not stated: {", ".join(missing)}'
+    if 'do not score time' in row.text('notes'):
+        return 'marked: its time is not to be scored'
     return 'marked partial: of use as a ratio only' if row.text('completeness') == 'partial' else ''
 
 
@@ -116,12 +114,14 @@ def _odd_batch(row: Row) -> str:
 _REASONS: Final[tuple[Callable[[Row], str], ...]] = (_incomplete, _unknown_hardware, _not_modelled, _odd_batch)
 
 
-def _cluster(row: Row) -> dict[str, Any]:
-    node = row.whole('gpus_per_node', NODE)
-    devices = row.whole('n_gpus')
-    found: dict[str, Any] = {'profile': _profile(row), 'nodes': -(-devices // node), 'devices': min(node, devices)}
+def cluster_of(row: Row) -> dict[str, Any]:
+    profile, devices = load_profile(_profile(row)), row.whole('n_gpus')
+    node = row.whole('gpus_per_node', min(NODE, profile.devices))
+    # The trays of a rack that is one domain count as one node.
+    node = profile.devices if profile.devices > NODE else node
+    found: dict[str, Any] = {'profile': profile.name, 'nodes': -(-devices // node), 'devices': min(node, devices)}
     found['stack'] = stack_name(row)
-    outermost = load_profile(found['profile']).links[-1]
+    outermost = profile.links[-1]
     stated = _between_nodes(row.text('inter_link')) / node
     # What a row states of its network goes before what the profile takes it to be.
     if stated and abs(stated / outermost.bandwidth.value - 1) > _ALIKE:
@@ -135,7 +135,7 @@ def _between_nodes(text: str) -> float:
     return float(found[1] or 1) * float(found[2]) / 8 * 1e9 if found else 0.0
 
 
-def _workload(row: Row) -> dict[str, Any]:
+def workload_of(row: Row) -> dict[str, Any]:
     heads, tensor = row.whole('heads'), row.whole('tp', 1)
     model: dict[str, Any] = {
         'layers': row.whole('n_layers'),
@@ -167,7 +167,7 @@ def _precision(row: Row) -> str:
     return 'fp16' if dtype.startswith(('fp16', 'float16')) else 'bf16'
 
 
-def _plan(row: Row) -> dict[str, Any]:
+def plan_of(row: Row) -> dict[str, Any]:
     data, tensor, pipeline = max(1, row.whole('dp', 1)), row.whole('tp', 1), row.whole('pp', 1)
     plan: dict[str, Any] = {
         'data': data,
@@ -209,9 +209,16 @@ def recomputes(row: Row) -> str:
     return {'full': 'full', 'block': 'full', 'selective': 'selective'}.get(word, '')
 
 
+def order_of(row: Row) -> str:
+    """The order that a row's schedule stands for; empty where it is not known, or not stated."""
+    found = ORDERS.get(row.text('schedule').lower().replace('_', '-'), '')
+    # What several chunks make of 1F1B.
+    return 'interleaved-1f1b' if found == '1f1b' and row.whole('vpp_chunks', 1) > 1 else found
+
+
 def _pipeline(row: Row, pipeline: int) -> dict[str, Any]:
     chunks, layers = row.whole('vpp_chunks', 1), row.whole('n_layers')
-    order = ORDERS.get(row.text('schedule').lower(), '1f1b')
+    order = order_of(row) or ('interleaved-1f1b' if chunks > 1 else '1f1b')
     if order == 'zb-v':
         chunks = 2
     plan: dict[str, Any] = {'order': order}

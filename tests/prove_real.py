@@ -1,0 +1,260 @@
+"""`make prove-real`: drawn schedules with real computation on two ranks, calibrated in the same run.
+
+    python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
+
+Each block (a network, four schedules) is a file in the folder; a run that was interrupted goes on with the blocks that
+are missing. Each rank has a core of its own. Whether a row can be measured is decided by its own repeats, before its
+prediction is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from evidence_draws import Row
+from evidence_page import disordered, error, line, verdict
+from prove_evidence import commit, cores, say
+
+from executor.backend import Pool
+from executor.bench.bench import bench
+from executor.bench.progress import Lines
+from executor.bench.sizes import QUICK
+from executor.rank import Request
+from executor.validation.validation import steady_steps
+from simpar.calibrate import calibrate, load_record, write_profile
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import SimparError
+from simpar.files import write_atomically
+from simpar.hardware.net import parse_net
+from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
+from simpar.plan import Plan
+from simpar.predict import EFFECTS
+from simpar.profiles import cluster, load_profile
+from simpar.resolve import resolve
+from simpar.workload import Adam, Sgd, Transformer, Workload
+
+WORLD: Final = 2
+NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us', 'none')
+ROUNDS: Final = 10
+STEPS: Final = 5
+"""Steps of a run; those from the third on count."""
+SHORTEST, LONGEST = 0.03, 0.6
+"""Seconds that a step may take, by the shipped profile of a core."""
+SAME: Final = 0.02
+"""Every other run of a row against the others: a row whose 10th percentiles differ by more cannot be measured."""
+LOST, MEDIAN, MOST, APART = 0.15, 0.06, 0.12, 0.08
+TRIES: Final = 400
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that are calibrated and measured together."""
+
+    number: int
+    net: str
+    seed: int
+
+    def rows(self) -> list[Row]:
+        """Two pairs of plans, each of one drawn model."""
+        drawn = random.Random(self.seed)
+        return [row for kind in drawn.sample(('transformer', 'network'), 2) for row in _pair(drawn, kind, self.net)]
+
+
+def main() -> int:
+    """Run the blocks that are missing, then write the page."""
+    options = _parser().parse_args()
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    options.folder.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(options.seed)
+    found = []
+    for number in range(options.blocks):
+        block = Block(number, NETS[number % len(NETS)], drawn.randrange(2**31))
+        file = options.folder / f'{options.seed}-{number}.json'
+        if not file.exists():
+            write_atomically(file, json.dumps(_run(block)) + '\n')
+        found.append(json.loads(file.read_text(encoding='utf-8')))
+        say(found[-1])
+    text, held = page(found, options.seed)
+    if options.write:
+        write_atomically(options.write, text)
+    print(text)
+    return 0 if held else 4
+
+
+def _run(block: Block) -> dict[str, Any]:
+    """Calibrate for these schedules, measure them, judge the repeats, and only then predict."""
+    begun, rows, net = time.monotonic(), block.rows(), parse_net(block.net)
+    programs = [row.program for row in rows]
+    record = bench(WORLD, net, QUICK, Lines(), net_name=block.net, programs=programs, seed=block.seed)
+    samples = _measure(block, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'record.json'
+        path.write_text(json.dumps(record), encoding='utf-8')
+        found = calibrate(load_record(path))
+        write_profile(Path(folder) / 'calibrated.yaml', found)
+        hardware = cluster(load_profile(Path(folder) / 'calibrated.yaml'))
+        told = []
+        for row in rows:
+            one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
+            one |= {'runs': samples[row.name], 'same': verdict(samples[row.name])}
+            one['predicted'] = simulate(row.program, price(row.program, hardware, EFFECTS[-1][1])).step
+            told.append(one)
+    return {
+        'net': block.net,
+        'world': WORLD,
+        'cores': cores(),
+        'rows': told,
+        'notes': list(found.record.notes),
+        'load_average': round(os.getloadavg()[0], 1),
+        'seconds': round(time.monotonic() - begun, 1),
+    }
+
+
+def _measure(block: Block, rows: list[Row]) -> dict[str, list[list[float]]]:
+    """Seconds of the steady steps of each run of each row; all rows once a round, in a new order each."""
+    drawn, order = random.Random(block.seed), [*rows]
+    samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
+    with Pool(WORLD, net=parse_net(block.net), timeout=60.0, pinned=True) as pool:
+        for turn in range(ROUNDS + 1):
+            drawn.shuffle(order)
+            for row in order:
+                execution = pool.perform(row.program, Request(compute='real', steps=STEPS))
+                # The first round opens connections.
+                if turn:
+                    samples[row.name].append(steady_steps(execution))
+    return samples
+
+
+def _pair(drawn: random.Random, kind: str, net: str) -> list[Row]:
+    """Two plans of one model, which take about as long as a step should."""
+    hardware = cluster(replace(load_profile('cpu-gloo'), devices=WORLD))
+    for _ in range(TRIES):
+        work = _workload(drawn, kind)
+        plans = [_plan(drawn, kind) for _ in range(2)]
+        try:
+            programs = [lower(work, resolve(work, plan, hardware), WORLD) for plan in plans]
+        # A drawn degree that the drawn sizes do not allow; the next draw may.
+        except SimparError:
+            continue
+        steps = [simulate(one, price(one, hardware)).step for one in programs]
+        if plans[0] != plans[1] and all(SHORTEST <= step <= LONGEST for step in steps):
+            names = [f'{_sized(work)}, {_named(plan)}' for plan in plans]
+            return [Row(names[0], kind, programs[0]), Row(names[1], kind, programs[1], against=names[0])]
+    raise RuntimeError(f'no {kind} takes a step of {SHORTEST} to {LONGEST} s in {TRIES} draws')
+
+
+def _workload(drawn: random.Random, kind: str) -> Workload:
+    optimizer, batch = drawn.choice((Adam(), Sgd())), drawn.choice((8, 16, 32))
+    if kind == 'transformer':
+        hidden = drawn.choice((64, 128, 192, 256, 384))
+        model = Transformer(
+            layers=2 * drawn.randint(1, 3),
+            hidden=hidden,
+            heads=hidden // 32,
+            vocab=drawn.choice((512, 1024, 2048)),
+            sequence=drawn.choice((32, 64, 128)),
+        )
+        return Workload(model=model, batch=batch, optimizer=optimizer)
+    width, inner = 32 * drawn.randint(2, 24), 32 * drawn.randint(2, 48)
+    pair = (Dense(inputs=width, outputs=inner, bias=False), Relu(), Dense(inputs=inner, outputs=width, bias=False))
+    layers = [*pair, Relu()] * drawn.randint(2, 5)
+    return Workload(model=Network(layers=tuple(layers[:-1])), batch=16 * batch, loss='mse', optimizer=optimizer)
+
+
+def _sized(work: Workload) -> str:
+    model = work.model
+    if isinstance(model, Transformer):
+        return f'transformer {model.layers} × {model.hidden}, {work.batch} × {model.sequence} tokens'
+    wide = model.layers[0]
+    return f'network {len(model.layers)} × {wide.inputs} × {wide.outputs}, {work.batch} rows'
+
+
+def _plan(drawn: random.Random, kind: str) -> Plan:
+    axis, copies = drawn.choice(('data', 'tensor', 'pipeline')), drawn.choice((1, 1, 2, 3, 4))
+    if axis == 'data':
+        return Plan(data=2, zero=drawn.choice((0, 0, 1, 2, 3)), copies=copies)
+    if axis == 'tensor':
+        return Plan(tensor=2, copies=copies, sequence_parallel=kind == 'transformer' and drawn.random() < 0.5)
+    order = drawn.choice(('gpipe', '1f1b', 'zb-h1'))
+    return Plan(pipeline=2, micro_batches=4, order=order, copies=min(copies, 2))
+
+
+def _named(plan: Plan) -> str:
+    degrees = [f'{key} {getattr(plan, key)}' for key in ('data', 'tensor', 'pipeline') if getattr(plan, key) > 1]
+    more = [plan.order] if plan.pipeline > 1 else []
+    more += [f'zero {plan.zero}'] if plan.zero else []
+    more += ['sequence parallel'] if plan.sequence_parallel else []
+    return ', '.join([*degrees, *more, f'copies {plan.copies}'])
+
+
+def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
+    """The page in Markdown, and whether everything holds that must."""
+    rows = [{**row, 'net': block['net'], 'world': block['world']} for block in blocks for row in block['rows']]
+    claims = [*_claims(rows)]
+    loads = [block['load_average'] for block in blocks]
+    text = [
+        '# Real computation, predicted and measured',
+        '',
+        f'`make prove-real` wrote this page: seed {seed}, commit {commit()},',
+        f'{sum(block["seconds"] for block in blocks) / 60:.0f} minutes on {blocks[0]["cores"]} cores,',
+        f'whose load was {min(loads):.1f} to {max(loads):.1f}.',
+        'Each block is calibrated by what `simpar calibrate --quick --for` does with its four schedules.',
+        'Two ranks compute with a core each. An error is predicted / 10th percentile − 1.',
+        '',
+        '| what must hold | found | |',
+        '|---|---|---|',
+        *(f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims),
+        '',
+        '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
+        '|---|---|---|---|---|---|---|---|---|---|',
+        *(line(row, rows) for row in rows),
+        '',
+    ]
+    notes = [f'- {block["net"]}: {note}' for block in blocks for note in block['notes']]
+    if notes:
+        text += ['What calibration said:', '', *notes, '']
+    return '\n'.join(text), all(held for _, _, held in claims)
+
+
+def _claims(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str, bool]]:
+    good = [row for row in rows if row['same'] <= SAME]
+    lost = len(rows) - len(good)
+    yield 'at least 12 schedules', f'{len(rows)}', len(rows) >= 12
+    yield f'at most {LOST:.0%} cannot be measured (A/A > {SAME:.0%})', f'{lost}', lost <= LOST * len(rows)
+    if not good:
+        return
+    errors = np.abs([error(row) for row in good])
+    within, worst = float(np.mean(errors <= MOST)), good[int(np.argmax(errors))]
+    yield f'median of the errors ≤ {MEDIAN:.0%}', f'{np.median(errors):.1%}', bool(np.median(errors) <= MEDIAN)
+    yield f'90 % of the errors ≤ {MOST:.0%}', f'{within:.0%}; worst {error(worst):+.1%}: {worst["name"]}', within >= 0.9
+    # Rows of one network were measured in one run.
+    blocks = itertools.groupby(good, key=lambda row: row['net'])
+    wrong = [pair for _, some in blocks for pair in disordered([*some], APART)]
+    yield f'pairs predicted > {APART:.0%} apart are in order', f'{len(wrong)} are not{"".join(wrong[:1])}', not wrong
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seed', type=int, default=2026)
+    parser.add_argument('--blocks', type=int, default=4, help='blocks of four schedules (default: 4)')
+    parser.add_argument('--folder', type=Path, default=Path('out/real'), help='where finished blocks are kept')
+    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())
