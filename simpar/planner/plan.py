@@ -62,7 +62,12 @@ class Planning:
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
         planner = self.schedule.planner or Planner()
-        way = Way(jobs=jobs, journal=File(journal) if journal else None, scheduler=scheduler, note=note)
+        way = Way(
+            jobs=jobs,
+            journal=File(journal) if journal else None,
+            scheduler=scheduler,
+            note=_once(note) if note else None,
+        )
 
         def told(found: Found) -> None:
             if tell:
@@ -122,6 +127,20 @@ def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *
         raise ScheduleError(one_screen(problems))
     schedule = replace(schedule, planner=replace(planner, keys=typed))
     return Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
+
+
+def _once(note: Note) -> Note:
+    """Notes of a journal, which is asked anew in each round: not those of rows that other rounds want."""
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        finished = ' are finished in ' in text
+        if ' are left out: ' in text or (finished and told):
+            return
+        told.extend([text] if finished else [])
+        note(f'rows {text.partition(" rows ")[2]}' if finished else text)
+
+    return tell
 
 
 def _typed(
