@@ -16,6 +16,7 @@
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: the winner of brute force
 # make prove-planner-rows  the planner's pick among published plans of one model, beside the fastest of them
 # make prove-planner-measured  the planner's pick beside measured plans of three models on paced links; goes on where it stopped
+# make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: brute force; writes docs/planner_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
 # make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
@@ -164,7 +165,7 @@ prove-real: .venv-test/installed
 prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
 prove-planner: .venv-test/installed
-	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1
+	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1 --page docs/planner_proof.md
 
 prove-planner-rows: .venv-test/installed
 	.venv-test/bin/python -m tests.planner_regret

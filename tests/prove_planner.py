@@ -85,9 +85,8 @@ def _is_best(found: Any, every: list[tuple[float, Any]]) -> bool:
     return bool(found.complete and found.best is not None and found.best[0] == min(every)[0])
 
 
-def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int) -> list[Row]:
+def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int, commit: str) -> list[Row]:
     """Rows of a kind: those that are kept, and as many more as are wanted."""
-    commit = _commit()
     known = {}
     if kept.exists():
         for line in kept.read_text().splitlines():
@@ -107,15 +106,16 @@ def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int) -> 
 
 
 def _commit() -> str:
-    told = subprocess.run(['git', 'rev-parse', '--short=8', 'HEAD'], capture_output=True, text=True, check=False)
-    return told.stdout.strip()
+    """The last commit that changed what is proven, or what is drawn."""
+    command = ['git', 'log', '-1', '--format=%h', '--abbrev=8', '--', 'simpar', 'tests/planner_cases.py']
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def page(blocks: list[Row], spaces: list[Row], seed: int) -> Iterator[str]:
+def page(blocks: list[Row], spaces: list[Row], seed: int, commit: str) -> Iterator[str]:
     """What was found, as a page."""
-    yield '# What was proven of the planner'
+    yield '# The planner, beside the engine'
     yield ''
-    yield f'Written by `make prove-planner`, at commit {_commit()}, seed {seed}.'
+    yield f'Written by `python -m tests.prove_planner --page`, at commit {commit}, seed {seed}.'
     if blocks:
         plans, wrong = sum(row['plans'] for row in blocks), sum(len(row['wrong']) for row in blocks)
         yield from ('', '## Bounds', '')
@@ -140,7 +140,8 @@ def page(blocks: list[Row], spaces: list[Row], seed: int) -> Iterator[str]:
             cells = (f'{row["plans"]:,}', f'{row["fit"]:,}', row['predicted'], row['brute'], row['search'], keys)
             yield f'| {" | ".join(map(str, cells))} |'
         count = {key: sum(key in row['keys'] for row in spaces) for row in spaces for key in row['keys']}
-        yield from ('', f'Each key varies in at least {min(count.values())} spaces.')
+        told = ', '.join(f'`{key}` {times}' for key, times in sorted(count.items()))
+        yield from ('', f'In how many spaces a key varies: {told}.')
 
 
 def main() -> int:
@@ -152,11 +153,12 @@ def main() -> int:
     parser.add_argument('--jobs', type=int, default=2)
     parser.add_argument('--kept', type=Path, default=Path('planner_proof.jsonl'))
     parser.add_argument('--page', type=Path)
+    parser.add_argument('--commit', default=_commit(), help='of which rows are kept and told')
     options = parser.parse_args()
-    shared = (options.seed, options.kept, options.jobs)
+    shared = (options.seed, options.kept, options.jobs, options.commit)
     spaces = rows('space', winner, lambda done: len(done) >= options.spaces, *shared)
     blocks = rows('block', block, lambda done: sum(row['plans'] for row in done) >= options.plans, *shared)
-    text = '\n'.join(page(blocks, spaces, options.seed)) + '\n'
+    text = '\n'.join(page(blocks, spaces, options.seed, options.commit)) + '\n'
     if options.page:
         options.page.write_text(text)
     print(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
 from simpar.planner.space import KEYS
+from simpar.planner.workers import workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
 from simpar.sweep.outcome import predicted
-from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, small_space
+from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, paths, small_space
 
 FILE = """
 simpar: 1
@@ -160,6 +162,54 @@ def test_an_interrupted_search_answers_with_its_gap_and_goes_on_from_its_journal
     assert any('are finished' in text for text in told)
 
 
+def test_a_search_without_time_answers_with_its_gap_and_ends_the_same_when_it_goes_on(file, whole, tmp_path):
+    planning, journal = load_planning(file), tmp_path / 'rows'
+    answer = planning.search(jobs=1, seconds=0, journal=journal)
+    assert not answer.complete
+    assert answer.best is not None
+    assert answer.open > 0
+    assert answer.least <= whole.best.step
+    assert answer.gap == pytest.approx(1 - answer.least / answer.best.step)
+    again = planning.search(jobs=1, journal=journal)
+    assert [(one.settings, one.step) for one in again.ranking] == [(one.settings, one.step) for one in whole.ranking]
+    assert (again.pruned, again.gap, again.open) == (whole.pruned, whole.gap, 0)
+
+
+def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
+    monkeypatch.setattr('simpar.planner.workers.REPAYS', -1.0)
+    space = load_planning(file).space
+    judge = Judge(space, cluster_of(space.base))
+    draw = random.Random(3)
+    nodes = [path[:depth] for path in (drawn_path(space, draw) for _ in range(3)) if path for depth in (5, 6, 8)]
+    asked = [(path, 0) for path in nodes if judge.judges(len(path))]
+    with workers(space, judge, 2) as those:
+        assert those.judge(asked) == [judge(path, turn) for path, turn in asked]
+    assert len(asked) >= 6
+
+
+def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done():
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': 'a100-sxm-8',
+            'workload': {'transformer': MODELS[0], 'batch': 32, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {},
+        }
+    )
+    keys = {'plan.pipeline': [2], 'plan.micro_batches': [8], 'plan.order': ['1f1b', 'zb-h1']}
+    one = {f'plan.{key}': [1] for key in ('tensor', 'context', 'expert', 'copies', 'tiles')}
+    rest = {'plan.sequence_parallel': [False], 'plan.chunks': [0], 'plan.recompute': ['none'], 'plan.zero': [1]}
+    space = small_space(schedule, {**keys, **one, **rest, 'plan.shard_group': [0], 'plan.fusion': ['layer']})
+    judge = Judge(space, cluster_of(space.base))
+    held = []
+    for path in paths(space):
+        _, least_held, _ = least(judge, path)
+        peak = predicted(space.schedule(path)).peak
+        assert 0.9 * peak < least_held <= peak
+        held.append(least_held)
+    assert held[1] > held[0]
+
+
 def test_messages_are_hidden_at_a_price():
     speeds = Speeds(matrix=0.8, memory=0.5, collective=0.5)
     # Ten seconds of products alone: nothing to hide costs nothing, idle time hides for nothing.
@@ -183,6 +233,7 @@ def test_keys_that_are_wrong_are_all_told_at_once(file):
     assert 'plan.copies' in told
     assert 'least 4 is above most 2' in told
     assert 'plan.zeros' in told
+    assert re.search(r'plan.yaml:11: planner.keys: plan.tensor: not an integer \(got "two"\)', told)
     file.write_text(FILE.replace('plan.tensor: [1, 2]', 'plan.tensor: [1, two]'))
     with pytest.raises(ScheduleError) as wrong:
         load_planning(file)

@@ -54,7 +54,12 @@ class Starts:
     def found(self, until: float) -> Iterator[tuple[float, Path]]:
         """Least seconds and places of some plans, the best guess first. Argument: ``until``, as of a search."""
         self._until = until
-        seeds = sorted((self._seconds(path), path) for path in self._seeds())
+        seeds: list[tuple[float, Path]] = []
+        for path in self._seeds():
+            seeds.append((self._seconds(path), path))
+            if time.monotonic() >= until and min(seeds)[0] < float('inf'):
+                break
+        seeds.sort()
         if not seeds or seeds[0][0] == float('inf'):
             return
         yield seeds[0]
