@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from simpar import document
 from simpar.errors import Problem, ProfileError
+from simpar.extended import extended, unknown_links
 from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
 
@@ -32,6 +33,7 @@ _KNOWN: Final = {
     'phase': ('F', 'I', 'W', 'U'),
     'collective': ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send', 'send_recv'),
 }
+MOST_EXTENDED: Final = 8
 MOST_BYTES: Final = 64 * 2**20
 """Of a table of measurements, unpacked."""
 Row = tuple[Any, ...]
@@ -88,8 +90,39 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, stamp: int, size: int) -> Profile:
     """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
-    prepare = functools.partial(_with_paths, path.parent)
+    prepare = functools.partial(_whole, path, ())
     return document.load(path, Profile, prepare=prepare, check=_problems, error=ProfileError)
+
+
+def _whole(path: Path, above: tuple[Path, ...], root: Any) -> Any:
+    """A profile's tree, over that of the one which it extends, if any."""
+    root = _with_paths(path.parent, root)
+    wanted = root.get('extends') if isinstance(root, dict) else None
+    if not isinstance(wanted, str) or not wanted:
+        return root
+    found = _beside(path, wanted)
+    if found.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
+        what = Problem(('extends',), 'a profile that extends itself', 'name another one, or none')
+        raise ProfileError(what.at(document.read(path, error=ProfileError).where(('extends',))))
+    # Its own mistakes are told at its own lines.
+    base = load_profile(found)
+    table = base.tables.collective
+    crosses = table is not None and any(row[2] > 1 for row in read_table(table, 'collective'))
+    tree = _whole(found, (*above, path.resolve()), document.read(found, error=ProfileError).root)
+    wrong, names = unknown_links(tree, root)
+    if wrong:
+        where = document.read(path, error=ProfileError).where
+        known = f'links of {base.name}: {", ".join(names)}; or write a list of all'
+        raise ProfileError(
+            [Problem(('links', name), 'no such link', known).at(where(('links', name))) for name in wrong]
+        )
+    return extended(tree, root, path, crosses)
+
+
+def _beside(path: Path, wanted: str) -> Path:
+    """The profile that a file extends: by name, or by a path from the file's folder."""
+    beside = path.parent / wanted
+    return beside if beside.is_file() and Path(wanted).suffix in {'.yaml', '.yml'} else profile_path(wanted)
 
 
 def _with_paths(folder: Path, root: Any) -> Any:

@@ -8,7 +8,7 @@ FLOORS = [
     ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'shipped', 'document'],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
-        *('hardware', 'profiles', 'stacks'),
+        *('hardware', 'extended', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],

@@ -23,7 +23,11 @@ from simpar.profiles import (
     shaped,
 )
 
-NAMES = ['a100-sxm-40-8', 'a100-sxm-8', 'ascend910a-8', 'ascend910b-8', 'cpu-gloo', 'h100-sxm-8', 'h200-sxm-8']
+NAMES = [
+    *('a100-pcie-8', 'a100-sxm-40-8', 'a100-sxm-8', 'ascend910a-8', 'ascend910b-280t-8', 'ascend910b-313t-8'),
+    *('ascend910b-8', 'ascend910c-16', 'b200-sxm-8', 'cpu-gloo', 'gb200-nvl72', 'h100-pcie-8', 'h100-sxm-8'),
+    *('h100-sxm-96-8', 'h200-sxm-8', 'l40s-8', 'rtx4090-8', 'v100-sxm2-8'),
+]
 
 
 def figures(value):
@@ -137,7 +141,7 @@ def test_an_unknown_name_lists_the_names_and_guesses():
         load_profile('ascend910a')
     [problem] = error.value.problems
     assert error.value.exit_code == 2
-    assert problem.instead.startswith('did you mean ascend910a-8? profiles: a100-sxm-40-8, a100-sxm-8, ')
+    assert problem.instead.startswith('did you mean ascend910a-8? profiles: a100-pcie-8, a100-sxm-40-8, ')
     with pytest.raises(ProfileError, match='no such file'):
         load_profile('nowhere/profile.yaml')
 

@@ -211,6 +211,7 @@ class Profile:
         devices: how many are in a node.
         links: levels of the network, from the innermost outwards.
         net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
+        extends: the profile that it differs from, by name or path.
     """
 
     # A later form of profiles would have another number, and be refused by this reader with a clear word.
@@ -226,6 +227,7 @@ class Profile:
     slow_down: SlowDown
     tables: Tables = field(default_factory=Tables)
     net: str = ''
+    extends: str = ''
 
     def _repr_html_(self) -> str:
         return card(self)

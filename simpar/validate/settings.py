@@ -12,9 +12,18 @@ from simpar.stacks import stack_of
 from simpar.validate.rows import VOCABULARY, Row
 
 PROFILES: Final = (
+    ('a100-pcie', 'a100-pcie-8'),
     ('a100', 'a100-sxm-8'),
+    ('h100-pcie', 'h100-pcie-8'),
+    ('h100-sxm 96', 'h100-sxm-96-8'),
     ('h100', 'h100-sxm-8'),
     ('h200', 'h200-sxm-8'),
+    ('gb200', 'gb200-nvl72'),
+    ('b200', 'b200-sxm-8'),
+    ('v100', 'v100-sxm2-8'),
+    ('l40s', 'l40s-8'),
+    ('4090', 'rtx4090-8'),
+    ('910c', 'ascend910c-16'),
     ('910b', 'ascend910b-8'),
     # Atlas 800T A2 has eight 910B, whether a row says so or not.
     ('800t a2', 'ascend910b-8'),
@@ -57,7 +66,7 @@ def put_under(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _profile(row: Row) -> str:
-    hardware = row.text('hardware').lower()
+    hardware = row.text('hardware').lower().replace(' pcie', '-pcie').replace('_', '-')
     if 'a100' in hardware and row.whole('gpu_mem_gb') == 40:
         return 'a100-sxm-40-8'
     return next((profile for word, profile in PROFILES if word in hardware), '')
@@ -106,11 +115,13 @@ _REASONS: Final[tuple[Callable[[Row], str], ...]] = (_incomplete, _unknown_hardw
 
 
 def cluster_of(row: Row) -> dict[str, Any]:
-    node = row.whole('gpus_per_node', NODE)
-    devices = row.whole('n_gpus')
-    found: dict[str, Any] = {'profile': _profile(row), 'nodes': -(-devices // node), 'devices': min(node, devices)}
+    profile, devices = load_profile(_profile(row)), row.whole('n_gpus')
+    node = row.whole('gpus_per_node', min(NODE, profile.devices))
+    # The trays of a rack that is one domain count as one node.
+    node = profile.devices if profile.devices > NODE else node
+    found: dict[str, Any] = {'profile': profile.name, 'nodes': -(-devices // node), 'devices': min(node, devices)}
     found['stack'] = stack_name(row)
-    outermost = load_profile(found['profile']).links[-1]
+    outermost = profile.links[-1]
     stated = _between_nodes(row.text('inter_link')) / node
     # What a row states of its network goes before what the profile takes it to be.
     if stated and abs(stated / outermost.bandwidth.value - 1) > _ALIKE:
