@@ -61,6 +61,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.save and options.devices:
         what = 'and --devices at once: each number of devices has a plan of its own'
         problems.append(Problem('--save', what, 'save one of them, with --set cluster.nodes=N'))
+    if options.brief and options.devices:
+        what = 'changes nothing with --devices, which tells neither why nor what may be worse'
+        problems.append(Problem('--brief', what, 'leave it out'))
     if options.plot and options.plot.suffix not in FORMATS:
         problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(FORMATS)}'))
     if options.train and not options.devices:

@@ -19,7 +19,6 @@ _ROUNDING: Final = 1e-9
 _RULES: Final = {
     'devices': 'the degrees do not divide the devices',
     'same plan': 'the same as another plan',
-    'memory': 'does not fit',
     'stages': 'more stages than layers',
     'time': 'slower than the best for sure',
 }

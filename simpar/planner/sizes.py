@@ -136,14 +136,13 @@ def _on(schedule: Schedule, count: int, each: int) -> Planning:
 
 def render_sizes(found: Sizes) -> str:
     """The screen."""
-    front = found.front
+    front, table = found.front, '\n'.join(lines(size_cells(found)))
     if not front:
-        return 'No plan is known to fit on any of these numbers of devices.\n'
+        return f'No plan is known to fit on any of these numbers of devices.\n\n{table}\n'
     quick, cheap = front[0], front[-1]
     # Where no size is dearer, the quickest is the cheapest.
     both = f'{quick.devices} devices are the quickest and the cheapest.'
     apart = f'{quick.devices} devices are the quickest, {cheap.devices} the cheapest.'
-    table = '\n'.join(lines(size_cells(found)))
     mark = f'*: no other size is as quick for less; {found.unit} of {"the training" if found.budget else "a step"}.'
     return f'{both if quick is cheap else apart}\n\n{table}\n\n{mark}\n'
 
@@ -157,7 +156,9 @@ def size_cells(found: Sizes) -> list[list[str]]:
 
 def _row(one: Size, found: Sizes) -> list[str]:
     if one.choice is None:
-        return ['', str(one.devices), 'no plan fits', '', *([''] if found.budget else []), '', '', '']
+        # The rule that cut off most says best what to change.
+        told = f'{one.answer.pruned[0].rule}: {one.answer.pruned[0].example}' if one.answer.pruned else ''
+        return ['', str(one.devices), 'no plan fits', '', *([''] if found.budget else []), '', '', told]
     time = [format_duration(one.time) if isfinite(one.time) else 'never ends'] if found.budget else []
     return [
         '*' if one in found.front else '',
