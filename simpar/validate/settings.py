@@ -51,7 +51,8 @@ def reason(row: Row) -> str:
 
 def stack_name(row: Row) -> str:
     """The stack of a row: as its column says, or by its framework."""
-    found = row.text('stack') or stack_of(row.text('framework'), row.text('hardware'), flags=row.text('overlap_flags'))
+    flags = row.text('overlap_flags') or None
+    found = row.text('stack') or stack_of(row.text('framework'), row.text('hardware'), flags=flags)
     validated = (
         'post-validation' in row.text('overlap_flags') and ORDERS.get(row.text('schedule').lower(), '')[:2] == 'zb'
     )
