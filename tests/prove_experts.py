@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from prove_context import BOUND, NET, STEPS, measured_file
+from prove_context import BOUND, NET, measured_file
 
 # Devices are slow, so that their compute is as long as messages of links that one machine can pace. With a capacity all
 # slots are sent, whatever the router does.
@@ -36,7 +36,7 @@ POINTS = 0.03
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--steps', type=int, default=STEPS, help='measured steps of each')
+    parser.add_argument('--steps', type=int, default=6, help='measured steps of each (default: 6)')
     parser.add_argument('--runs', type=int, default=2, help='runs of each, of which the shortest counts')
     options = parser.parse_args()
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
