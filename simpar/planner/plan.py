@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
-import yaml
-
 from simpar.case import cluster_of
-from simpar.document import Source, one_screen
+from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
 from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
@@ -146,7 +144,7 @@ def _once(note: Note) -> Note:
 
 
 def _typed(
-    path: str | os.PathLike[str], overrides: Sequence[str], module: str, key: str, values: list[Any]
+    path: Source, overrides: Sequence[str], module: str, key: str, values: list[Any]
 ) -> list[Any] | ScheduleError:
     """Values as the document types them; or what is wrong with them."""
     try:
@@ -162,16 +160,14 @@ def _at(where: str, wrong: ScheduleError) -> list[Problem]:
     ]
 
 
-def _other_values(
-    path: str | os.PathLike[str], overrides: Sequence[str], module: str, wrong: ScheduleError
-) -> list[Problem]:
+def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: ScheduleError) -> list[Problem]:
     """What is wrong with listed values beside what is wrong with the section's form, which would hide it."""
     alone = [*overrides, 'planner.keys={}']
     try:
         load_schedule(path, alone, module=module)
-        lines = File(path).read_text(encoding='utf-8').splitlines()
-        keys = yaml.safe_load('\n'.join(lines))['planner']['keys']
-    except (ScheduleError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        tree = read(path)
+        keys = tree.root['planner']['keys']
+    except (ScheduleError, TypeError, KeyError):
         # More is wrong than this section: that comes first.
         return []
     found: list[Problem] = []
@@ -181,6 +177,5 @@ def _other_values(
             continue
         typed = _typed(path, alone, module, str(key), values)
         if isinstance(typed, ScheduleError):
-            line = next((number for number, text in enumerate(lines, 1) if f'{key}:' in text), 0)
-            found += _at(f'{path}:{line}' if line else f'{path}', typed)
+            found += _at(tree.where(('planner', 'keys', str(key))), typed)
     return found
