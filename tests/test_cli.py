@@ -28,7 +28,8 @@ FLAGS = {
         '--set', '--sweep', 'file',
     ],
     'plan': [
-        '--gap', '--jobs', '--journal', '--json', '--module', '--save', '--scheduler', '--seconds', '--set', 'file',
+        '--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler',
+        '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
         '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
