@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from simpar.case import cluster_of
@@ -85,13 +84,77 @@ def is_steady(outcome: Outcome) -> bool:
     return not any(note.startswith('not steady yet') for note in (outcome.figures.notes if outcome.figures else ()))
 
 
+_FEW: dict[str, list[Any]] = {
+    'tensor': [1, 2, 4],
+    'sequence_parallel': [False, True],
+    'context': [1, 2],
+    'pipeline': [1, 2, 4],
+    'micro_batches': [2, 4, 8],
+    'chunks': [0, 2],
+    'recompute': ['none', 'selective', 'full'],
+    'copies': [1, 2],
+    'tiles': [1, 2],
+    'zero': [0, 1, 2, 3],
+    'shard_group': [0, 2],
+    'fusion': ['layer', 'none', 'all', 'auto'],
+}
+_ORDERS = ['1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'interleaved-1f1b', 'looped-bfs', 'zb-v', 'v-half', 'v-min']
+_TINY: list[dict[str, Any]] = [{**model, 'layers': 4} for model in MODELS[:4]]
+
+
+def enumerable_space(draw: random.Random) -> Space:
+    """A space of some hundreds to two thousand plans: keys get values until there are enough."""
+    cluster = draw.choice(CLUSTERS[:1] + CLUSTERS[2:3] + [{'profile': 'h100-sxm-8'}])
+    model = draw.choice(_TINY)
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': cluster,
+            'workload': {
+                'transformer': model,
+                'batch': draw.choice([16, 32]),
+                'precision': PRECISION.get(cluster['profile'], 'bf16'),
+                'optimizer': 'adam',
+            },
+        }
+    )
+    keys: dict[str, list[Any]] = {key: [values[0]] for key, values in _FEW.items()}
+    keys |= {'order': ['1f1b'], 'expert': [1], 'micro_batches': [8]}
+    names = [*_FEW, 'order']
+    draw.shuffle(names)
+    # Plans of several stages at least, so that orders and chunks are no names of one plan.
+    for name in ['pipeline', 'micro_batches', *(['expert'] if 'experts' in model else []), *names]:
+        if len(keys[name]) == 1:
+            keys[name] = draw.sample(_ORDERS, 3) if name == 'order' else [1, 2, 4] if name == 'expert' else _FEW[name]
+        space = small_space(schedule, {f'plan.{key}': values for key, values in keys.items()})
+        count = sum(1 for _ in paths(space))
+        if count > 1.5 * ENUMERATED and len(keys[name]) > 2:
+            keys[name] = keys[name][:2]
+            space = small_space(schedule, {f'plan.{key}': values for key, values in keys.items()})
+            count = sum(1 for _ in paths(space))
+        if count >= ENUMERATED:
+            break
+    return space
+
+
+ENUMERATED = 520
+"""Plans of a space that is enumerated, at least."""
+
+
 def small_space(schedule: Schedule, keys: dict[str, Any]) -> Space:
     """A space of few values."""
     return space_of(replace(schedule, planner=Planner(keys=keys)), cluster_of(schedule).world)
 
 
+def paths(space: Space) -> Iterator[Path]:
+    """Every plan of a space that no rule refuses."""
+    found: list[Path] = [()]
+    for values in space.values:
+        found = [(*path, place) for path in found for place in range(len(values)) if not refused(space, (*path, place))]
+    yield from found
+
+
 def outcomes(space: Space) -> Iterator[tuple[Path, Outcome]]:
     """Every plan of a space, predicted by the engine; those that a rule refuses are left out."""
-    for path in product(*(range(len(values)) for values in space.values)):
-        if all(refused(space, path[: depth + 1]) is None for depth in range(len(path))):
-            yield path, predicted(space.schedule(path))
+    for path in paths(space):
+        yield path, predicted(space.schedule(path))

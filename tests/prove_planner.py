@@ -1,128 +1,147 @@
 """Draws plans and spaces: bounds below the engine's answer, and the winner of brute force (`make prove-planner`).
 
-python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1
+python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1 --kept planner.jsonl --page docs/planner_proof.md
+
+Blocks of plans and spaces are drawn from seeds of their own, and kept as lines of a file: the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
 from simpar.planner.search import search
-from simpar.planner.space import Space
-from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
-from tests.planner_cases import (
-    CLUSTERS,
-    MODELS,
-    PRECISION,
-    drawn_path,
-    drawn_space,
-    is_steady,
-    least,
-    outcomes,
-    small_space,
-)
+from tests.planner_cases import drawn_path, drawn_space, enumerable_space, is_steady, least, outcomes
 
+BLOCK: int = 20
+"""Plans of a block, at least."""
 LEAST: int = 500
 """Plans of a space that fit, at least."""
+Row = dict[str, Any]
 
 
-def bounds(count: int, seed: int) -> int:
-    """Draw plans; print every one of which more is known than is true; return how many."""
+def block(seed: str) -> Row:
+    """Draw some plans, and compare the bounds of each with the engine."""
     draw = random.Random(seed)
-    seen = wrong = without = unsteady = 0
-    shares: list[tuple[float, float]] = []
-    while seen < count:
+    row: Row = {'plans': 0, 'wrong': [], 'without': 0, 'unsteady': 0, 'step': [], 'peak': []}
+    while row['plans'] < BLOCK:
         space = drawn_space(draw)
         judge = Judge(space, cluster_of(space.base))
         for path in filter(None, (drawn_path(space, draw) for _ in range(6))):
             seconds, held, refusals = least(judge, path)
             outcome = predicted(space.schedule(path))
             if outcome.figures is None:
-                without += 1
+                row['without'] += 1
                 continue
-            seen += 1
+            row['plans'] += 1
             step = outcome.figures.step
-            shares.append((seconds / step, held / outcome.peak))
+            row['step'].append(round(seconds / step, 6))
+            row['peak'].append(round(held / outcome.peak, 6))
             if seconds > step and not is_steady(outcome):
-                unsteady += 1
+                row['unsteady'] += 1
             elif seconds > step or held > outcome.peak or (refusals and outcome.peak <= outcome.device):
-                wrong += 1
                 told = f'{seconds / step:.5f} of the step, {held / outcome.peak:.5f} of the peak, {refusals[:1]}'
-                print(f'WRONG {told}: {space.base.workload} {space.base.cluster} {space.chosen(path)}', flush=True)
-    for name, values in zip(('step', 'peak'), zip(*shares, strict=True), strict=True):
-        ordered = sorted(values)
-        print(f'least share of the {name}: median {ordered[len(ordered) // 2]:.3f}, highest {ordered[-1]:.5f}')
-    print(f'{seen} plans drawn from seed {seed}: {wrong} wrong; {without} more have no program')
-    print(f'{unsteady} are above a third step that is not steady yet')
-    return wrong
+                row['wrong'].append(f'{told}: {space.base.workload} {space.base.cluster} {space.chosen(path)}')
+    return row
 
 
-def winners(count: int, seed: int) -> int:
-    """Enumerate spaces by the engine; return how many have another winner than the search found."""
+def winner(seed: str) -> Row:
+    """Enumerate a space by the engine, and search it."""
     draw = random.Random(seed)
-    done = wrong = 0
-    while done < count:
-        space = _space(draw)
+    while True:
+        space = enumerable_space(draw)
         begin = time.process_time()
         every = [(one.figures.step, path) for path, one in outcomes(space) if one.feasible and one.figures]
         brute = time.process_time() - begin
-        if len(every) < LEAST:
-            continue
-        done += 1
-        begin = time.process_time()
-        judge = Judge(space, cluster_of(space.base))
-        found = search(space, judge, lambda paths, space=space: [(p, predicted(space.schedule(p))) for p in paths])  # type: ignore[misc]
-        same = found.complete and found.best == min(every)
-        wrong += not same
-        spent = time.process_time() - begin
-        print(
-            f'{"same " if same else "OTHER"} {len(every)} of {space.count} plans fit; {len(found.outcomes)} predicted; '
-            f'CPU {brute:.0f} s by brute force, {spent:.0f} s by the search',
-            flush=True,
+        if len(every) >= LEAST:
+            break
+    begin = time.process_time()
+    judge = Judge(space, cluster_of(space.base))
+    found = search(space, judge, lambda paths: ((path, predicted(space.schedule(path))) for path in paths))
+    return {
+        'plans': space.count,
+        'fit': len(every),
+        'predicted': len(found.outcomes),
+        'brute': round(brute, 1),
+        'search': round(time.process_time() - begin, 1),
+        'keys': [key for key, values in zip(space.keys, space.values, strict=True) if len(values) > 1],
+        'step': min(every)[0],
+        'wrong': [] if _is_best(found, every) else [f'{space.base.workload} {space.base.cluster} {space.values}'],
+    }
+
+
+def _is_best(found: Any, every: list[tuple[float, Any]]) -> bool:
+    """Whether a search ended by itself, with a plan that is as fast as the fastest of all."""
+    return bool(found.complete and found.best is not None and found.best[0] == min(every)[0])
+
+
+def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int, commit: str) -> list[Row]:
+    """Rows of a kind: those that are kept, and as many more as are wanted."""
+    known = {}
+    if kept.exists():
+        for line in kept.read_text().splitlines():
+            row = json.loads(line)
+            if row['kind'] == kind and row['commit'] == commit and row['seed'] == seed:
+                known[row['number']] = row
+    with ProcessPoolExecutor(jobs) as pool, kept.open('a') as file:
+        while not until(list(known.values())):
+            numbers = [number for number in range(len(known) + 4 * jobs) if number not in known][: 2 * jobs]
+            for number, row in zip(numbers, pool.map(work, [f'{kind} {seed} {one}' for one in numbers]), strict=True):
+                known[number] = {'kind': kind, 'commit': commit, 'seed': seed, 'number': number, **row}
+                file.write(json.dumps(known[number]) + '\n')
+                file.flush()
+                for one in row['wrong']:
+                    print(f'WRONG {one}', flush=True)
+    return [known[number] for number in sorted(known)]
+
+
+def _commit() -> str:
+    """The last commit that changed what is proven, or what is drawn."""
+    command = ['git', 'log', '-1', '--format=%h', '--abbrev=8', '--', 'simpar', 'tests/planner_cases.py']
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def page(blocks: list[Row], spaces: list[Row], seed: int, commit: str) -> Iterator[str]:
+    """What was found, as a page."""
+    yield '# The planner, beside the engine'
+    yield ''
+    yield f'Written by `python -m tests.prove_planner --page`, at commit {commit}, seed {seed}.'
+    if blocks:
+        plans, wrong = sum(row['plans'] for row in blocks), sum(len(row['wrong']) for row in blocks)
+        yield from ('', '## Bounds', '')
+        yield f'{plans:,} drawn plans, each with the bounds of all nodes above it: {wrong} are above the prediction.'
+        unsteady, without = (sum(row[key] for row in blocks) for key in ('unsteady', 'without'))
+        yield f'{unsteady} more are above a third step that is not steady yet; {without} more have no program.'
+        yield from ('', '| least known, as a share of | median | highest |', '|---|---|---|')
+        for name in ('step', 'peak'):
+            values = sorted(value for row in blocks for value in row[name])
+            yield f'| {name} | {values[len(values) // 2]:.3f} | {values[-1]:.6f} |'
+    if spaces:
+        wrong = sum(len(row['wrong']) for row in spaces)
+        yield from ('', '## Winners', '')
+        yield f'{len(spaces)} spaces, every plan predicted by the engine: {wrong} have another winner than the search.'
+        yield from (
+            '',
+            '| plans | fit | predicted by the search | CPU s, brute force | CPU s, search | keys that vary |',
         )
-    print(f'{done} spaces drawn from seed {seed}: {wrong} with another winner')
-    return wrong
-
-
-def _space(draw: random.Random) -> Space:
-    """A space in which most keys vary in three values."""
-    cluster = draw.choice(CLUSTERS)
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': cluster,
-            'workload': {
-                'transformer': draw.choice(MODELS),
-                'batch': draw.choice([16, 32, 64]),
-                'precision': PRECISION.get(cluster['profile'], 'bf16'),
-                'optimizer': 'adam',
-            },
-        }
-    )
-    return small_space(
-        schedule,
-        {
-            'plan.tensor': [1, 2, 4],
-            'plan.sequence_parallel': [False, True],
-            'plan.context': [1],
-            'plan.expert': [1],
-            'plan.pipeline': [1, 2, 4],
-            'plan.micro_batches': draw.choice([[1, 2, 4], [2, 4, 8]]),
-            'plan.order': draw.sample(['1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'interleaved-1f1b', 'zb-v', 'v-half'], 3),
-            'plan.chunks': [0],
-            'plan.recompute': ['none', 'selective', 'full'],
-            'plan.copies': draw.choice([[1, 2, 4], [1, 2]]),
-            'plan.tiles': [1],
-            'plan.zero': draw.sample([0, 1, 2, 3], 3),
-            'plan.shard_group': [0],
-            'plan.fusion': ['layer'],
-        },
-    )
+        yield '|---|---|---|---|---|---|'
+        for row in spaces:
+            keys = ', '.join(f'`{key}`' for key in row['keys'])
+            cells = (f'{row["plans"]:,}', f'{row["fit"]:,}', row['predicted'], row['brute'], row['search'], keys)
+            yield f'| {" | ".join(map(str, cells))} |'
+        count = {key: sum(key in row['keys'] for row in spaces) for row in spaces for key in row['keys']}
+        told = ', '.join(f'`{key}` {times}' for key, times in sorted(count.items()))
+        yield from ('', f'In how many spaces a key varies: {told}.')
 
 
 def main() -> int:
@@ -131,10 +150,19 @@ def main() -> int:
     parser.add_argument('--plans', type=int, default=10_000)
     parser.add_argument('--spaces', type=int, default=20)
     parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--jobs', type=int, default=2)
+    parser.add_argument('--kept', type=Path, default=Path('planner_proof.jsonl'))
+    parser.add_argument('--page', type=Path)
+    parser.add_argument('--commit', default=_commit(), help='of which rows are kept and told')
     options = parser.parse_args()
-    wrong = bounds(options.plans, options.seed) if options.plans else 0
-    wrong += winners(options.spaces, options.seed) if options.spaces else 0
-    return 1 if wrong else 0
+    shared = (options.seed, options.kept, options.jobs, options.commit)
+    spaces = rows('space', winner, lambda done: len(done) >= options.spaces, *shared)
+    blocks = rows('block', block, lambda done: sum(row['plans'] for row in done) >= options.plans, *shared)
+    text = '\n'.join(page(blocks, spaces, options.seed, options.commit)) + '\n'
+    if options.page:
+        options.page.write_text(text)
+    print(text)
+    return 1 if any(row['wrong'] for row in (*blocks, *spaces)) else 0
 
 
 if __name__ == '__main__':

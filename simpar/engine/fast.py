@@ -9,7 +9,7 @@ from typing import Final
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
 from simpar.errors import SimparError
-from simpar.machine_code import is_started
+from simpar.machine_code import is_started, loader
 from simpar.trace import Times
 
 LOADED: Final = 2_000
@@ -51,6 +51,15 @@ def repays(slots: int, *, asked: bool) -> bool:
     _walked[0] += slots
     likely = max(slots, _walked[0] / 5)
     return is_installed() and likely >= LOADS and (likely >= COMPILES or is_compiled())
+
+
+def make_ready(slots: int) -> None:
+    """Load the compiled machines, or have the next simulation compile them, where many simulations will follow.
+
+    Arguments: ``slots``, of all steps of one of them; small ones are as quick without.
+    """
+    if is_installed() and slots >= LOADS:
+        loader()
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:

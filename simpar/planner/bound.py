@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -159,9 +159,7 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
         idle: in which the rank surely computes nothing.
         wire: of all messages of one stream by themselves.
     """
-    fast, slow, matrix = speeds.matrix, speeds.memory, seconds
-    if fast != slow:
-        matrix = min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+    fast, slow, matrix = speeds.matrix, speeds.memory, _products(seconds, slowed, speeds)
     # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
     over = max(0.0, (wire - idle) / speeds.collective)
     if over >= slowed:
@@ -169,6 +167,36 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
         return max(idle + slowed, wire + (1 - speeds.collective) * slowed)
     products = min(over, matrix / fast)
     return idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
+
+
+def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
+    """The same for any idle time."""
+    # By idle time it is convex, and in straight pieces: the least is where one ends.
+    between = wire - speeds.collective * _products(seconds, slowed, speeds) / speeds.matrix
+    return min(least_beside(seconds, slowed, idle, wire, speeds) for idle in (0.0, min(wire, max(0.0, between)), wire))
+
+
+def _products(seconds: float, slowed: float, speeds: Speeds) -> float:
+    """Of all computation, that of products, as told by how much messages slow it."""
+    fast, slow = speeds.matrix, speeds.memory
+    if fast == slow:
+        return seconds
+    return min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+
+
+def least_sharing(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
+    """Least seconds of a step whose ranks all send messages of shards, too.
+
+    Arguments: ``wire``, of all these messages of a rank by themselves.
+    """
+    totals = [[0.0, 0.0] for _ in range(timed.ranks)]
+    count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
+    for (parts, _), times in zip(timed.works, count, strict=True):
+        for kind, stage in parts:
+            for slow in (False, True):
+                busy = stage_span(sample, stages, stage, kind[0], slowed=slow).busy
+                totals[timed.placement[stage]][slow] += busy * times
+    return max(least_hidden(seconds, slowed, wire, speeds) for seconds, slowed in totals)
 
 
 def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
@@ -187,18 +215,21 @@ def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: flo
     return least_beside(sums[False], sums[True], idle, wire, speeds)
 
 
-def least_mean(sample: Sample, layers: int, shares: int, *, chains: bool) -> float:
+def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, chains: bool) -> float:
     """Least seconds of a step in any order: some rank does at least its even share of all work.
 
     Arguments:
-        sample: of all samples of a step at once.
+        sample: of some samples of a step at once.
         shares: among how many pipelines and ranks of each they are shared out.
         chains: whether communication inside of layers is surely not hidden: one copy and no tiles.
     """
-    total = Span()
+    total, slowed = Span(), Span()
     for kind in ('F', 'B'):
         total = total + stage_span(sample, [list(range(layers))], 0, kind, slowed=False)
-    return (total.chain if chains else max(total.busy, total.wire)) / shares
+        slowed = slowed + stage_span(sample, [list(range(layers))], 0, kind, slowed=True)
+    # A message's latency is not stretched beside computation, so none of it is taken to be.
+    hidden = least_hidden(total.busy, slowed.busy, total.wire, replace(speeds, collective=1.0))
+    return (total.chain if chains else hidden) / shares
 
 
 def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: float, copies: int) -> float:
@@ -232,13 +263,15 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: f
     """
     busy = _Busy(sample, stages, share)
     unslowed = timed.unslowed()
+    # A rank alone awaits nobody.
+    awaits = timed.ranks > 1
     total = [0.0] * timed.ranks
     for stage, rank in enumerate(timed.placement):
-        total[rank] += sum(busy(kind, stage, True) for kind in ('F', 'B')) * micro_batches
+        total[rank] += sum(busy(kind, stage, awaits) for kind in ('F', 'B')) * micro_batches
         for kind in ('F', 'B', 'I', 'W'):
             count = unslowed.get((kind, stage), 0)
             if count:
-                total[rank] -= count * (busy(kind, stage, True) - busy(kind, stage, False))
+                total[rank] -= count * (busy(kind, stage, awaits) - busy(kind, stage, False))
     return max(total)
 
 
@@ -250,12 +283,12 @@ def compute_of_one(sample: Sample, layers: int, share: float) -> tuple[float, fl
     return alone * share, slowed * share, sum(one.wire for one in spans[0]) * share
 
 
-def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], share: float) -> float:
+def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: int) -> float:
     """Least seconds of a step of stages on their ranks, in any order.
 
-    Arguments: ``sample``, of all samples of a step at once; ``share`` of them on one data rank.
+    Arguments: ``sample``, of a micro-batch; ``times``, how many of them a step has.
     """
-    busy = _Busy(sample, stages, share)
+    busy = _Busy(sample, stages, float(times))
     total = dict.fromkeys(placement, 0.0)
     for stage, rank in enumerate(placement):
         total[rank] += sum(busy(kind, stage, False) for kind in ('F', 'B'))

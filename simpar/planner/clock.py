@@ -98,14 +98,7 @@ def timed(order: Order, *, awaited: bool) -> Timed:
     Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation.
     """
     rows = [[action for action in row if _computes(action)] for row in order.actions]
-    turn = _in_turn(rows, order)
-    number = {id(action): place for place, (_, action) in enumerate(turn)}
-    giver = {result: number[id(action)] for _, action in turn for result in gives(action)}
-    ranks = [rank for rank, _ in turn]
-    # What a rank has done itself it has done in order; only what comes from others is waited for.
-    waits = [
-        tuple(giver[result] for result in needs(action, order) if ranks[giver[result]] != rank) for rank, action in turn
-    ]
+    ranks, waits = _in_turn(rows, order)
     rank = np.array(ranks, dtype=np.int64)
     before = Csr.counted(
         np.array([len(one) for one in waits]), np.array([one for some in waits for one in some], dtype=np.int64)
@@ -117,15 +110,16 @@ def timed(order: Order, *, awaited: bool) -> Timed:
         _walks().slowed_until(rank, before.start, before.item, clock, own, until)
     works: dict[Work, int] = {}
     place = [0] * order.ranks
+    last = order.stages - 1
+    parts = [[_parts(row, place, last) for place in range(len(row))] for row in rows]
     work = []
     for one in ranks:
         # The last of them may have handed on its result, and still compute.
         slowed = place[one] < int(until[one]) - 1
-        work.append(works.setdefault((_parts(rows[one], place[one], order.stages - 1), slowed), len(works)))
+        work.append(works.setdefault((parts[one][place[one]], slowed), len(works)))
         place[one] += 1
-    last = order.stages - 1
     # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
-    kinds = tuple(tuple(part for place in range(len(row)) for part in sorted(_parts(row, place, last))) for row in rows)
+    kinds = tuple(tuple(part for one in row for part in sorted(one)) for row in parts)
     placement = tuple(order.placement)
     return Timed(order.ranks, placement, tuple(works), np.array(work, dtype=np.int64), rank, before, kinds)
 
@@ -153,26 +147,33 @@ def _computes(action: Action) -> bool:
     return bool(action.sub_actions) or action.kind in ('F', 'I', 'W', 'B')
 
 
-def _in_turn(rows: Sequence[Sequence[Action]], order: Order) -> list[tuple[int, Action]]:
-    """All actions, each behind what it needs."""
-    known: set[object] = set()
-    place, found = [0] * len(rows), []
+def _in_turn(rows: Sequence[Sequence[Action]], order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The rank of each action, each behind what it needs, and those of other ranks that it waits for.
+
+    What a rank has done itself it has done in order; only what comes from others is waited for.
+    """
+    giver: dict[object, int] = {}
+    place, ranks = [0] * len(rows), list[int]()
+    waits: list[tuple[int, ...]] = []
     waiting: dict[object, list[int]] = {}
     ready = list(range(len(rows)))
     while ready:
         rank = ready.pop()
-        while place[rank] < len(rows[rank]):
-            action = rows[rank][place[rank]]
-            lack = next((need for need in needs(action, order) if need not in known), None)
+        row = rows[rank]
+        while place[rank] < len(row):
+            action = row[place[rank]]
+            wanted = needs(action, order)
+            lack = next((need for need in wanted if need not in giver), None)
             if lack is not None:
                 waiting.setdefault(lack, []).append(rank)
                 break
-            found.append((rank, action))
-            place[rank] += 1
+            waits.append(tuple(one for one in [giver[need] for need in wanted] if ranks[one] != rank))
             for result in gives(action):
-                known.add(result)
+                giver[result] = len(ranks)
                 ready += waiting.pop(result, ())
-    return found
+            ranks.append(rank)
+            place[rank] += 1
+    return ranks, waits
 
 
 class _Plain:

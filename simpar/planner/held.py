@@ -49,6 +49,8 @@ class Held:
         inner, end: bytes of activations that a layer, and the stage's last layer, keep from forward to backward.
         received, others: the same of what is received, and of what is in no layer.
         most: bytes of one micro-batch's activations at the peak of its forward's end and its backward's begin.
+        waits: bytes of what is kept for the gradients of weights, where these are done apart: of an inner layer, of the
+            last layer that goes back, and of all else.
     """
 
     layers: dict[int, tuple[Standing, Standing]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Held:
     received: float = 0.0
     others: float = 0.0
     most: float = 0.0
+    waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def kept(self) -> float:
@@ -84,7 +87,41 @@ def held_by(program: Program, role: Role, layers: Sequence[int]) -> Held:
         sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
     most = _most(program, role, lives, mine, forward, backward, layers)
     alone = _alone(program, lives, known)
-    return Held(layers=standing[0], rest=standing[1], alone=alone, most=max(most, sum(sums.values())), **sums)
+    return Held(
+        layers=standing[0],
+        rest=standing[1],
+        alone=alone,
+        inner=sums['inner'],
+        end=sums['end'],
+        received=sums['received'],
+        others=sums['others'],
+        most=max(most, sum(sums.values())),
+    )
+
+
+def waits_of(program: Program, role: Role, layers: Sequence[int]) -> tuple[float, float, float]:
+    """Bytes of activations that the middle micro-batch keeps between its gradients of inputs and those of weights."""
+    lives = lifetimes(program, role)
+    inputs, weights = _done(program, role, 'I'), _done(program, role, 'W')
+    sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
+    if not inputs or not weights or inputs[-1] > weights[0]:
+        return 0.0, 0.0, 0.0
+    for row in range(len(lives)):
+        tensor, writer = int(lives.tensor[row]), int(lives.writer[row])
+        own = lives.micro_batch[row] == MIDDLE and not lives.always[row] and not lives.before[row]
+        if NONE in (tensor, writer) or not own:
+            continue
+        if program.tensors[tensor].kind != 'activation' or lives.begin[row] > inputs[-1] or lives.end[row] < weights[0]:
+            continue
+        sums[_place(program, role, writer, layers)] += float(lives.bytes[row])
+    return sums['inner'], sums['end'], sums['received'] + sums['others']
+
+
+def _done(program: Program, role: Role, part: str) -> list[int]:
+    """The compute slots of a part of the middle micro-batch."""
+    mine = np.flatnonzero((role.micro_batch == MIDDLE) & program.is_sliced[role.op_class]).tolist()
+    ops = [(slot, program.op_classes[role.op_class.item(slot)]) for slot in mine]
+    return [slot for slot, op in ops if op.kind == 'compute' and op.part == part]
 
 
 def _standing(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from simpar.clocks import at_full_clocks
 from simpar.cost.kept import cluster_collectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
@@ -22,6 +23,7 @@ from simpar.planner.bound import (
     least_mean,
     least_of_ranks,
     least_seconds,
+    least_sharing,
     least_slowed,
 )
 from simpar.planner.clock import Timed, timed
@@ -33,9 +35,13 @@ from simpar.planner.space import Space
 from simpar.program import OpClass
 from simpar.units import format_size
 
+AHEAD: Final = 1.5
+"""Seconds of computation for each second that a host issues, from which on it is surely ahead of its device."""
 ROUNDS: Final = 2
 """Micro-batches for each pipeline rank up to which an order is walked for all that may be sliced."""
-LEVELS: Final = ('pipeline', 'chunks', 'recompute', 'tiles', 'shard_group')
+SPARE: Final = 0.97
+"""Share of a device's memory that a plan may surely hold for a guess that it fits."""
+LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 'shard_group')
 """Behind these keys a node is judged anew."""
 
 
@@ -52,12 +58,14 @@ class Judge:
 
     def __init__(self, space: Space, cluster: Cluster) -> None:
         self._space = space
-        self._cluster = cluster
+        # What a whole step asks of the matrix units sets their clock; a sample does not know it.
+        self._cluster = at_full_clocks(cluster)
         self._few = few_of(space.base.workload)
         self._device = cluster.profile.device.memory.size.value
         self._samples: dict[tuple[Any, ...], Sample | None] = {}
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
+        self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
 
     def judges(self, depth: int) -> int:
@@ -68,16 +76,38 @@ class Judge:
 
     def __call__(self, path: Sequence[int], turn: int = 0) -> Judged:
         """Judge a node at one of the depths; ``turn``, how often it was judged before."""
-        plan = self._space.plan(path)
+        plan = self._plan(tuple(path))
         level = self._depths[len(path)]
         try:
             if level == 'pipeline':
                 return self._wide(plan)
+            if level == 'micro_batches':
+                return self._batched(plan)
             if level == 'chunks':
                 return (self._placed, self._sliced, self._walked)[turn](plan)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (ScheduleError, Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER, str(wrong).partition('\n')[0]))
+
+    def _plan(self, path: tuple[int, ...]) -> Plan:
+        if self._last is None or self._last[0] != path:
+            self._last = path, self._space.plan(path)
+        return self._last[1]
+
+    def estimate(self, path: Sequence[int], limit: float) -> float:
+        """The least seconds of one plan; infinite where it surely does not fit, or is not below a limit."""
+        seconds = 0.0
+        for key in ('pipeline', 'micro_batches', 'recompute', 'tiles', 'shard_group'):
+            depth = next((depth for depth, one in self._depths.items() if one == key), None)
+            if depth is None:
+                continue
+            judged = self(path[:depth])
+            if judged.refusal or judged.held > self._device * SPARE:
+                return float('inf')
+            seconds = max(seconds, judged.seconds)
+            if seconds >= limit:
+                return float('inf')
+        return seconds
 
     def _widest(self, plan: Plan) -> Sample | None:
         """A sample of the whole batch at once: nothing takes less time for each of its samples."""
@@ -88,12 +118,26 @@ class Judge:
         sample = self._widest(plan)
         if sample is None:
             return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, chains=self._only)
+        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, self._speeds, chains=self._only)
         return self._with_shards(plan, sample, mean, 1)
+
+    def _batched(self, plan: Plan) -> Judged:
+        """Any order of so many micro-batches: the price of their slices."""
+        sample = self._slice(plan)
+        if sample is None:
+            return Judged()
+        mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, self._speeds, chains=self._only)
+        return self._with_shards(plan, sample, mean, plan.micro_batches)
+
+    def _slice(self, plan: Plan) -> Sample | None:
+        """A sample of one micro-batch, without what is still open."""
+        return self._sample(
+            self._base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
+        )
 
     def _placed(self, plan: Plan) -> Judged:
         """Any order of these stages on these ranks."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.order not in ORDERS:
             return Judged()
         found = family(plan.order)
@@ -101,33 +145,28 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(least_of_ranks(sample, layers, placement, 1 / plan.data))
+        return Judged(least_of_ranks(sample, layers, placement, plan.micro_batches))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
-        clock, _, stages = self._order(replace(plan, micro_batches=few))
+        clock, _, stages = self._order(replace(plan, micro_batches=few), sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        seconds = least_slowed(sample, layers, clock, self._share(plan), plan.micro_batches)
-        return self._with_shards(plan, sample, seconds, plan.micro_batches)
+        return Judged(least_slowed(sample, layers, clock, 1.0, plan.micro_batches))
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
-        sample = self._widest(plan)
+        sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
-        clock, _, stages = self._order(plan)
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        return Judged(least_busy(sample, layers, clock, self._share(plan), most))
-
-    def _share(self, plan: Plan) -> float:
-        """Of the batch, that of a micro-batch on one data rank."""
-        return 1 / (plan.data * plan.micro_batches)
+        return Judged(least_busy(sample, layers, clock, 1.0, most))
 
     def _given(self, plan: Plan) -> tuple[int, ...]:
         return plan.stages if not isinstance(plan.stages, str) else ()
@@ -145,14 +184,14 @@ class Judge:
                     wire = min(wire, self._wire(one, sample, micro_batches))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        if plan.pipeline == 1 and self._speeds:
+        if plan.pipeline == 1:
             seconds_of, slowed, inside = compute_of_one(sample, self._layers, 1 / plan.data)
             # Messages inside of layers are hidden at the same price.
             wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), self._speeds))
         return Judged(max(seconds, wire))
 
     @cached_property
-    def _speeds(self) -> Speeds | None:
+    def _speeds(self) -> Speeds:
         """How fast computation and messages are beside each other."""
         found = self._cluster.profile.slow_down
         return Speeds(found.matrix.value, found.memory.value, found.collective.value)
@@ -191,11 +230,11 @@ class Judge:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
         if plan.order in AUTOMATIC:
             return Judged()
-        clock, _, stages = self._order(plan)
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
         sample = self._sample(self._plain(plan), size, split=False)
         if sample is None:
             return Judged()
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         least = least_bytes(sample, layers, clock, self._shares(self._shared_most(plan)), peaks=False)
         if least > self._device:
@@ -207,11 +246,11 @@ class Judge:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
         if plan.order in AUTOMATIC:
             return Judged()
-        clock, split, stages = self._order(plan)
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches * plan.copies)
-        sample = self._sample(plan, size, split=split)
+        sample = self._sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
+        clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         shares = self._shares(plan if leaf else self._shared_most(plan))
         least = least_bytes(sample, layers, clock, shares)
@@ -219,8 +258,10 @@ class Judge:
             return Judged(0.0, self._too_much(least), least)
         if leaf:
             wire = self._wire(plan, sample, plan.micro_batches)
-            if plan.pipeline == 1 and stages == 1 and self._speeds:
+            if plan.pipeline == 1 and stages == 1:
                 wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
+            elif wire:
+                wire = max(wire, least_sharing(sample, layers, clock, wire, self._speeds))
             return Judged(wire, None, least)
         return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)), None, least)
 
@@ -254,11 +295,23 @@ class Judge:
             self._samples[key] = sample_of(self._few, plan, self._cluster, size, split=split)
         return self._samples[key]
 
-    def _order(self, plan: Plan) -> tuple[Timed, bool, int]:
+    def _splits(self, plan: Plan) -> bool:
+        """Whether an order does its backwards in two parts."""
         key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches)
+        known = self._orders.get((*key, True)) or self._orders.get((*key, False))
+        return known[1] if known else bool(order_of(plan).splits_backward)
+
+    def _order(self, plan: Plan, sample: Sample) -> tuple[Timed, bool, int]:
+        # A message is awaited early where the host is ahead: also when more copies and tiles make for more ops.
+        more = 1
+        for name, own in (('copies', sample.copies), ('tiles', sample.tiles)):
+            more *= max(1, max(self._space.values_of(name)) // own)
+        ahead = sample.pace > AHEAD * more
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, ahead)
         if key not in self._orders:
             order = order_of(plan)
-            self._orders[key] = (timed(order, awaited=self._awaited(plan)), order.splits_backward, order.stages)
+            clock = timed(order, awaited=ahead and self._awaited(plan))
+            self._orders[key] = (clock, order.splits_backward, order.stages)
         return self._orders[key]
 
     def _awaited(self, plan: Plan) -> bool:

@@ -10,18 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
+import yaml
+
 from simpar.case import cluster_of
-from simpar.document import one_screen
-from simpar.errors import ScheduleError
+from simpar.document import Source, one_screen
+from simpar.errors import Problem, ScheduleError
 from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
+from simpar.planner.noise import USUAL, with_noise
 from simpar.planner.search import Found, Path, search
-from simpar.planner.space import Space, space_of
+from simpar.planner.space import PLAN_KEYS, Space, space_of
+from simpar.planner.workers import workers
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.planner import Planner
 from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome
+from simpar.sweep.processes import cores
 from simpar.sweep.run import Note, Way, predict_all
 
 Tell = Callable[[Answer], None]
@@ -58,21 +63,31 @@ class Planning:
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
         planner = self.schedule.planner or Planner()
-        way = Way(jobs=jobs, journal=File(journal) if journal else None, scheduler=scheduler, note=note)
+        margin = USUAL if planner.margin is None else planner.margin
+        way = Way(
+            jobs=jobs,
+            journal=File(journal) if journal else None,
+            scheduler=scheduler,
+            note=_once(note) if note else None,
+        )
 
         def told(found: Found) -> None:
             if tell:
-                tell(answer_of(self.space, found, planner.margin))
+                tell(answer_of(self.space, found, margin))
 
-        found = search(
-            self.space,
-            Judge(self.space, cluster_of(self.schedule)),
-            lambda paths: self._predicted(paths, way),
-            gap=planner.gap if gap is None else gap,
-            until=time.monotonic() + seconds,
-            tell=told if tell else None,
-        )
-        return answer_of(self.space, found, planner.margin)
+        until = time.monotonic() + seconds
+        judge = Judge(self.space, cluster_of(self.schedule))
+        with workers(self.space, judge, cores() if jobs is None else jobs) as those:
+            found = search(
+                self.space,
+                judge,
+                lambda paths: self._predicted(paths, way),
+                gap=planner.gap if gap is None else gap,
+                until=until,
+                tell=told if tell else None,
+                ask=those.judge,
+            )
+        return with_noise(answer_of(self.space, found, margin), planner.margin)
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
         schedules = [self.space.schedule(path) for path in paths]
@@ -89,32 +104,83 @@ class Planning:
         yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
 
 
-def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = '') -> Planning:
-    """Read a schedule file and the space of its ``planner`` section; without one, all usual keys are free.
+def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = '') -> Planning:
+    """Read a schedule (file, text or dict) and the space of its ``planner`` section; without one, usual keys are free.
 
     Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``module``, the graph of a torch module.
     Raises ``ScheduleError`` with file:line of every unknown key and value.
     """
-    schedule = load_schedule(path, overrides, module=module)
+    try:
+        schedule = load_schedule(path, overrides, module=module)
+    except ScheduleError as wrong:
+        raise ScheduleError(one_screen([*wrong.problems, *_other_values(path, overrides, module, wrong)])) from None
     planner = schedule.planner or Planner()
     typed: dict[str, Any] = {}
-    problems = []
+    problems: list[Problem] = []
     for key, values in planner.keys.items():
-        if not isinstance(values, list):
-            typed[key] = values
-            continue
-        try:
-            rows = load_rows(path, overrides, [f'{key}={json.dumps(values)}'], module=module)
-        except ScheduleError as wrong:
-            where = schedule.where(f'planner.keys.{key}')
-            problems += [replace(one, where=where, what=f'planner.keys: {_bare(one.what)}') for one in wrong.problems]
-            continue
-        typed[key] = [getattr(row.schedule.plan, key.removeprefix('plan.')) for row in rows]
+        typed[key] = values
+        if isinstance(values, list):
+            found = _typed(path, overrides, module, key, values)
+            if isinstance(found, ScheduleError):
+                problems += _at(schedule.where(f'planner.keys.{key}'), found)
+            else:
+                typed[key] = found
     if problems:
         raise ScheduleError(one_screen(problems))
     schedule = replace(schedule, planner=replace(planner, keys=typed))
     return Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
 
 
-def _bare(what: str) -> str:
-    return what.removeprefix('sweep: ')
+def _once(note: Note) -> Note:
+    """Notes of a journal, which is asked anew in each round: not those of rows that other rounds want."""
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        finished = ' are finished in ' in text
+        if ' are left out: ' in text or (finished and told):
+            return
+        told.extend([text] if finished else [])
+        note(f'rows {text.partition(" rows ")[2]}' if finished else text)
+
+    return tell
+
+
+def _typed(
+    path: str | os.PathLike[str], overrides: Sequence[str], module: str, key: str, values: list[Any]
+) -> list[Any] | ScheduleError:
+    """Values as the document types them; or what is wrong with them."""
+    try:
+        rows = load_rows(path, overrides, [f'{key}={json.dumps(values)}'], module=module)
+    except ScheduleError as wrong:
+        return wrong
+    return [getattr(row.schedule.plan, key.removeprefix('plan.')) for row in rows]
+
+
+def _at(where: str, wrong: ScheduleError) -> list[Problem]:
+    return [
+        replace(one, where=where, what=f'planner.keys: {one.what.removeprefix("sweep: ")}') for one in wrong.problems
+    ]
+
+
+def _other_values(
+    path: str | os.PathLike[str], overrides: Sequence[str], module: str, wrong: ScheduleError
+) -> list[Problem]:
+    """What is wrong with listed values beside what is wrong with the section's form, which would hide it."""
+    alone = [*overrides, 'planner.keys={}']
+    try:
+        load_schedule(path, alone, module=module)
+        lines = File(path).read_text(encoding='utf-8').splitlines()
+        keys = yaml.safe_load('\n'.join(lines))['planner']['keys']
+    except (ScheduleError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        # More is wrong than this section: that comes first.
+        return []
+    found: list[Problem] = []
+    for key, values in keys.items():
+        told = any(str(key) in f'{one.where} {one.what}' for one in wrong.problems)
+        if told or not isinstance(values, list) or str(key).removeprefix('plan.') not in PLAN_KEYS:
+            continue
+        typed = _typed(path, alone, module, str(key), values)
+        if isinstance(typed, ScheduleError):
+            line = next((number for number, text in enumerate(lines, 1) if f'{key}:' in text), 0)
+            found += _at(f'{path}:{line}' if line else f'{path}', typed)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
@@ -57,33 +58,56 @@ def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, s
     if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
         both = shares.bytes(twice(sample), Standing())
         fixed -= both.total
-    live = dict.fromkeys(mine, 0)
+    live, later = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)
     # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
     left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
     backward: set[int] = set()
     most = 0.0
     for kind, stage in timed.rows[rank]:
-        held = fixed + sum(live[one] * kept[one][0] for one in mine)
-        # Copies of a forward and of its backward interleave: the others may be gone when one is full.
-        part = 1 / sample.copies if kind.endswith('+') else 1.0
+        own = kept[stage]
+        held = fixed + sum(live[one] * kept[one].total + later[one] * kept[one].waits for one in mine)
         held += sum(standing[one].gradient for one in backward if left[one])
+        joined = kind.endswith('+')
         if kind[0] == 'F':
-            most = max(most, held + kept[stage][0] * part)
+            most = max(most, held + (own.joined if joined else own.total))
             live[stage] += 1
         elif kind[0] in 'BI':
-            most = max(most, held - kept[stage][0] + kept[stage][peaks] * part)
+            peak = own.most if peaks else own.total
+            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if joined else peak))
             live[stage] -= 1
+        if kind[0] == 'I':
+            later[stage] += 1
+            most = max(most, held - own.total + own.waits)
+        if kind[0] == 'W' and later[stage]:
+            later[stage] -= 1
         if kind[0] in 'BW':
             backward.add(stage)
             left[stage] -= 1
     return most
 
 
-def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, float]:
-    """Bytes of a micro-batch's activations in a stage: between forward and backward, and at the peak of both."""
+class _Kept(NamedTuple):
+    """Bytes of a micro-batch's activations in a stage.
+
+    Arguments:
+        total: between its forward and its backward.
+        most: at the peak of both.
+        joined: at the end of a forward that its backward follows at once; part, of all copies, one.
+        waits: between the gradients of inputs and those of weights.
+    """
+
+    total: float = 0.0
+    most: float = 0.0
+    joined: float = 0.0
+    waits: float = 0.0
+    part: float = 1.0
+
+
+def _kept(sample: Sample, stages: list[list[int]], stage: int) -> _Kept:
+    """What a micro-batch keeps in a stage."""
     layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
     if not layers:
-        return 0.0, 0.0
+        return _Kept()
 
     def of(layer: int) -> int:
         return 0 if layer < edge else sample.stages - 2 if layer != layers[-1] or stage != len(stages) - 1 else end
@@ -91,11 +115,16 @@ def _kept(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, f
     outer = sample.held[0].others if stage == 0 else sample.held[1].received if sample.stages > 1 else 0.0
     if stage == len(stages) - 1:
         outer += sample.held[end].others
-    total = outer + sum(sample.held[of(layer)].inner for layer in layers[:-1]) + sample.held[of(layers[-1])].end
+    inner = sum(sample.held[of(layer)].inner for layer in layers[:-1])
+    total = outer + inner + sample.held[of(layers[-1])].end
     like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
     # Copies that go one after the other hold less at the peak of a single layer than at that of two, as in the sample.
     known = len(layers) > 1 or sample.copies == 1
-    return total, total + (max(0.0, like.most - like.kept) if known else 0.0)
+    part = 1 / sample.copies
+    # Copies of a forward and of its backward interleave: in step, one is ahead of others in the last layer alone.
+    joined = inner + (total - inner) * part if sample.in_step else total * part
+    waits = sum(sample.held[of(layer)].waits[0] for layer in layers[:-1]) + sample.held[of(layers[-1])].waits[1]
+    return _Kept(total, total + (max(0.0, like.most - like.kept) if known else 0.0), joined, waits, part)
 
 
 def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:

@@ -23,6 +23,9 @@ STAGES: Final = 'stages'
 TIME: Final = 'time'
 
 
+PIPELINED: Final = ('order', 'chunks')
+
+
 class Refusal(NamedTuple):
     """Why plans cannot be, or need not be looked at.
 
@@ -36,7 +39,24 @@ class Refusal(NamedTuple):
 def refused(space: Space, path: Sequence[int]) -> Refusal | None:
     """Why no plan below a node can be; None where none of what is chosen speaks against it."""
     key = space.keys[len(path) - 1]
+    if key == 'order' and path[-1] == 0:
+        return None
+    # What is behind order and chunks does not look at them.
+    place = tuple(-1 if one in PIPELINED else number for one, number in zip(space.keys, path, strict=False))
+    if key in PIPELINED:
+        return _refused(space, path)
+    if place not in space.refused:
+        space.refused[place] = _refused(space, path)
+    found: Refusal | None = space.refused[place]
+    return found
+
+
+def _refused(space: Space, path: Sequence[int]) -> Refusal | None:
+    key = space.keys[len(path) - 1]
     chosen = space.chosen(path)
+    if key == 'order':
+        same = _same(space, chosen, path)
+        return Refusal(SAME, same) if same else None
     plan = space.plan(path)
     inner = plan.pipeline * plan.tensor * plan.context
     if space.world % inner:
@@ -47,8 +67,6 @@ def refused(space: Space, path: Sequence[int]) -> Refusal | None:
     degrees = all(one in chosen or one not in space.keys for one in ('pipeline', 'tensor', 'context'))
     if degrees and plan.data * inner != space.world:
         return Refusal(DEVICES, f'{plan.data} × {inner} are not {space.world} devices')
-    if key == 'order':
-        return None
     if key == 'chunks':
         return _order(space.base.workload, plan)
     # Orders are asked apart: making one for each node would take longest.

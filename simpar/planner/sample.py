@@ -8,14 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar.cost.costs import Costs
 from simpar.cost.entries import Entries
 from simpar.cost.price import Pricer
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.planner.held import Held, held_by
+from simpar.planner.held import Held, held_by, waits_of
 from simpar.planner.layers import Few
-from simpar.planner.pieces import Block, Floats, block_of
+from simpar.planner.pieces import MIDDLE, Block, Floats, block_of, layer_of
 from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
@@ -32,7 +33,8 @@ class Sample:
         blocks: by (stage, kind of action, whether its computation is slowed by a message that is awaited).
         held: by stage.
         send: an op class that sends an activation to the next stage.
-        copies: of a micro-batch.
+        copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
+        pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
         known: what was worked out of it.
     """
 
@@ -41,6 +43,9 @@ class Sample:
     send: OpClass | None
     few: Few
     copies: int
+    tiles: int = 1
+    in_step: bool = True
+    pace: float = float('inf')
     known: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -56,16 +61,50 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
     Raises what ``lower`` raises where degrees do not fit the model.
     """
     program = _lowered(few, plan, size, split=False)
-    blocks = _blocks(few, plan, program, cluster, JOINT)
+    costs = Pricer(program, _roomy(program, cluster)).costs()
+    blocks = _blocks(few, plan, program, costs, JOINT)
+    waits = [(0.0, 0.0, 0.0)] * len(few.stages)
     if split:
-        blocks |= _blocks(few, plan, _lowered(few, plan, size, split=True), cluster, APART)
+        apart = _lowered(few, plan, size, split=True)
+        blocks |= _blocks(few, plan, apart, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
+        waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
     if plan.copies > 1 and len(blocks) < 2 * len(few.stages) * len({*JOINT, *(APART if split else ())}):
         # Copies that do not wait for messages are done one after the other, whole stages of each.
         alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
         blocks = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items()}
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
-    held = tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program))
-    return Sample(blocks, held, sends[0] if sends else None, few, plan.copies)
+    held = tuple(
+        replace(held_by(program, role, layers), waits=later)
+        for (role, layers), later in zip(_stages(few, plan, program), waits, strict=True)
+    )
+    return Sample(
+        blocks,
+        held,
+        sends[0] if sends else None,
+        few,
+        plan.copies,
+        plan.tiles,
+        _in_step(few, plan, program),
+        _pace(few, plan, program, costs),
+    )
+
+
+def _in_step(few: Few, plan: Plan, program: Program) -> bool:
+    """Whether copies go through layers together: where computation waits for a collective, the next copy goes on."""
+    role, layers = list(_stages(few, plan, program))[-1]
+    ops = [program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
+    return any(op.kind == 'collective' and program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
+
+
+def _pace(few: Few, plan: Plan, program: Program, costs: Costs) -> float:
+    seconds, host = np.array(costs.compute, dtype=np.float64), np.array(costs.host, dtype=np.float64)
+    least = float('inf')
+    for role, _ in _stages(few, plan, program):
+        mine = role.op_class[(role.micro_batch == MIDDLE) & program.is_sliced[role.op_class]]
+        issued = float(host[mine].sum())
+        computed = float(sum(seconds[row] for row in mine.tolist() if program.op_classes[row].kind == 'compute'))
+        least = min(least, computed / issued) if issued else least
+    return least
 
 
 def _lowered(few: Few, plan: Plan, size: int, *, split: bool) -> Program:
@@ -101,9 +140,9 @@ def _stages(few: Few, plan: Plan, program: Program) -> Iterator[tuple[Role, list
 
 
 def _blocks(
-    few: Few, plan: Plan, program: Program, cluster: Cluster, kinds: Sequence[str]
+    few: Few, plan: Plan, program: Program, costs: Costs, kinds: Sequence[str]
 ) -> dict[tuple[int, str, bool], Block]:
-    isolated, slowed = _seconds(program, cluster)
+    isolated, slowed = _seconds(program, costs)
     wire = _busiest(program, isolated)
     blocks: dict[tuple[int, str, bool], Block] = {}
     for stage, (role, layers) in enumerate(_stages(few, plan, program)):
@@ -134,11 +173,8 @@ def _rows(stages: int, *, split: bool) -> tuple[str, ...]:
     return tuple(rows)
 
 
-def _seconds(program: Program, cluster: Cluster) -> tuple[Floats, Floats]:
+def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats]:
     """Seconds of each op class by itself, and with computation slowed by a message that is awaited."""
-    # Stages of the small program may have more ranks than the pipeline leaves to one: groups lie alike on more nodes.
-    more = replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})
-    costs = Pricer(program, more).costs()
     isolated = np.array(costs.compute, dtype=np.float64)
     slowed = isolated / costs.beside_communication
     for index, entries in costs.communication.items():
@@ -147,3 +183,8 @@ def _seconds(program: Program, cluster: Cluster) -> tuple[Floats, Floats]:
         seconds = min(one.alpha + one.transfer for one in parts)
         isolated[index] = slowed[index] = seconds
     return isolated, slowed
+
+
+def _roomy(program: Program, cluster: Cluster) -> Cluster:
+    """A cluster for all stages, which may have more ranks than a pipeline leaves to one; groups lie alike on it."""
+    return replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})

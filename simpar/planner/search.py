@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simpar.planner.judge import Judge
+from simpar.planner.judge import Judge, Judged
 from simpar.planner.rules import TIME, Refusal, refused
 from simpar.planner.space import Space
+from simpar.planner.start import Starts
 from simpar.sweep.outcome import Outcome
 
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
-DIVE: Final = 600
-"""Nodes that are looked at on the way to one leaf, at most."""
-FIRST_DIVE: Final = 256
-"""Nodes before the first such way; before each other one, twice as many."""
+BATCH: Final = 32
+"""Nodes that are judged at once, however many workers there are."""
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
+Ask = Callable[[Sequence[tuple[Path, int]]], Sequence[Judged]]
+"""Judges nodes; the number says how often each was judged before."""
+OFTEN: Final = 256
+"""Nodes between two words to who wants to know."""
 Evaluate = Callable[[Sequence[Path]], Iterator[tuple[Path, Outcome]]]
 """Predicts leaves; yields each as it comes."""
 Tell = Callable[['Found'], None]
@@ -42,7 +45,8 @@ class Found:
         pruned: by rule, how many plans it cut off; examples, what it said of the first.
         least: no plan that is still open takes less seconds than this.
         open: how many plans are neither pruned nor predicted.
-        nodes: how many nodes were looked at; dive: at how many a way to a leaf is looked for next.
+        nodes: how many nodes were looked at.
+        early: leaves that were predicted before the search came to them.
         complete: whether the search ended by itself.
     """
 
@@ -53,7 +57,7 @@ class Found:
     least: float = 0.0
     open: int = 0
     nodes: int = 0
-    dive: int = FIRST_DIVE
+    early: set[Path] = field(default_factory=set)
     complete: bool = False
 
     @property
@@ -81,6 +85,7 @@ def search(
     gap: float = 0.0,
     until: float = float('inf'),
     tell: Tell | None = None,
+    ask: Ask | None = None,
 ) -> Found:
     """Search a space.
 
@@ -88,15 +93,18 @@ def search(
         gap: a search ends when no open plan can be faster by more than this share of the best step.
         until: on the clock of ``time.monotonic``, when it ends anyway.
         tell: is told now and then what is known so far.
+        ask: judges nodes, as ``judge`` does.
     Ends early, with what is known, on KeyboardInterrupt.
     """
     found = Found(open=space.count)
+    ask = ask or (lambda asked: [judge(path, turn) for path, turn in asked])
     heap: list[Node] = [(0.0, 0, (), 0)]
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
+        _begin(space, judge, found, evaluate, until, tell)
         while True:
-            _dig(space, judge, found, heap, leaves, gap, until, size, tell)
+            _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask)
             cut = _cut(found, gap)
             round_ = [path for bound, path in leaves if bound < cut]
             _settle(found, heap, leaves)
@@ -119,6 +127,20 @@ def search(
     return found
 
 
+def _begin(space: Space, judge: Judge, found: Found, evaluate: Evaluate, until: float, tell: Tell | None) -> None:
+    """Predict some plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
+    for bound, path in Starts(space, judge).found(until):
+        for one, outcome in evaluate([path]):
+            found.outcomes[one] = outcome
+            found.bounds[one] = bound
+            found.early.add(one)
+            found.open -= 1
+            if tell:
+                tell(found)
+        if time.monotonic() >= until:
+            return
+
+
 def _dig(
     space: Space,
     judge: Judge,
@@ -129,66 +151,53 @@ def _dig(
     until: float,
     size: int,
     tell: Tell | None,
+    ask: Ask,
 ) -> None:
     """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at."""
     cut = _cut(found, gap)
+    told = 0
     while heap and heap[0][0] < cut and len(leaves) < size and time.monotonic() < until:
-        if found.nodes >= found.dive:
-            found.dive = 2 * found.nodes
-            # A plan that is known cuts off others, and is an answer if the search is interrupted.
-            if _dive(space, judge, found, heap, leaves, cut, until):
-                return
-            continue
-        if tell and found.nodes % 256 == 0:
-            found.least = heap[0][0]
+        if tell and found.nodes >= told:
+            found.least, told = heap[0][0], found.nodes + OFTEN
             tell(found)
-        node = heapq.heappop(heap)
-        for other in _looked(space, judge, found, leaves, node):
-            heapq.heappush(heap, other)
+        batch: list[Node] = []
+        while heap and heap[0][0] < cut and len(leaves) < size and len(batch) < BATCH:
+            node = heapq.heappop(heap)
+            found.nodes += 1
+            if node[3]:
+                batch.append(node)
+                continue
+            for other in _opened(space, judge, found, leaves, node):
+                heapq.heappush(heap, other)
+        _judge(space, judge, found, heap, batch, ask)
 
 
-def _dive(
-    space: Space,
-    judge: Judge,
-    found: Found,
-    heap: list[Node],
-    leaves: list[tuple[float, Path]],
-    cut: float,
-    until: float,
-) -> bool:
-    """Go from the node of the least bound to a leaf, the deepest nodes first; whether one was found."""
-    node = heapq.heappop(heap)
-    near = [((node[1], node[0], node[2]), node)]
-    many = len(leaves)
-    for _ in range(DIVE):
-        if not near or len(leaves) > many or time.monotonic() >= until:
-            break
-        node = heapq.heappop(near)[1]
-        others = _looked(space, judge, found, leaves, node) if node[0] < cut else ()
-        if node[0] >= cut:
+def _judge(space: Space, judge: Judge, found: Found, heap: list[Node], batch: list[Node], ask: Ask) -> None:
+    """Judge nodes closer, all at once; what is not cut off comes back to the heap."""
+    try:
+        judged = ask([(path, judge.judges(len(path)) - left) for _, _, path, left in batch])
+    except KeyboardInterrupt:
+        for node in batch:
             heapq.heappush(heap, node)
-        for other in others:
-            heapq.heappush(near, ((other[1], other[0], other[2]), other))
-    for _, other in near:
-        heapq.heappush(heap, other)
-    return len(leaves) > many
+        raise
+    for (bound, turn, path, left), one in zip(batch, judged, strict=True):
+        if one.refusal:
+            _prune(space, found, path, one.refusal)
+        else:
+            heapq.heappush(heap, (max(bound, one.seconds), turn, path, left - 1))
 
 
-def _looked(space: Space, judge: Judge, found: Found, leaves: list[tuple[float, Path]], node: Node) -> list[Node]:
-    """What comes of a node: itself judged closer, its children, or a leaf among ``leaves``."""
-    bound, turn, path, left = node
-    found.nodes += 1
-    if left:
-        judged = judge(path, judge.judges(len(path)) - left)
-        if judged.refusal:
-            _prune(space, found, path, judged.refusal)
-            return []
-        return [(max(bound, judged.seconds), turn, path, left - 1)]
-    if len(path) == len(space.keys):
+def _opened(space: Space, judge: Judge, found: Found, leaves: list[tuple[float, Path]], node: Node) -> list[Node]:
+    """The children of a node, or a leaf among ``leaves``."""
+    bound, _, path, _ = node
+    if len(path) < len(space.keys):
+        return _branch(space, judge, found, bound, path)
+    if path in found.early:
+        found.early.discard(path)
+    else:
         leaves.append((bound, path))
-        found.bounds[path] = bound
-        return []
-    return _branch(space, judge, found, bound, path)
+    found.bounds[path] = bound
+    return []
 
 
 def _branch(space: Space, judge: Judge, found: Found, bound: float, path: Path) -> list[Node]:
@@ -206,7 +215,10 @@ def _branch(space: Space, judge: Judge, found: Found, bound: float, path: Path) 
 
 
 def _prune(space: Space, found: Found, path: Path, refusal: Refusal) -> None:
-    count = space.below(len(path))
+    # Those that are predicted already are not cut off.
+    known = [one for one in found.early if one[: len(path)] == path]
+    found.early.difference_update(known)
+    count = space.below(len(path)) - len(known)
     found.pruned[refusal.rule] = found.pruned.get(refusal.rule, 0) + count
     found.examples.setdefault(refusal.rule, refusal.example)
     found.open -= count

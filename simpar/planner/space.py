@@ -49,6 +49,11 @@ class Space:
         found = few_of(self.base.workload)
         return found.workload if found else self.base.workload
 
+    @cached_property
+    def refused(self) -> dict[tuple[int, ...], Any]:
+        """What rules said of nodes; grows."""
+        return {}
+
     @property
     def count(self) -> int:
         """How many plans there are, those that cannot be among them."""

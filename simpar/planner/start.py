@@ -1,0 +1,144 @@
+"""Start: plans that are likely good, found by changing keys of a plan while that helps.
+
+A good plan that is known early cuts off most others. Nothing is proven here: the search goes through all nodes anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, product
+from typing import Final
+
+from simpar.planner.judge import Judge
+from simpar.planner.rules import refused
+from simpar.planner.space import DEGREES, Space
+
+Path = tuple[int, ...]
+SEEDS: Final = 40
+"""Degrees from which plans are completed, at most."""
+CLIMBS: Final = 2
+"""Of them, how many are changed as long as that helps."""
+ASKED: Final = 320
+"""Plans that are guessed at, at most."""
+FOUND: Final = 4
+"""Plans that are handed on."""
+ALIKE: Final = ('fusion', 'shard_group')
+"""Plans that differ in these alone are alike."""
+TOGETHER: Final = (
+    ('tensor', 'context'),
+    ('tensor', 'pipeline'),
+    ('pipeline', 'micro_batches'),
+    ('micro_batches', 'copies'),
+    ('micro_batches', 'recompute'),
+    ('recompute', 'zero'),
+    ('order', 'chunks'),
+)
+"""Keys of which two are changed at once, where one alone does not help."""
+_USUAL: Final[dict[str, tuple[object, ...]]] = {'order': ('interleaved-1f1b', '1f1b'), 'sequence_parallel': (True,)}
+PRESETS: Final[tuple[dict[str, tuple[object, ...]], ...]] = (
+    {**_USUAL, 'recompute': ('full',), 'zero': (1, 2, 3)},
+    {**_USUAL, 'recompute': ('none',), 'zero': (2, 1, 3), 'copies': (2,)},
+)
+"""Values that plans are completed with: such that they fit, and such that they are fast."""
+
+
+class Starts:
+    """Looks for good plans of one space; remembers what it asked."""
+
+    def __init__(self, space: Space, judge: Judge) -> None:
+        self._space, self._judge = space, judge
+        self._known: dict[Path, float] = {}
+        self._until = float('inf')
+
+    def found(self, until: float) -> Iterator[tuple[float, Path]]:
+        """Least seconds and places of some plans, the best guess first. Argument: ``until``, as of a search."""
+        self._until = until
+        seeds: list[tuple[float, Path]] = []
+        for path in self._seeds():
+            seeds.append((self._seconds(path), path))
+            if time.monotonic() >= until and min(seeds)[0] < float('inf'):
+                break
+        seeds.sort()
+        if not seeds or seeds[0][0] == float('inf'):
+            return
+        yield seeds[0]
+        for _, path in seeds[:CLIMBS]:
+            self._climb(path)
+        best = sorted((seconds, path) for path, seconds in self._known.items() if seconds < float('inf'))
+        unlike: dict[tuple[object, ...], tuple[float, Path]] = {}
+        for seconds, path in best:
+            key = tuple(value for name, value in self._space.chosen(path).items() if name not in ALIKE)
+            unlike.setdefault(key, (seconds, path))
+        yield from [one for one in unlike.values() if one != seeds[0]][:FOUND]
+
+    def _seeds(self) -> Iterator[Path]:
+        """Plans of all degrees but context, or of some of them, evenly taken, with usual values of all other keys."""
+        degrees: list[Path] = [()]
+        depth = max((number + 1 for number, key in enumerate(self._space.keys) if key in DEGREES), default=0)
+        for key, values in list(zip(self._space.keys, self._space.values, strict=True))[:depth]:
+            places = range(len(values)) if key in ('tensor', 'expert', 'pipeline') else None
+            degrees = [
+                longer
+                for path in degrees
+                for longer in (
+                    [(*path, place) for place in places if refused(self._space, (*path, place)) is None]
+                    if places is not None
+                    else filter(None, [self._next(path, key, values, _USUAL)])
+                )
+            ]
+        few = degrees[:: -(-len(degrees) // SEEDS) or 1]
+        for path, liked in product(few, PRESETS):
+            whole: Path | None = path
+            for key, values in list(zip(self._space.keys, self._space.values, strict=True))[len(path) :]:
+                whole = self._next(whole, key, values, liked) if whole else None
+            if whole:
+                yield whole
+
+    def _next(
+        self, path: Path, key: str, values: Sequence[object], liked: Mapping[str, tuple[object, ...]]
+    ) -> Path | None:
+        first = [values.index(one) for one in liked.get(key, ()) if one in values]
+        places = [*first, *range(len(values))]
+        if key == 'micro_batches':
+            pipeline = self._space.plan(path).pipeline
+            places.sort(key=lambda place: abs(int(str(values[place])) - 8 * pipeline))
+        return next(((*path, place) for place in places if refused(self._space, (*path, place)) is None), None)
+
+    def _climb(self, path: Path) -> None:
+        """Change a key or two as long as that helps."""
+        seconds, better = self._seconds(path), True
+        while better:
+            better = False
+            for other in chain(self._near(path, pairs=False), self._near(path, pairs=True)):
+                if len(self._known) >= ASKED or time.monotonic() >= self._until:
+                    return
+                found = self._seconds(other, seconds)
+                if found < seconds:
+                    seconds, path, better = found, other, True
+                    break
+
+    def _near(self, path: Path, *, pairs: bool) -> Iterator[Path]:
+        keys = self._space.keys
+        numbers = [number for number, values in enumerate(self._space.values) if len(values) > 1]
+        if not pairs:
+            for number in numbers:
+                yield from self._changed(path, (number,))
+            return
+        for both in TOGETHER:
+            pair = [number for number in numbers if keys[number] in both]
+            if len(pair) == len(both):
+                yield from self._changed(path, pair)
+
+    def _changed(self, path: Path, numbers: Sequence[int]) -> Iterator[Path]:
+        number, *others = numbers
+        for place in range(len(self._space.values[number])):
+            if place != path[number]:
+                changed = (*path[:number], place, *path[number + 1 :])
+                yield from self._changed(changed, others) if others else (changed,)
+
+    def _seconds(self, path: Path, limit: float = float('inf')) -> float:
+        if path not in self._known:
+            refusal = next((True for depth in range(1, len(path) + 1) if refused(self._space, path[:depth])), False)
+            self._known[path] = float('inf') if refusal else self._judge.estimate(path, limit)
+        return self._known[path]
