@@ -6,13 +6,16 @@
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
 # make prove-mixtures   train 500 random plans with experts, and compare with torch's autograd
-# make prove-engines  100,000 random programs on every engine and in exact fractions; writes docs/engine_fuzz.md
+# make prove-engines  100,000 random programs on every engine and in exact fractions; goes on where it stopped; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
 # make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
+# make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: the winner of brute force
+# make prove-planner-rows  the planner's pick among published plans of one model, beside the fastest of them
+# make prove-planner-measured  the planner's pick beside measured plans of three models on paced links; goes on where it stopped
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: brute force; writes docs/planner_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
@@ -23,10 +26,11 @@
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
-# make prove-on-virtual  every test of numerics, trained on virtual accelerators (an hour or two)
+# make prove-on-virtual  every test of numerics, trained on virtual accelerators, file by file (an hour or two; goes on where it was cut off)
 # make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
+# make prove-mistakes  make 146 mistakes, and write docs/mistakes.md (three minutes)
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make prove-docs  run every command and block of the docs; writes docs/commands.md
 # make prove-browser  the page and the notebook in Chromium, sliders moved; writes screenshots of the docs
@@ -98,6 +102,9 @@ notebooks: .venv-test/installed
 	.venv-test/bin/python -m pip install --quiet nbclient ipykernel
 	.venv-test/bin/jupyter-execute --inplace notebooks/*.ipynb
 
+prove-mistakes: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_mistakes --write
+
 # A venv of its own: the suite needs none of it.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
@@ -107,7 +114,7 @@ prove-docs: .venv-test/installed
 
 # Needs Debian's chromium and chromium-driver; without them it says so and ends well.
 prove-browser: .venv-docs/installed
-	.venv-docs/bin/python -m pip install --quiet selenium jupyterlab ipywidgets pillow pandas
+	.venv-docs/bin/python -m pip install --quiet selenium jupyterlab ipywidgets numba pillow pandas
 	.venv-docs/bin/python tests/prove_browser.py
 
 # the name before
@@ -147,10 +154,8 @@ prove-virtual: .venv-test/installed
 	PYTHONPATH=tests .venv-test/bin/python tests/prove_virtual.py --write
 
 prove-on-virtual: .venv-test/installed
-	PYTHONPATH=tests .venv-test/bin/python -m pytest -p on_virtual --numprocesses 2 tests/test_numerics_attention.py tests/test_numerics_pipeline.py tests/test_numerics_fuzz.py \
-		tests/test_graph_numerics.py tests/test_recompute_numerics.py tests/test_update_numerics.py tests/test_optimizer_parallel_numerics.py tests/test_shard_forms_numerics.py \
-		tests/test_strategy_numerics.py tests/test_strategy_combined.py tests/test_tiles_numerics.py tests/test_mixture.py tests/test_latent.py tests/test_layer_kinds.py \
-		tests/test_packed_documents.py tests/test_loss_operators.py tests/test_training_fuzz.py
+	.venv-test/bin/python tests/prove_on_virtual.py --write
+
 prove-evidence: .venv-test/installed
 	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
 
@@ -161,6 +166,12 @@ prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
 prove-planner: .venv-test/installed
 	.venv-test/bin/python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1 --page docs/planner_proof.md
+
+prove-planner-rows: .venv-test/installed
+	.venv-test/bin/python -m tests.planner_regret
+
+prove-planner-measured: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_planner_measured
 
 prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py

@@ -1,6 +1,6 @@
 """`python -m benchmarks`: measure, and write docs/performance.md.
 
-python -m benchmarks                      # everything but peers: some five minutes
+python -m benchmarks                      # everything but peers: some five minutes; goes on where it stopped
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
 python -m benchmarks --sweep              # the sweep alone: half a minute
 python -m benchmarks --every-rank         # all 1,024 ranks of GPT-3, none folded: a minute, 6 GB; on the screen
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from benchmarks.engines import engines, stages, swept
 from benchmarks.every_rank import apart
-from benchmarks.machines import race_events, race_replay, races
+from benchmarks.kept import kept
+from benchmarks.machines import Race, race_events, race_replay, races
 from benchmarks.peers import PEERS, time_peer
 from benchmarks.programs import SIZES, arranged, gpt3, sized
-from benchmarks.reference import reference
+from benchmarks.reference import Reference, reference
 from benchmarks.report import PAGE, Measured, page, replaced, sweep_part
 from simpar.errors import SimparError
 
@@ -60,44 +62,61 @@ def measure(options: argparse.Namespace) -> Measured:
     cpp, rounds = reference(), 3 if options.quick else 11
     sizes = list(SIZES)[: 2 if options.quick else None]
     micro_batches = 16 if options.quick else 192
-    _say('unfolded programs beside C++')
-    raced = [races(sized(slots), cpp, min(rounds, 3 if slots > 10**6 else rounds)) for slots in sizes]
-    _say('GPT-3 beside C++')
-    graph, costs, links = arranged(gpt3(micro_batches=micro_batches), steps=3)
-    loop = race_events(graph, costs, links, cpp, rounds)
-    graph, costs, _ = arranged(gpt3(micro_batches=micro_batches), steps=3, effects=False)
-    replay = race_replay(graph, costs, cpp, rounds)
-    _say('engines')
+    raced = [
+        kept(
+            f'{slots} slots beside C++',
+            rounds,
+            partial(_raced, slots, cpp, min(rounds, 3 if slots > 10**6 else rounds)),
+        )
+        for slots in sizes
+    ]
+    both = kept('GPT-3 beside C++', rounds, partial(_gpt3, micro_batches, cpp, rounds))
     small = sized(10**4 if options.quick else 10**5)
     by_engine = {
-        name: engines(small, min(rounds, 5), effects=effects)
+        name: kept(f'engines, {name}', rounds, partial(engines, small, min(rounds, 5), effects=effects))
         for name, effects in (('all effects', True), ('no effects', False))
     }
-    _say('stages')
-    case = gpt3(micro_batches=micro_batches)
-    staged = {
-        'GPT-3, folded': stages(case, min(rounds, 5)),
-        'GPT-3 with 1,024 copies of the data, folded': stages(gpt3(1024, micro_batches), min(rounds, 3)),
-        'GPT-3 with one copy and 16 micro-batches, every rank': stages(gpt3(1, 16), min(rounds, 3), unfold=True),
+    cases = {
+        'GPT-3, folded': (gpt3(micro_batches=micro_batches), 5, None),
+        'GPT-3 with 1,024 copies of the data, folded': (gpt3(1024, micro_batches), 3, None),
+        'GPT-3 with one copy and 16 micro-batches, every rank': (gpt3(1, 16), 3, True),
     }
-    every = apart() if options.large else None
-    _say('sweep')
-    table = swept(min(rounds, 5))
-    _say('peers')
+    staged = {
+        name: kept(name, rounds, partial(stages, case, min(rounds, most), unfold=unfold))
+        for name, (case, most, unfold) in cases.items()
+    }
+    every = kept('every rank', rounds, apart) if options.large else None
+    table = kept('sweep', rounds, partial(swept, min(rounds, 5)))
     given = {name: getattr(options, name.lower()) for name in PEERS}
-    peers = [time_peer(name, root, options.python, rounds) for name, root in given.items() if root]
+    peers = [
+        kept(name, rounds, partial(time_peer, name, root, options.python, rounds))
+        for name, root in given.items()
+        if root
+    ]
     return Measured(
         rounds=rounds,
         compiler=cpp.compiler,
         loops=[one for one, _ in raced],
         replays=[other for _, other in raced],
-        gpt3=(loop, replay),
+        gpt3=both,
         engines=by_engine,
         stages=staged,
         every_rank=every,
         swept=table,
         peers=peers,
     )
+
+
+def _raced(slots: int, cpp: Reference, rounds: int) -> tuple[Race, Race]:
+    return races(sized(slots), cpp, rounds)
+
+
+def _gpt3(micro_batches: int, cpp: Reference, rounds: int) -> tuple[Race, Race]:
+    """The event loop and the replay of GPT-3, folded."""
+    graph, costs, links = arranged(gpt3(micro_batches=micro_batches), steps=3)
+    loop = race_events(graph, costs, links, cpp, rounds)
+    graph, costs, _ = arranged(gpt3(micro_batches=micro_batches), steps=3, effects=False)
+    return loop, race_replay(graph, costs, cpp, rounds)
 
 
 def _options() -> argparse.Namespace:
@@ -111,10 +130,6 @@ def _options() -> argparse.Namespace:
         parser.add_argument(f'--{name.lower()}', type=Path, metavar='PATH', help=f'a checkout of {name}')
     parser.add_argument('--python', default=sys.executable, help='an interpreter that has what peers import')
     return parser.parse_args()
-
-
-def _say(what: str) -> None:
-    print(f'... {what}', file=sys.stderr, flush=True)
 
 
 if __name__ == '__main__':

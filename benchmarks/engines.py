@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from simpar.engine.node_costs import node_costs
 from simpar.engine.ops import ops_of
 from simpar.engine.representatives import fold
 from simpar.engine.simulate import Engine
+from simpar.machine_code import loader
 from simpar.program import Program
 from simpar.sweep import load_sweep
 
@@ -93,7 +93,7 @@ def swept(rounds: int) -> Swept:
     for name, keys in SWEEPS.items():
         sweep = load_sweep(SWEPT, ['against=null'], sweeps=keys)
         # What is done but once: machines are loaded, tables of the profile read.
-        importlib.import_module('simpar.engine.compiled.events')
+        loader()
         sweep.predict(jobs=1)
         found[name] = len(sweep.rows), timed(partial(sweep.predict, jobs=1), rounds)
     return found

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from benchmarks.programs import Case, gpt3
-from simpar.engine.compiled.events import events
+from simpar.engine.compiled.kernels import events
 from simpar.engine.compiled.world import world_of
 from simpar.engine.graph import Graph, graph_of
 from simpar.engine.node_costs import node_costs

@@ -12,8 +12,7 @@ import numpy as np
 from benchmarks.laps import Contender, Laps, in_turns
 from benchmarks.programs import Case, arranged
 from benchmarks.reference import Arrays, Reference, fresh
-from simpar.engine.compiled.events import events
-from simpar.engine.compiled.order import recurrence
+from simpar.engine.compiled.kernels import events, recurrence
 from simpar.engine.compiled.steps import steps_of
 from simpar.engine.compiled.world import world_of
 from simpar.engine.graph import Graph

@@ -60,7 +60,7 @@ def _head(found: Measured) -> str:
     versions = f'numba {numba.__version__}, NumPy {np.__version__}, SimPy {simpy.__version__}, {found.compiler}'
     return f"""# Performance
 
-`make bench` measures all of this and writes this page. Measured at commit {_commit()}, on two shared cores,
+`make bench` measures all of this and writes this page. Measured at commit {own_commit()}, on two shared cores,
 Python {platform.python_version()}, {versions}.
 
 - Figures are CPU seconds of one thread, so that what others do on the machine counts little. Contenders run in turns,
@@ -147,7 +147,7 @@ def sweep_part(found: Swept) -> str:
 Variants of `examples/{SWEPT.name}`, each row with its step and memory. One process predicts all rows of a sweep, and
 then all again. A sweep keeps only what its last few rows share, so the second time it does nearly all of the work anew.
 What is done but once is not counted: the machines are loaded and the profile's tables read. Measured at commit
-{_commit()}.
+{own_commit()}.
 
 {_table(('rows that differ in', 'rows', 'CPU ms a row', 'rows a second and core'), rows)}"""
 
@@ -166,7 +166,7 @@ def _peers(found: Measured) -> str:
             'simpar',
             'the times of every op of every rank, three steps',
             short(sum(part.median for part in parts)),
-            _commit(),
+            own_commit(),
         )
     ]
     given = {peer.name: peer for peer in found.peers}
@@ -207,5 +207,5 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return '\n'.join(f'| {" | ".join(row)} |' for row in (heads, rule, *rows))
 
 
-def _commit() -> str:
+def own_commit() -> str:
     return commit_of(PAGE.parent)

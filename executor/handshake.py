@@ -10,13 +10,14 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from executor import data
+from executor.devices.survey import Survey, survey
 from executor.host import Host, this_host
 from executor.process_state import Process, this_process
 from executor.rank import INIT_TIMEOUT, Request
@@ -45,6 +46,7 @@ class Card:
         address: the address from which it reaches the store.
         refusal: why it will not run; empty where it will.
         host: what its host has.
+        devices: of the kind that the run asks for.
     """
 
     asked: Mapping[str, str]
@@ -52,17 +54,19 @@ class Card:
     address: str = ''
     refusal: str = ''
     host: Host = field(default_factory=this_host)
+    devices: Survey = field(default_factory=Survey)
 
     def packed(self) -> str:
         """The card as JSON."""
         of_process, of_host = [self.process.host, self.process.pid], [self.host.name, self.host.cores, self.host.free]
-        return json.dumps([dict(self.asked), of_process, self.address, self.refusal, of_host])
+        return json.dumps([dict(self.asked), of_process, self.address, self.refusal, of_host, asdict(self.devices)])
 
     @classmethod
     def read(cls, text: str) -> Card:
         """The card of a JSON text."""
-        asked, (host, pid), address, refusal, of_host = json.loads(text)
-        return cls(asked, Process(host, pid), address, refusal, Host(*of_host))
+        asked, (host, pid), address, refusal, of_host, devices = json.loads(text)
+        found = Survey(**{**devices, 'free': tuple(devices['free'])})
+        return cls(asked, Process(host, pid), address, refusal, Host(*of_host), found)
 
 
 def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
@@ -85,6 +89,12 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         'costs': _digest_of_costs(request.costs),
         'program': program.hash[:12],
     }
+
+
+def _device(wanted: Mapping[str, str]) -> tuple[str, str]:
+    """Kind of device and transport that were asked for."""
+    kind, _, transport = wanted.get('device', 'cpu').partition(' ')
+    return kind, transport
 
 
 def _stretch(stretch: Stretch | None) -> dict[str, str]:
@@ -140,7 +150,9 @@ def shake_hands(
         noun: what meets here, ranks or hosts.
     Raises ``RunFailed`` that names who did not come, who differs in what, or who refuses to run; all raise the same.
     """
-    cards = _exchange(store, rank, world, Card(wanted, this_process(), local_address(host)), seconds, where, noun)
+    devices = survey(*_device(wanted))
+    card = Card({**wanted, **devices.versions}, this_process(), local_address(host), devices=devices)
+    cards = _exchange(store, rank, world, card, seconds, where, noun)
     problems = [f'{noun} {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
     problems = problems or _differences(cards, noun)
     if problems:

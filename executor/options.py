@@ -77,6 +77,7 @@ def _preflight(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--port', type=int, default=29400, help='where they meet on the first (default: 29400)')
     _meeting(verb)
     _dtype(verb)
+    add_device_flags(verb)
     # What a run takes besides, and hosts need not agree on.
     verb.set_defaults(
         compute='real', net=Net(), steps=1, save_state=None, favour_communication=False, fault=[], costs=''

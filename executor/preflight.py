@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from executor.devices.survey import Survey
 from executor.handshake import Card, Store, let_all_see, many
 from executor.host import Host
 from executor.route import address_towards
@@ -36,11 +37,13 @@ class Place:
         host: what it has.
         ranks: those that run on it.
         cards: indices of the cards of its processes; the first speaks for it.
+        devices: of the kind that the run asks for.
     """
 
     host: Host
     ranks: tuple[int, ...]
     cards: tuple[int, ...]
+    devices: Survey = field(default_factory=Survey)
 
     def __str__(self) -> str:
         return f'{self.host.name} ({many("rank", self.ranks)})'
@@ -53,7 +56,7 @@ def places_of(cards: Sequence[Card], ranks: Sequence[Sequence[int]]) -> list[Pla
         # By kernel and space of process ids: names may repeat.
         found.setdefault(card.process.host, []).append(index)
     return [
-        Place(cards[of[0]].host, tuple(rank for index in of for rank in ranks[index]), tuple(of))
+        Place(cards[of[0]].host, tuple(rank for index in of for rank in ranks[index]), tuple(of), cards[of[0]].devices)
         for of in found.values()
     ]
 
@@ -68,13 +71,13 @@ def preflight(
         needs: bytes of each rank, see ``bytes_of_ranks``.
     Returns notes. Raises ``RunFailed`` with everything that is wrong, the same on all.
     """
-    problems = too_little(places, needs)
+    problems = [*too_little(places, needs), *wrong_devices(places, needs)]
     if len(places) > 1:
         problems += unreachable(store, own, cards, places)
     if problems:
         let_all_see(store, own, range(len(cards)))
         raise RunFailed('\n'.join(problems))
-    return crowded(places)
+    return (*crowded(places), *shared(places))
 
 
 def bytes_of_ranks(program: Program, dtype: str = '') -> list[int]:
@@ -106,6 +109,43 @@ def too_little(places: Sequence[Place], needs: Sequence[int]) -> list[str]:
                 'ranks or more memory, shard more, or start with --no-preflight'
             )
     return lines
+
+
+def wrong_devices(places: Sequence[Place], needs: Sequence[int]) -> list[str]:
+    """Hosts whose devices are missing, too few or too full, a line each. Arguments: ``needs``, bytes of each rank."""
+    lines = []
+    # A library that some ranks cannot use would leave the others waiting.
+    mixed = len({len(place.ranks) > place.devices.count for place in places if place.devices.count}) > 1
+    for place in places:
+        found, ranks = place.devices, place.ranks
+        if found.lacking:
+            lines.append(f'{place}: {found.lacking}; install its driver and a torch for it, or leave the host out')
+        if not found.count:
+            continue
+        if len(ranks) > found.count and (found.native or mixed):
+            lines.append(
+                f'{place} has {found.count} of {found.kind} for {len(ranks)} ranks; give it as many, '
+                'or write --transport gloo'
+            )
+        for index, free in enumerate(found.free):
+            need = sum(needs[rank] for rank in ranks[index :: found.count])
+            if need > free:
+                lines.append(
+                    f'{place} needs about {format_size(need)} on {found.kind}:{index}, but {format_size(free)} are '
+                    'free; end what else runs there, shard more, or start with --no-preflight'
+                )
+    return lines
+
+
+def shared(places: Sequence[Place]) -> tuple[str, ...]:
+    """Notes: hosts whose ranks share devices, and drivers that differ."""
+    found = [f'{place} has {place.devices.count}' for place in places if 0 < place.devices.count < len(place.ranks)]
+    notes = [f'more ranks than devices: {"; ".join(found)}; messages go by gloo through the host'] if found else []
+    drivers = {place.devices.driver: place for place in places if place.devices.driver}
+    if len(drivers) > 1:
+        told = ', '.join(f'{version} on {place}' for version, place in drivers.items())
+        notes.append(f'drivers of {places[0].devices.kind} differ: {told}')
+    return tuple(notes)
 
 
 def crowded(places: Sequence[Place]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from executor.devices.kinds import in_threads
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
 from executor.link import Link
+from executor.memory import Memory
 from executor.real import Part, RealMachine
 from executor.status import Status
 from executor.streams import Streams
@@ -228,8 +229,11 @@ class Rank:
         """Keep what the next stretch begins with, and write a checkpoint of it, if one is due."""
         if stretch is None or not isinstance(machine, RealMachine):
             return ''
-        self._held = machine.held
-        return write_rank(Path(stretch.save), program, self.rank, self._held).packed() if stretch.save else ''
+        return self._leave(machine.held, program, stretch)
+
+    def _leave(self, held: dict[str, torch.Tensor], program: Program, stretch: Stretch) -> str:
+        self._held = held
+        return write_rank(Path(stretch.save), program, self.rank, held).packed() if stretch.save else ''
 
     def _run_on_device(
         self, program: Program, request: Request, agree: Callable[[], float], watch: Callable[[Watched], None]
@@ -240,7 +244,9 @@ class Rank:
 
         device = open_device(request.device, self.local)
         transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
-        issuer, run = device_run(program, self.rank, device, transports, request, self.status)
+        with _Log() as log:
+            held = self._before(program, request)
+            issuer, run = device_run(program, self.rank, device, transports, request, self.status, held)
         begin = agree()
         issuer.begin(self._clock.now, request.steps - 1)
         self._clock.sleep_until(begin)
@@ -249,10 +255,22 @@ class Rank:
         return Outcome(
             arrive_KS=run.arrive_KS - begin,
             end_KS=run.end_KS - begin,
+            notes=tuple(log.lines),
             losses=issuer.losses,
             parameters=issuer.parameters() if request.keep else {},
             gradients=issuer.gradients if request.keep else {},
+            written=self._leave(issuer.held(), program, request.stretch) if request.stretch else '',
         )
+
+    def _before(self, program: Program, request: Request) -> dict[str, torch.Tensor] | None:
+        """What a device's run begins with, on the host; None: what the seed draws."""
+        stretch = request.stretch or Stretch()
+        if not stretch.source:
+            return self._held if stretch.first else None
+        folder = Path(stretch.source)
+        held = Memory(program, self.rank, request.seed, TORCH[request.dtype] if request.dtype else None).held
+        read_rank(folder, contents_of(folder), program, self.rank, held)
+        return held
 
     def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:
         if request.compute == 'real':
@@ -288,8 +306,9 @@ class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Log:
         self._logger.addHandler(self)
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._logger.removeHandler(self)

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from executor.reference_gpt import REFERENCE_OF_GPT
-from executor.reference_model import OfModel, Parameters
+from executor.reference_model import OfModel, Parameters, Slices
 from executor.reference_module import REFERENCE_OF_MODULE
 from executor.reference_muon import MuonSteps, Steps
 from executor.reference_network import REFERENCE_OF_NETWORK
@@ -121,9 +121,10 @@ def _in_groups(workload: Workload) -> bool:
     return isinstance(model, Transformer) and model.experts is not None and model.experts.aux_loss > 0
 
 
-def _of_sequence(plan: Plan) -> int:
-    """How many slices of a sequence ranks hold: each counts the slots of experts for itself."""
-    return plan.tensor if plan.sequence_parallel else 1
+def _of_sequence(plan: Plan) -> Slices:
+    """Slices of a sequence that ranks hold: each counts the slots of experts for itself."""
+    balanced = plan.context if plan.context > 1 and plan.context_split == 'balanced' else 0
+    return Slices(plan.context * (plan.tensor if plan.sequence_parallel else 1), balanced)
 
 
 def _optimizer(workload: Workload, parameters: Parameters) -> Steps:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from executor.dropout import kept
 from executor.reference_mixture import mixture, mixture_parameters
-from executor.reference_model import Declared, Input, OfModel, Parameters
+from executor.reference_model import Declared, Input, OfModel, Parameters, Slices
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload
 
@@ -32,7 +32,12 @@ def _inputs(workload: Workload) -> tuple[Input, Input]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: int
+    workload: Workload,
+    parameters: Parameters,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    keys: torch.Tensor,
+    slices: Slices,
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
     logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)
@@ -100,7 +105,7 @@ def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
 
 
 def _transformer(
-    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: int
+    model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: Slices
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits, and the sum of auxiliary losses."""
 

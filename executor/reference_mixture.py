@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from executor.reference_model import Declared, Parameters
+from executor.reference_model import Declared, Parameters, Slices
+from executor.sequence import in_sequence
 from simpar.model.library.experts import Experts
 from simpar.model.library.gpt import Transformer
 
@@ -30,7 +31,7 @@ def mixture_parameters(model: Transformer, experts: Experts, layer: str, weight:
 
 
 def mixture(
-    experts: Experts, activation: Activation, parameters: Parameters, layer: str, x: torch.Tensor, slices: int
+    experts: Experts, activation: Activation, parameters: Parameters, layer: str, x: torch.Tensor, slices: Slices
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a mixture makes of x [batch, sequence, hidden], and its auxiliary loss over all of x.
 
@@ -63,12 +64,16 @@ def mixture(
     return y, _aux_loss(experts, scores, chosen)
 
 
-def _first(goes: torch.Tensor, slots: int, slices: int) -> torch.Tensor:
+def _first(goes: torch.Tensor, slots: int, slices: Slices) -> torch.Tensor:
     """The first tokens of each sequence that have a slot; of each slice, where slots can be dealt out to slices."""
-    if goes.shape[1] % slices or slots % slices:
-        slices = 1
-    each = goes.unflatten(1, (slices, -1))
-    return (each & (each.cumsum(2) <= slots // slices)).flatten(1)
+    sequence, count = goes.shape[1], slices.parts
+    if sequence % count or slots % count:
+        count = 1
+    # Balanced context ranks have a chunk from the front and one from the back, in this order.
+    order = in_sequence(torch.arange(sequence), sequence, slices.balanced)
+    each = goes[:, order].unflatten(1, (count, -1))
+    kept = (each & (each.cumsum(2) <= slots // count)).flatten(1)
+    return kept[:, order.argsort()]
 
 
 def _chosen(experts: Experts, scores: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,15 @@ from simpar.workload import Workload
 Parameters = dict[str, torch.Tensor]
 Declared = tuple[str, tuple[int, ...], str]
 """Name, shape and draw of a parameter."""
+
+
+class Slices(NamedTuple):
+    """Slices of a sequence that ranks hold: ``parts``; ``balanced``, context ranks with chunks from both ends, or 0."""
+
+    parts: int
+    balanced: int
+
+
 Input = tuple[str, str, tuple[int, ...], bool]
 """Name, draw, shape, and whether it holds integers."""
 

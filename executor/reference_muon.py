@@ -10,6 +10,9 @@ from executor.reference_model import Parameters
 from simpar.model import Conv2d, Dense, Network, layer_names
 from simpar.workload import Muon, Workload
 
+EXPERTS = '.experts.'
+"""In the names of their weights."""
+
 
 class Steps(Protocol):
     """What the reference asks of an optimizer."""
@@ -27,8 +30,8 @@ class MuonSteps:
     def __init__(self, workload: Workload, parameters: Parameters) -> None:
         self._rule = cast('Muon', workload.optimizer)
         names = _matrices(workload, parameters)
-        self._matrices = [(parameters[name], _rows(name, parameters)) for name in names]
-        self._sums = [torch.zeros_like(weight) for weight, _ in self._matrices]
+        self._matrices = [(parameters[name], _count(name, parameters), _rows(name, parameters)) for name in names]
+        self._sums = [torch.zeros_like(weight) for weight, *_ in self._matrices]
         others = [weight for name, weight in parameters.items() if name not in names]
         rule = self._rule
         self._others = torch.optim.SGD(
@@ -40,21 +43,21 @@ class MuonSteps:
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._others.zero_grad()
-        for weight, _ in self._matrices:
+        for weight, *_ in self._matrices:
             weight.grad = None
 
     def step(self) -> None:
         """Update the weights."""
         self._others.step()
         rule = self._rule
-        for (weight, rows), total in zip(self._matrices, self._sums, strict=True):
+        for (weight, count, rows), total in zip(self._matrices, self._sums, strict=True):
             # As torch's optimizers do with what has no part in the loss.
             if weight.grad is None:
                 continue
             total.copy_(rule.momentum * total + weight.grad)
             ahead = weight.grad + rule.momentum * total if rule.nesterov else total
-            change = newton_schulz(ahead.reshape(rows, -1))
-            scale = max(1.0, rows / change.shape[1]) ** 0.5
+            change = torch.stack([newton_schulz(matrix) for matrix in ahead.reshape(count, rows // count, -1)])
+            scale = max(1.0, change.shape[1] / change.shape[2]) ** 0.5
             with torch.no_grad():
                 weight.sub_(rule.learning_rate * (rule.weight_decay * weight + scale * change.reshape(weight.shape)))
 
@@ -81,12 +84,17 @@ def _matrices(workload: Workload, parameters: Parameters) -> set[str]:
     return {name for name in parameters if name.endswith('.weight') and name not in tables}
 
 
+def _count(name: str, parameters: Parameters) -> int:
+    """Matrices of a weight: one for each expert."""
+    return int(parameters[name].shape[0]) if EXPERTS in name else 1
+
+
 def _rows(name: str, parameters: Parameters) -> int:
-    """How many outputs: as many as biases, which are by heads as well."""
+    """How many outputs of all its matrices: as many as biases, which are by heads as well."""
     bias = parameters.get(name.removesuffix('weight') + 'bias')
     weight = parameters[name]
     if bias is not None:
         return int(bias.numel())
     # Queries, keys and values, or a gate and its other half, are one matrix of all their outputs.
     by_parts = name.rpartition('.')[0].endswith(('.qkv', '.fc1', '.q_up', '.kv_up'))
-    return weight.numel() // int(weight.shape[-1]) if by_parts else int(weight.shape[0])
+    return weight.numel() // int(weight.shape[-1]) if by_parts or EXPERTS in name else int(weight.shape[0])

@@ -8,7 +8,7 @@ from typing import Final, cast
 import torch
 from torch.nn import functional
 
-from executor.reference_model import Declared, Input, OfModel, Parameters
+from executor.reference_model import Declared, Input, OfModel, Parameters, Slices
 from simpar.model import (
     INPUT,
     Add,
@@ -137,7 +137,12 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
 
 
 def _loss(
-    workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, keys: torch.Tensor, slices: int
+    workload: Workload,
+    parameters: Parameters,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    keys: torch.Tensor,
+    slices: Slices,
 ) -> torch.Tensor:
     y = network_result(cast('Network', workload.model), parameters, x)
     return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)

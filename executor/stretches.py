@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import torch
+
 from executor.backend import Pool
 from executor.batches import fed
 from executor.checkpoint import Contents, Written, contents_of, finish, read_rank, write_rank
@@ -13,6 +15,7 @@ from executor.external import External, of_rank
 from executor.handshake import asked
 from executor.inprocess import InProcess
 from executor.launch import Launch
+from executor.memory import Memory
 from executor.preflight import bytes_of_ranks
 from executor.rank import INIT_TIMEOUT, Outcome, Request
 from executor.result import Result
@@ -49,6 +52,39 @@ def in_process(program: Program) -> Runner:
             if stretch.save:
                 folder = Path(stretch.save)
                 written = [write_rank(folder, program, rank, held) for rank, held in enumerate(machine.held)]
+                _finish(program, request, result.losses, written)
+            return result
+
+        yield perform
+
+    return runner()
+
+
+def on_virtual(program: Program) -> Runner:
+    """All ranks on virtual accelerators of this process."""
+
+    @contextmanager
+    def runner() -> Iterator[Perform]:
+        held: list[dict[str, torch.Tensor]] | None = None
+
+        def perform(request: Request) -> Result:
+            nonlocal held
+            # It makes a device module known to torch, which others do not need.
+            from executor.virtual.world import VirtualWorld
+
+            stretch = request.stretch or Stretch()
+            if stretch.source:
+                folder, dtype = Path(stretch.source), TORCH[request.dtype] if request.dtype else None
+                contents = contents_of(folder)
+                held = [Memory(program, rank, request.seed, dtype).held for rank in range(program.world)]
+                for rank, own in enumerate(held):
+                    read_rank(folder, contents, program, rank, own)
+            with fed(stretch.first, stretch.batches):
+                world = VirtualWorld.of(program, request, held=held)
+                result = world.run(keep=request.keep)
+            held = [one.held() for one in world.ranks]
+            if stretch.save:
+                written = [write_rank(Path(stretch.save), program, rank, own) for rank, own in enumerate(held)]
                 _finish(program, request, result.losses, written)
             return result
 

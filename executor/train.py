@@ -11,12 +11,13 @@ from pathlib import Path
 from executor import checkpoint as kept
 from executor.backend import Pool
 from executor.batches import Given, checked, ended, skipped
+from executor.devices.flags import Wanted
 from executor.given import by_module, keep
 from executor.launch import Launch, detect
 from executor.rank import Request
 from executor.result import Result
 from executor.stretch import Batch, Stretch
-from executor.stretches import Runner, in_process, of_launch, of_pool
+from executor.stretches import Runner, in_process, of_launch, of_pool, on_virtual
 from executor.validate import validate
 from simpar.case import Case, load_case
 from simpar.errors import Problem, ScheduleError
@@ -40,8 +41,10 @@ def train(
     data: Iterable[Given] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     every: int = 10,
+    device: str = 'cpu',
+    transport: str = '',
 ) -> Result:
-    """Train a schedule for some steps on CPUs.
+    """Train a schedule for some steps.
 
     Arguments:
         file: the schedule, or a case of one.
@@ -59,6 +62,8 @@ def train(
         checkpoint: a folder that all ranks reach. What it holds is gone on from, under any plan of the same model;
             else a checkpoint is written there whenever ``every`` steps are done, and behind the last.
         every: steps from one checkpoint to the next.
+        device, transport: what computes and what carries messages, as ``--device`` and ``--transport`` of the command
+            line. Virtual accelerators are all in this process, unless gloo carries their messages.
     Returns the loss of each step, the full parameters, and the full gradients of the last step; the gradient of
     ``NAME`` is called ``d:NAME``. As in every script
     that starts processes, the call stands under ``if __name__ == '__main__':``.
@@ -75,8 +80,11 @@ def train(
     program = _program(file, overrides, module)
     root = None if checkpoint is None else Path(checkpoint)
     launch = detect(os.environ) if processes else None
-    runner = _runner(program, launch, timeout, processes=processes)
-    result = _Training(program, steps, seed, dtype, root, every).run(runner, data, first=not launch or launch.rank == 0)
+    wanted = Wanted(device, transport)
+    wanted.check(launch.by if launch else '', processes=processes)
+    runner = _runner(program, launch, timeout, wanted, processes=processes)
+    training = _Training(program, steps, seed, dtype, root, every, wanted)
+    result = training.run(runner, data, first=not launch or launch.rank == 0)
     return by_module(result) if module else result
 
 
@@ -91,8 +99,10 @@ def _program(file: str | os.PathLike[str] | Case, overrides: Sequence[str], modu
     return file.program
 
 
-def _runner(program: Program, launch: Launch | None, timeout: float, *, processes: bool) -> Runner:
+def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
     validate(program)
+    if wanted.in_one_process:
+        return on_virtual(program)
     if launch is not None:
         return of_launch(launch, program, timeout)
     if processes:
@@ -110,6 +120,7 @@ class _Training:
     dtype: str
     root: Path | None
     every: int
+    wanted: Wanted
 
     def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> Result:
         """Train. Arguments: ``first``, whether this process speaks for the run."""
@@ -132,6 +143,7 @@ class _Training:
                 request = Request(
                     steps=count, seed=self.seed, dtype=self.dtype, keep=until == self.steps,
                     stretch=Stretch(done, source, save, own, losses),
+                    device=self.wanted.device, transport=self.wanted.transport,
                 )  # fmt: skip
                 last = perform(request)
                 losses, done, source = losses + last.losses, until, ''

@@ -19,7 +19,7 @@ from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
 from simpar.plan import Plan
-from simpar.predict import Prediction, predict
+from simpar.predict import Prediction, Told, predict
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
@@ -110,15 +110,19 @@ class Case:
         """What the reader should know of the schedule besides the prediction's notes."""
         changed = [f'{name} × {factor:g}' for name, factor in self.cluster.links.items() if factor != 1]
         links = 'links are not as in the profile: {}; what rests on their bandwidth is an estimate'
-        swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
         return (
             *([links.format(', '.join(changed))] if changed else []),
-            *([swept] if self.schedule.sweep is not None else []),
+            *self.left_out,
             *self._in_8_bits(),
             *self._untrained(),
-            *self.schedule.notes,
             *self.schedule.workload.model.notes,
         )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the user's files say and no prediction reads."""
+        swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
+        return (*([swept] if self.schedule.sweep is not None else []), *self.schedule.notes)
 
     def _in_8_bits(self) -> Iterator[str]:
         device = self.cluster.profile.device
@@ -136,10 +140,11 @@ class Case:
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
         return (*own, *links, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
 
-    def predict(self, steps: int = 3, *, tell: bool = True) -> Prediction:
+    def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
 
-        Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect.
+        Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect;
+            ``progress`` is told after each simulation.
         """
         other = self.baseline
         prediction = predict(
@@ -149,6 +154,7 @@ class Case:
             steps=steps,
             names=self.names,
             baseline_cluster=other.cluster if other else None,
+            progress=progress,
         )
         if not tell:
             return prediction

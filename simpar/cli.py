@@ -21,7 +21,9 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from simpar import __version__
+from simpar.commands.plan_flags import add_flags as add_plan_flags
 from simpar.errors import SimparError
+from simpar.late_methods import install
 
 WRONG_USE = 2
 INTERNAL = 70
@@ -64,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument('--version', action='version', version=f'simpar {__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB', parser_class=_Parser)
-
     run = _verb(verbs, 'run', 'predict a schedule: step time, gain and why', file=True)
     run.add_argument('--plot', type=Path, metavar='PNG', help='draw the timeline of plan and baseline')
     run.add_argument('--quiet', action='store_true', help='print the headline alone')
@@ -80,12 +81,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         '--save', type=Path, metavar='JSON', help='write the answer for `simpar compare` and `simpar diff`'
     )
-
     run.add_argument(
         '--train', action='append', default=[], type=_train, metavar='KEY=VALUE',
         help='days and cost of a whole run, e.g. tokens=15T, price=2.5, mtbf=50000h; may be repeated',
     )  # fmt: skip
-
     run.add_argument(
         '--fit', type=Path, metavar='FILE', help='scale one number of the stack by an own measured step: `step: 161 ms`'
     )
@@ -116,19 +115,12 @@ def parser() -> argparse.ArgumentParser:
     )
 
     plan = _verb(verbs, 'plan', 'the best plan for the model on the devices, with a proven gap', file=True)
-    plan.add_argument('--save', type=Path, metavar='YAML', help='write the schedule of the best plan')
-    plan.add_argument('--seconds', type=_positive, metavar='N', help='end after so many seconds with what is known')
-    plan.add_argument(
-        '--gap', type=_percent, metavar='PERCENT', help='end when no plan can be faster by more, e.g. 5%%'
-    )
-    plan.add_argument('--jobs', type=_positive, metavar='N', help='processes at once (default: all cores, if it pays)')
-    plan.add_argument('--scheduler', metavar='ADDRESS', help='predict on a Dask cluster, e.g. tcp://host:8786')
-    plan.add_argument('--journal', type=Path, metavar='FILE', help='keep predicted plans here and go on from them')
+    add_plan_flags(plan, _positive, _percent, _train)
 
     measure = _verb(verbs, 'measure', 'run a schedule for real with torch.distributed, then compare', file=True)
     measure.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     measure.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
-    measure.add_argument('--device', default='cpu', metavar='KIND', help='cpu, cuda, npu or virtual (default: cpu)')
+    measure.add_argument('--device', default='cpu', choices=('cpu', 'cuda', 'npu', 'virtual'), help='default: cpu')
     measure.add_argument('--steps', type=_positive, default=20, metavar='N', help='measured steps (default: 20)')
     measure.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     measure.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
@@ -239,9 +231,8 @@ def parser() -> argparse.ArgumentParser:
     script = _verb(verbs, 'script', 'the job that a launcher takes, for the hosts and devices of a schedule')
     script.add_argument('launcher', choices=('slurm', 'torchrun', 'mpirun', 'msrun', 'k8s'))
     script.add_argument('file', type=Path, metavar='FILE', help='schedule.yaml, as the hosts find it')
-    script.add_argument(
-        '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
-    )
+    script.add_argument('--set', action='append', default=[], metavar='a.b=v', help='replace one value')
+    script.add_argument('--device', choices=('cpu', 'cuda', 'npu'), default='cpu', help='what computes (default: cpu)')
     script.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps to train (default: 3)')
 
     show = _verb(verbs, 'show', 'open a page that `simpar run --html` wrote')
@@ -269,9 +260,9 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, *, f
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1')
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1; write e.g. 8')
     return number
 
 
@@ -389,8 +380,10 @@ def _as_json(error: SimparError) -> str:
 
 def entry() -> NoReturn:
     """The command: ``main``, then the end of the process."""
-    code = main()
     verb = next((word for word in sys.argv[1:] if not word.startswith('-')), '')
+    if verb in ALONE:
+        install()
+    code = main()
     if verb in ALONE:
         # What could not be written has been told by now.
         with contextlib.suppress(OSError):

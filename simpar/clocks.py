@@ -38,6 +38,14 @@ def under_load(program: Program, cluster: Cluster) -> Cluster:
     return _at(cluster, replace(limit, value=clock(device, limit.value, utilisation(program, device, step))))
 
 
+def at_full_clocks(cluster: Cluster) -> Cluster:
+    """The cluster as fast as any program finds it: its matrix units at the clock of short measurements."""
+    limit = cluster.profile.device.sustained
+    if cluster.stack is None or limit is None or not cluster.profile.device.power_bound:
+        return cluster
+    return _at(cluster, replace(limit, value=max(limit.value, 1.0)))
+
+
 def clock(device: Device, sustained: float, share: float) -> float:
     """The clock of a device of which a step would use this share of the peak at full clocks."""
     full = device.matmul.share.value

@@ -49,6 +49,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises ``OSError``.
     """
     data = content.encode() if isinstance(content, str) else content
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, 'a folder, not a file; name a file in it', str(path))
     with naming(path):
         _write(path, data)
 

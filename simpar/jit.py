@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from numba import njit
+from numba import njit, typeof
 from numba.core.caching import FunctionCache
 from numpy.typing import NDArray
 
@@ -13,7 +13,8 @@ Array = NDArray[Any]
 F = TypeVar('F', bound=Callable[..., Any])
 # Kernels allocate nothing, so nothing need be counted: to count who refers to arrays would take longer than the work.
 _OPTIONS: Final = {'nogil': True, 'error_model': 'numpy', '_nrt': False}
-_PART: Final = {**_OPTIONS, 'forceinline': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
+_BARE: Final = {**_OPTIONS, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
+_PART: Final = {**_BARE, 'forceinline': True}
 
 
 # Both are numba's own affair: a version without them loads as numba does, which only takes longer.
@@ -49,3 +50,19 @@ def part(function: F) -> F:
     """
     compiled: F = njit(**_PART)(function)
     return compiled
+
+
+def object_of(function: Any, arguments: tuple[Any, ...]) -> tuple[str, str, bytes] | None:
+    """The machine code of a kernel for arguments like these, without wrappers, which only numba itself can load.
+
+    Its symbol, the type of its result, and an object file; None where this version of numba does not tell them.
+    """
+    if not hasattr(function, 'py_func'):
+        return None
+    bare: Any = njit(**_BARE)(function.py_func)
+    bare.compile(tuple(map(typeof, arguments)))
+    (made,) = bare.overloads.values()
+    try:
+        return made.fndesc.llvm_func_name, str(made.signature.return_type), bytes(made.library._get_compiled_object())
+    except AttributeError:
+        return None

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simpar.document import Bytes
+from simpar.lazy import callable_module
 from simpar.model.keys import Layouts, Strategy
 
 
@@ -312,3 +313,7 @@ class Plan:
         | Literal['default'],
         Field(max_length=7, description="passes as keys of MindSpore's parallel_speed_up.json, no others; or default"),
     ] = 'default'
+
+
+# A notebook asks ``simpar.plan('schedule.yaml')``, and this module has that name.
+callable_module(__name__, 'simpar.planner.verb')

@@ -7,6 +7,7 @@ multiples of 2⁻⁴⁰ s, so the contributions sum to (baseline step − step) 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from simpar.schedule.without_effect import WithoutEffect
 
+Told = Callable[[int, int], None]
+"""Is told how many simulations of how many are done."""
 Pricing = Callable[[Program, Cluster, Effects], Costs]
 _NONE: Final = Effects(**dict.fromkeys((field.name for field in fields(Effects)), False))
 _ORDER: Final = (
@@ -234,6 +237,7 @@ def predict(
     names: tuple[str, str] = ('plan', 'baseline'),
     baseline_cluster: Cluster | None = None,
     pricing: Pricing | None = None,
+    progress: Told | None = None,
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
@@ -242,6 +246,7 @@ def predict(
         names: what to call the plan and the baseline.
         baseline_cluster: the baseline's cluster, where it is another.
         pricing: what prices programs in place of ``price``.
+        progress: is told after each simulation.
     Raises ``Deadlock``.
     Not modelled: noise; what a gain costs in memory.
     """
@@ -251,11 +256,14 @@ def predict(
         costs = priced(EFFECTS[-1][1])
         trace = followed(program, costs, steps)
         return _prediction(names[0], program, cluster, trace, costs)
-    mine = _states(program, priced, steps)
+    done = itertools.count(1)
+    both = 2 * len(EFFECTS)
+    told = (lambda: progress(next(done), both)) if progress else (lambda: None)
+    mine = _states(program, priced, steps, told)
     other_cluster = baseline_cluster or cluster
     loaded = other_cluster if pricing else under_load(baseline, other_cluster)
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, loaded).costs
-    others = _states(baseline, priced, steps)
+    others = _states(baseline, priced, steps, told)
     other = _prediction(names[1], baseline, other_cluster, others.trace, others.costs)
     explanation = _explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack))
     found = _prediction(names[0], program, cluster, mine.trace, mine.costs)
@@ -283,14 +291,16 @@ class _States:
     trace: Trace
 
 
-def _states(program: Program, priced: Callable[[Effects], Costs], steps: int) -> _States:
+def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, told: Callable[[], None]) -> _States:
     """One state after each of ``EFFECTS``; an effect that changes no cost is not simulated again."""
     costs = [priced(effects) for _, effects in EFFECTS]
     trace = followed(program, costs[-1], steps)
+    told()
     found = [trace.step]
     # From the last state back: nothing is asked of the others but their step, and many are as the one behind them.
     for one, behind in zip(reversed(costs[:-1]), reversed(costs), strict=False):
         found.append(found[-1] if _same(one, behind) else _step(program, one, steps))
+        told()
     return _States(tuple(reversed(found)), costs[-1], trace)
 
 

@@ -87,6 +87,16 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
     return _load(path, status.st_mtime_ns, status.st_size)
 
 
+def profile_of_flag(name: str, flag: str) -> Profile:
+    """The same of what stands behind a flag: an unknown name is told as the flag's, not as a schedule's."""
+    try:
+        return load_profile(name)
+    except ProfileError as error:
+        raise ProfileError(
+            [dataclasses.replace(one, where=flag) if one.where == 'cluster' else one for one in error.problems]
+        ) from None
+
+
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, stamp: int, size: int) -> Profile:
     """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
@@ -96,7 +106,7 @@ def _load(path: Path, stamp: int, size: int) -> Profile:
 
 def _whole(path: Path, above: tuple[Path, ...], root: Any) -> Any:
     """A profile's tree, over that of the one which it extends, if any."""
-    root = _with_paths(path.parent, root)
+    root = _with_paths(path, root)
     wanted = root.get('extends') if isinstance(root, dict) else None
     if not isinstance(wanted, str) or not wanted:
         return root
@@ -125,12 +135,15 @@ def _beside(path: Path, wanted: str) -> Path:
     return beside if beside.is_file() and Path(wanted).suffix in {'.yaml', '.yml'} else profile_path(wanted)
 
 
-def _with_paths(folder: Path, root: Any) -> Any:
+def _with_paths(path: Path, root: Any) -> Any:
     """Tables stand beside the profile: their files become paths from here."""
+    if isinstance(root, dict) and 'workload' in root:
+        instead = 'name a profile, e.g. h100-sxm-8, or write one (docs/add_profile.md)'
+        raise ProfileError(Problem(str(path), 'a schedule, not a profile', instead))
     tables = root.get('tables') if isinstance(root, dict) else None
     for table in tables.values() if isinstance(tables, dict) else ():
         if isinstance(table, dict) and isinstance(table.get('file'), str) and table['file']:
-            table['file'] = str(folder / table['file'])
+            table['file'] = str(path.parent / table['file'])
     return root
 
 

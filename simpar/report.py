@@ -41,7 +41,7 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
     parts += ['', figures(prediction)]
     if baseline:
-        parts += ['', _why(prediction, baseline)]
+        parts += ['', why(prediction, baseline)]
     if is_pipeline(prediction.program):
         parts += ['', _stages(prediction)]
     parts += ['', streams(prediction)]
@@ -194,7 +194,7 @@ def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
     )
 
 
-def _why(prediction: Prediction, baseline: Prediction) -> Table:
+def why(prediction: Prediction, baseline: Prediction) -> Table:
     """The gain in seconds that add up."""
     rows = table('why', 'saves', prediction.name, baseline.name)
     for row in prediction.explanation:

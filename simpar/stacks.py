@@ -85,12 +85,14 @@ def _problems(stack: Stack) -> Iterator[Problem]:
             yield Problem(('launches', key), 'no operator and phase', instead)
 
 
-def stack_of(framework: str, hardware: str, year: int = 9999) -> str:
+def stack_of(framework: str, hardware: str, year: int = 9999, flags: str | None = None) -> str:
     """The name of the stack for a framework of a year on a device: the first row of the table that fits.
 
-    The default where no row does.
+    Arguments: ``flags`` that a run had, where they are known. The default where no row fits.
     """
     for row in _table():
+        if row['unless'] and (flags is None or row['unless'] in flags):
+            continue
         patterns = ((framework, row['framework']), (hardware, row['hardware']))
         # Words as users write them: in any case.
         if all(fnmatchcase(word.lower(), pattern.lower()) for word, pattern in patterns) and year <= int(row['until']):

@@ -170,15 +170,7 @@ ALONE = {
 EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: ', 'expert': r'^plan\.expert: '}
 MIXTURES = tuple(name for name in EXPERTS if name != 'none')
 SHARED = tuple(name for name in CONTEXT if name != 'none')
-UNBUILT = {
-    **{(('experts', one), ('optimizer', 'muon')): r'^workload\.optimizer\.muon: ' for one in MIXTURES},
-    **{(('experts', one), ('strategies', 'one')): r'^plan\.strategies: ' for one in MIXTURES},
-    **{(('context', one), ('strategies', 'one')): r'^plan\.context: ' for one in SHARED},
-    **{(('experts', 'capacity'), ('context', one)): r'^plan\.context: ' for one in SHARED},
-    **{(('context', one), ('attention', 'unfused')): r'^plan\.context_kind: ' for one in SHARED if 'heads' not in one},
-}
-UNBUILT[('strategies', 'one'), ('order', 'dualpipe')] = r'^plan\.order: '
-UNBUILT |= {(('optimizer', 'muon'), ('form', form)): r'^plan\.shard_form: ' for form in ('padded', 'flat')}
+UNBUILT: dict = {}
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
     *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),

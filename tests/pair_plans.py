@@ -354,7 +354,7 @@ EXCUSES = {
     'recompute': r'^plan\.recompute: ',
 }
 """How a refusal of such a pair begins, by its second feature."""
-UNBUILT = {(('optimizer', 'muon'), ('form', form)): r'^plan\.shard_form: ' for form in ('padded', 'flat')}
+UNBUILT = {}
 """How pairs are refused that are not built."""
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),

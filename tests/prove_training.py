@@ -6,6 +6,7 @@
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -97,13 +98,14 @@ def batches():
         yield {'tokens': tokens[:, :-1].contiguous(), 'labels': tokens[:, 1:].contiguous()}
 
 
-def user(folder, steps):
-    """What the user's script does on every rank; rank 0 writes the curve."""
+def user(folder, steps, where):
+    """What the user's script does on every rank; rank 0 writes the curve. Arguments: ``where``, device, transport."""
     torch.manual_seed(SEED)
     module = from_module(Net(), torch.randint(64, (16, 8)))
     result = train(
-        folder / 'own.yaml', steps=steps, seed=SEED, module=module, data=_slowly(folder), checkpoint=folder / 'kept'
-    )
+        folder / 'own.yaml', steps=steps, seed=SEED, module=module, data=_slowly(folder), checkpoint=folder / 'kept',
+        **dict(zip(('device', 'transport'), where, strict=False)),
+    )  # fmt: skip
     if result.losses:
         total = sum(float(of.double().sum()) for of in result.parameters.values())
         (folder / 'curve.json').write_text(json.dumps([list(result.losses), total]))
@@ -116,7 +118,7 @@ def _slowly(folder):
         yield batch
 
 
-def run(folder, kill):
+def run(folder, kill, where):
     """Under torchrun, with restarts; kill rank 1 when step 30 is kept. Returns curve, process that was killed, log."""
     folder.mkdir()
     (folder / 'own.yaml').write_text(OWN)
@@ -131,6 +133,7 @@ def run(folder, kill):
         'tests.prove_training',
         '--user',
         folder,
+        *where,
     ]
     log = (folder / 'log').open('w')
     job = subprocess.Popen(
@@ -159,16 +162,17 @@ def _kill_rank(parent, rank):
     return ''
 
 
-def survived(folder):
-    """The curve with a killed rank against the undisturbed one."""
-    plain, _, _ = run(folder / 'plain', kill=False)
-    again, killed, log = run(folder / 'killed', kill=True)
+def survived(folder, *where):
+    """The curve with a killed rank against the undisturbed one. Arguments: ``where``, device and transport."""
+    plain, _, _ = run(folder / f'plain{len(where)}', False, where)
+    again, killed, log = run(folder / f'killed{len(where)}', True, where)
     restarted = 'SIGKILL' in log or 'Signal 9' in log
     curve = json.loads(plain)[0] if plain else [0.0]
     same = bool(plain) and plain == again and bool(killed) and restarted
     found = f'loss {curve[0]:.4f} → {curve[-1]:.4f} in {len(curve)} steps'
     what = (
         'kill −9 of rank 1 when step 30 of 60 was kept, torchrun restarts; own module and data, bf16, loss scale 1024'
+        + (f'; {", ".join(where)}' if where else '')
     )
     yield f'| {what} | {found}; curve and parameters equal to the bit: {plain == again} | bit-equal |', same
 
@@ -176,14 +180,16 @@ def survived(folder):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument('--write', action='store_true')
-    options.add_argument('--user', type=Path)
+    options.add_argument('--user', nargs='+')
+    options.add_argument('--device-alone', action='store_true', help='only kill a rank on a virtual device')
     options = options.parse_args()
     if options.user:
-        user(options.user, 60)
+        user(Path(options.user[0]), 60, options.user[1:])
         return 0
     well, rows = True, []
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
-        for row, good in (*resharded(Path(folder)), *survived(Path(folder))):
+        parts = () if options.device_alone else (resharded(Path(folder)), survived(Path(folder)))
+        for row, good in itertools.chain(*parts, survived(Path(folder), 'virtual', 'gloo')):
             print(row, flush=True)
             rows.append(f'{row} {"yes" if good else "**no**"} |')
             well = well and good

@@ -6,8 +6,7 @@ from engine_cases import make_case
 
 from benchmarks.laps import Spread, in_turns
 from benchmarks.reference import compiler, fresh, reference
-from simpar.engine.compiled.events import events
-from simpar.engine.compiled.order import recurrence
+from simpar.engine.compiled.kernels import events, recurrence
 from simpar.engine.compiled.steps import steps_of
 from simpar.engine.compiled.world import world_of
 from simpar.engine.graph import graph_of

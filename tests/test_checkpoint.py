@@ -271,3 +271,28 @@ def test_a_case_is_trained_as_its_file_is():
     assert train(case, processes=False).losses == train(GPT, processes=False).losses
     with pytest.raises(ScheduleError, match='a case has all its values already'):
         train(case, ['plan.data=1'], processes=False)
+
+
+def test_a_device_keeps_and_goes_on_as_threads_do(tmp_path):
+    """To the bit: batches of one's own, a checkpoint within the run, a run that goes on, and one that changes over."""
+    draw = torch.Generator().manual_seed(3)
+    batches = [{'tokens': torch.randint(32, (8, 8), generator=draw)} for _ in range(3)]
+    batches = [{**one, 'labels': one['tokens'].roll(-1, 1)} for one in batches]
+
+    def train_on(folder, steps, **where):
+        return train(GPT, steps=steps, data=batches, checkpoint=tmp_path / folder if folder else None, every=1, **where)
+
+    wanted = train_on('', 3, processes=False)
+    virtual, pool = {'device': 'virtual'}, {'device': 'virtual', 'transport': 'gloo'}
+    for begins, goes_on in ((virtual, virtual), (virtual, {'processes': False}), (virtual, pool)):
+        folder = f'{begins}{goes_on}'
+        train_on(folder, 2, **begins)
+        found = train_on(folder, 3, **goes_on)
+        # The rings of gloo sum in another order.
+        exact = goes_on is not pool
+        assert apart(wanted, found) <= (0 if exact else 1e-4)
+        assert found.losses == (wanted.losses if exact else pytest.approx(wanted.losses, rel=1e-5))
+    with pytest.raises(ScheduleError, match='processes of their own'):
+        train_on('', 1, processes=False, **pool)
+    with pytest.raises(ScheduleError, match="device: is 'gpu'; write one of 'cpu', 'cuda', 'npu', 'virtual'"):
+        train_on('', 1, device='gpu')

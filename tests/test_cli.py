@@ -28,7 +28,8 @@ FLAGS = {
         '--set', '--sweep', 'file',
     ],
     'plan': [
-        '--gap', '--jobs', '--journal', '--json', '--module', '--save', '--scheduler', '--seconds', '--set', 'file',
+        '--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler',
+        '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
         '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
@@ -41,7 +42,7 @@ FLAGS = {
     'completion': ['shell'],
     'import': ['--cluster', '--for', '--json', '--model', '--output', '--save', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
-    'script': ['--json', '--set', '--steps', 'file', 'launcher'],
+    'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],

@@ -197,8 +197,9 @@ plan: {{{plan}}}
     [
         ('context: 4', 20, '', r'plan\.context: sequence 20 does not divide into 8 chunks .* that is a mul'),
         ('context: 4, context_kind: all_to_all', 64, '', r'kv_heads 2 cannot .* write all_gather or ring'),
-        ('context: 4', 64, ', attention: unfused', r'plan\.context_kind: unfused attention .* write all_to_all'),
-        ('context: 4, search: exact', 64, '', r'plan\.context: context ranks share a sequence by degrees alone'),
+        ('context: 4', 64, ', attention: unfused, dropout: 0.1', r'dropout: not yet: .* write 0, attention: flash'),
+        ('context: 4, search: exact', 64, '', r'plan\.context: searches of strategies know no ranks'),
+        ('context: 4', 64, ', experts: {count: 16, top_k: 1, capacity: 0.5}', r'capacity: 2 slots .* do not divide by'),
         ('context: 3', 48, '', r'plan\.context: data 2 × context 3 × tensor 1 = 6 ranks, .* a divisor'),
         ('cp: 4', 64, '', r'plan\.cp: unknown key; write context'),
     ],

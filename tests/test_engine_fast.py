@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +104,7 @@ def test_compiled_machines_run_where_loading_or_compiling_them_repays(monkeypatc
     monkeypatch.setattr(fast, 'is_installed', lambda: True)
     monkeypatch.setattr(fast, 'is_compiled', lambda: True)
     assert fast.repays(10, asked=True)
-    monkeypatch.delitem(sys.modules, 'simpar.engine.compiled.events', raising=False)
+    monkeypatch.setattr(fast, 'is_started', lambda: False)
     assert [fast.repays(slots, asked=False) for slots in (fast.LOADS - 1, fast.LOADS)] == [False, True]
     monkeypatch.setattr(fast, 'is_compiled', lambda: False)
     assert [fast.repays(slots, asked=False) for slots in (fast.LOADS, fast.COMPILES)] == [False, True]

@@ -28,6 +28,7 @@ NAMES = [
     'load_profile',
     'load_schedule',
     'load_sweep',
+    'plan',
     'price',
     'profile_names',
     'simulate',

@@ -5,7 +5,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ['lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'shipped', 'document'],
+    [
+        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'machine_code'),
+        *('late_methods', 'shipped', 'document'),
+    ],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'extended', 'profiles', 'stacks'),

@@ -331,9 +331,11 @@ def test_every_rank_unfolded_takes_as_long():
         ),
         (['plan.expert=3'], 'plan.expert: 3 ranks cannot share 8 experts equally; write one of 1, 2, 4, 8'),
         (['plan.data=4', 'plan.expert=8'], 'plan.expert: 8 does not divide data 4; write one of 1, 2, 4'),
-        (['plan.search=exact'], 'plan.search: not yet beside a mixture of experts; '),
-        (['plan.strategies={"layer*.proj": [[1, 1, 1], [1, 1]]}'], 'plan.strategies: not yet beside a mixture of expe'),
-        (['workload.optimizer={muon: {}}'], 'workload.optimizer.muon: not yet beside experts'),
+        (['plan.search=exact'], 'plan.search: searches of strategies know no experts; '),
+        (
+            ['plan.strategies={"layer*.proj": [[1, 1, 1], [1, 1]]}', 'plan.dataset=full-batch'],
+            'plan.dataset: not yet beside strategies of operators with experts; ',
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(changes, told):

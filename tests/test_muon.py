@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from simpar.cost.compute import DeviceCompute
-from simpar.errors import Infeasible, NumericsWrong
+from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Network, Relu
+from simpar.model.library.experts import Experts
 from simpar.plan import Plan
 from simpar.profiles import load_profile
 from simpar.program import OpClass
@@ -65,8 +66,8 @@ def test_a_convolution_with_all_that_updates_can_have():
     )  # fmt: skip
     plan = Plan(data=2, zero=2)
     program = lower(workload, plan, 2)
-    # 3 rows do not divide by 2, and no form but dim is there for it: a note says so.
-    assert any(note.startswith('dense0.weight stays unsharded') for note in program.notes)
+    # 3 rows do not divide by 2: the messages are flat, matrices and biases apart.
+    assert {op.operator for op in program.op_classes if op.phase == 'U'} >= {'muon_step', 'muon_change', 'momentum'}
     check(program, workload, plan)
 
 
@@ -178,7 +179,32 @@ def test_newton_schulz_is_priced_as_its_products():
 
 
 @pytest.mark.parametrize('form', ['padded', 'flat'])
-def test_forms_that_are_no_slices_are_refused(form):
-    with pytest.raises(Infeasible, match=f'shard_form: muon gathers full matrices along a dim, which {form}'):
-        lower(GPT, Plan(data=2, zero=1, shard_form=form), 2)
-    assert lower(GPT, Plan(data=2, zero=1, shard_form='dim'), 2)
+@pytest.mark.parametrize('zero', [1, 3])
+def test_packed_shards_train_as_the_reference_does(form, zero):
+    """Of a shard that is no slice of a matrix: gathered as one message, orthogonalised, and packed again."""
+    rule = replace(RULE, master_weights=True)
+    workload = replace(GPT, optimizer=rule, clip_norm=0.1, loss_scale=8.0)
+    plan = Plan(data=2, tensor=2, zero=zero, shard_form=form)
+    program = lower(workload, plan, 4)
+    validate(program)
+    check(program, workload, plan)
+
+
+EXPERTS = Experts(count=4, ffn=8, top_k=2)
+MIXTURE = replace(GPT, model=replace(GPT.model, bias=(), experts=EXPERTS))
+
+
+@pytest.mark.parametrize('plan', [Plan(data=4, expert=2, zero=1), Plan(data=2, expert=2, tensor=2, zero=3)])
+def test_experts_are_a_matrix_each(plan):
+    """A rank orthogonalises those that it updates: gathered over tensor ranks, never over ranks of experts."""
+    program = lower(MIXTURE, plan, 4)
+    check(program, MIXTURE, plan)
+    ops = {op.name: op for op in program.op_classes}
+    # Ranks with the same experts share them out by zero: no matrix is worked on twice but over tensor ranks.
+    own = EXPERTS.count // plan.data
+    # Where shards of zero are no slices of a dim, the change is an op of its own.
+    (update,) = (op for op in ops.values() if 'muon' in op.operator and op.dims and 'experts.fc2' in op.name
+                 and 'layer0' in op.name)  # fmt: skip
+    assert update.dims == {'short': 8, 'long': 8, 'iterations': 5 * own}
+    gathers = [op for name, op in ops.items() if name.startswith('layer0.experts.fc2') and 'change' in name]
+    assert {op.partition for op in gathers if op.operator == 'all_gather'}.isdisjoint({'expert', 'data'})

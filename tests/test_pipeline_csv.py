@@ -172,3 +172,8 @@ def test_pieces_of_the_sequence_double_the_actions():
     order = named_order('mindspore-2.10/seqpipe', 2, 2, 1, 2)
     assert (order.sequence_chunks, order.micro_batches) == (2, 4)
     assert ' '.join(map(str, order.actions[1])) == '1F0 1F1 1B1 1F2 1B0 1F3 1B3 1B2'
+
+
+def test_waits_for_sends_as_newer_torch_writes_them_are_passed_by(file):
+    plain = read_csv(file('0F0,0F1,0B0,0B1\n'))
+    assert read_csv(file('0F0,0WAIT_SEND_F0,0F1,0B0,0B1,1WAIT_SEND_B1\n')) == plain

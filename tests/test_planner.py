@@ -19,8 +19,10 @@ from simpar.planner.bound import Speeds, least_beside
 from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
+from simpar.planner.space import KEYS
 from simpar.planner.workers import workers
 from simpar.schedule import load_schedule
+from simpar.shipped import example_folder
 from simpar.sweep.outcome import predicted
 from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, paths, small_space
 
@@ -82,6 +84,31 @@ def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says():
             assert held <= outcome.peak, space.chosen(path)
             # What is refused by memory does not fit, and nothing else is refused that has a program.
             assert not refusals or outcome.peak > outcome.device, (space.chosen(path), refusals)
+
+
+def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
+    large = {'layers': 4, 'hidden': 8192, 'heads': 64, 'vocab': 8192, 'sequence': 2048}
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'a100-sxm-8', 'stack': 'megatron-core'},
+            'workload': {'transformer': large, 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
+        }
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.tensor': [4]})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
+
+
+def test_one_stage_awaits_nobody_however_many_micro_batches_it_has():
+    schedule = load_schedule(
+        example_folder() / 'transformer_h100_7b.yaml', ['plan.zero=1', 'plan.micro_batches=4', 'workload.batch=256']
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
 
 
 def test_the_best_plan_is_that_of_brute_force(file, whole):
@@ -231,7 +258,7 @@ def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_pa
     assert json.loads(capsys.readouterr().out)['step'] == answer['choice']['step']
     screen = render(whole)
     assert 'Best plan:' in screen
-    assert 'Proven: no plan of' in screen
+    assert 'Proven: none of 128 plans is faster' in screen
 
 
 def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():

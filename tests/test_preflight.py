@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 import torch.distributed as dist
 
 from executor import handshake, preflight
+from executor.devices.survey import Survey
 from executor.handshake import Card
 from executor.host import Host, free_memory, this_host
 from executor.process_state import Process
@@ -182,3 +183,45 @@ def test_free_memory_is_what_kernel_and_control_group_leave(tmp_path):
     (tmp_path / 'memory.max').write_text('max\n')
     assert free_memory(kernel, tmp_path) == 700 * 1024
     assert free_memory(tmp_path / 'none', tmp_path / 'none') == 0
+
+
+def on_devices(*surveys):
+    of = [replace(card, devices=survey) for card, survey in zip(cards('a', 'b'), surveys, strict=True)]
+    return places(of, (0, 1), (2, 3))
+
+
+def test_devices_that_are_missing_too_few_or_full_are_named():
+    def told(*surveys):
+        return preflight.wrong_devices(on_devices(*surveys), [3 * GB] * 4)
+
+    two = Survey('cuda', count=2, free=(8 * GB, 8 * GB))
+    assert told(Survey(), Survey()) == told(two, two) == []
+    (line,) = told(two, Survey('cuda', lacking='torch 9 sees no device of kind cuda'))
+    assert line.startswith('b (ranks 2, 3): torch 9 sees no device of kind cuda; install')
+    (line,) = told(two, replace(two, free=(8 * GB, 2 * GB)))
+    assert line.startswith('b (ranks 2, 3) needs about 3 GB on cuda:1, but 2 GB are free')
+    # One device for two ranks: gloo goes through the host, unless the other host would go another way.
+    one = Survey('cuda', count=1, free=(8 * GB,))
+    assert told(one, one) == []
+    assert preflight.shared(on_devices(one, one))[0].startswith('more ranks than devices: a (ranks 0, 1) has 1; b')
+    assert 'a (ranks 0, 1) has 1 of cuda for 2 ranks' in told(one, two)[0]
+    assert len(told(replace(one, native=True), replace(one, native=True))) == 2
+    apart = preflight.shared(on_devices(replace(two, driver='550'), replace(two, driver='570')))
+    assert apart == ('drivers of cuda differ: 550 on a (ranks 0, 1), 570 on b (ranks 2, 3)',)
+
+
+def test_a_card_carries_what_its_host_has_of_devices(monkeypatch):
+    """As torch tells it, versions among what all must agree on; a device that is not there is said, and not raised."""
+    from executor import virtual
+    from executor.devices.survey import survey
+
+    monkeypatch.setattr(virtual, 'mem_get_info', lambda index: (index, 99), raising=False)
+    monkeypatch.setattr('torch._C._virtual_getDriverVersion', lambda: 12080, raising=False)
+    monkeypatch.setattr('torch.version.virtual', '12.8', raising=False)
+    found = survey('virtual', '')
+    assert (found.count, found.free[:3], found.driver) == (64, (0, 1, 2), '12080')
+    assert found.versions == {'runtime of virtual': '12.8'}
+    card = replace(cards('a')[0], devices=found)
+    assert Card.read(card.packed()) == card
+    assert survey('cpu', '') == Survey()
+    assert 'needs torch_npu' in survey('npu', '').lacking

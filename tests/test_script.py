@@ -73,6 +73,15 @@ def test_a_job_of_kubernetes_is_a_service_and_an_indexed_job(capsys):
     assert container['resources']['limits'] == {'huawei.com/Ascend910': 4}
 
 
+def test_ranks_and_the_preflight_before_them_look_for_the_same_devices(capsys):
+    text = script(capsys, 'torchrun', *JOB, '--device', 'npu').replace('\\\n', ' ').replace('$NODE_RANK', '0')
+    lines = [line.partition('-m executor ')[2] for line in text.splitlines() if '-m executor ' in line]
+    words = [shlex.split(line) for line in lines]
+    assert [one[0] for one in words] == ['preflight', JOB[0]]
+    for one in words:
+        assert parser().parse_args(one if one[0] == 'preflight' else ['run', *one]).device == 'npu'
+
+
 def test_names_with_spaces_stay_one_word(capsys, tmp_path):
     path = tmp_path / 'my plan; rm.yaml'
     path.write_text((ROOT / JOB[0]).read_text())

@@ -88,6 +88,14 @@ def test_one_table_tells_the_stack(framework, hardware, year, stack):
     assert stack_of(framework, hardware, year) == stack
 
 
+@pytest.mark.parametrize(
+    ('flags', 'stack'),
+    [('use-flash-attn', 'mindspeed-unfused'), ('', 'mindspeed-unfused'), ('use-mc2', 'mindspeed'), (None, 'mindspeed')],
+)
+def test_flags_that_are_known_tell_scripts_that_do_not_fuse(flags, stack):
+    assert stack_of('MindSpeed-LLM Legacy', 'Ascend 910B', flags=flags) == stack
+
+
 def test_an_unknown_stack_is_told_with_the_nearest(tmp_path, capsys):
     with pytest.raises(ProfileError, match='did you mean torch-fsdp'):
         load_stack('torch_fsdp')

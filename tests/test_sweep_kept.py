@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
+from simpar.cost import formula
 from simpar.kept import Facts, Kept
 from simpar.lower import prepared
 from simpar.sweep import load_sweep
@@ -53,6 +54,7 @@ KEYS = {
     'workload.transformer.layers': [3, 12],
     'cluster.nodes': [1, 2],
     'cluster.links.nvlink': [0.5, 2],
+    'cluster.links.infiniband': [0.25, 4],
     'cluster.slow': [{}, {'3': 0.5}],
 }
 
@@ -114,6 +116,27 @@ def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypa
     answer = load_sweep(path).predict()
     assert len({result.step for result in answer.results}) > 4
     assert done == {'shard': 2, 'stages_of': 4}
+
+
+def test_messages_over_links_that_did_not_change_are_worked_out_once(tmp_path, monkeypatch):
+    asked, real = ([], []), formula._of_message
+
+    def counted(op, shape, topology, library, crossed):
+        asked[shape.nodes > 1].append((op.operator, op.bytes, op.dtype, shape))
+        return real(op, shape, topology, library, crossed)
+
+    monkeypatch.setattr(formula, '_of_message', counted)
+    formula._known.clear()
+    path = tmp_path / 'schedule.yaml'
+    # Values that no other test has, of which nothing can be kept.
+    sweep = '{plan.zero: [2], cluster.links.infiniband: [0.3, 2.3, 4.3]}'
+    path.write_text(FILE.replace('LAYERS', '3').replace('SWEEP', sweep), encoding='utf-8')
+    assert all(result.step for result in load_sweep(path).predict().results)
+    inside, across = asked
+    assert inside
+    assert across
+    assert len(inside) == len(set(inside))
+    assert {across.count(message) for message in across} == {3}, 'once with the links of each row'
 
 
 def test_the_last_few_results_are_kept_by_equality():

@@ -125,6 +125,12 @@ def test_a_framework_has_its_stack_and_an_unknown_one_the_default(framework, sta
     assert stack_name(row(framework=framework)) == stack
 
 
+def test_flags_tell_scripts_of_mindspeed_that_fuse_less():
+    """Where no flags are published, nothing is known of them."""
+    for flags, stack in (('use-flash-attn', 'mindspeed-unfused'), ('use-mc2', 'mindspeed'), ('', 'mindspeed')):
+        assert stack_name(row(framework='MindSpeed-LLM Legacy', overlap_flags=flags)) == stack
+
+
 def test_a_column_names_the_stack():
     assert stack_name(row(stack='deepspeed')) == 'deepspeed'
 

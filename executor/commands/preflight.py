@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 
 from executor.commands.run import Job, load_job, request_of
 from executor.external import REFUSAL, common_clock, store_of
@@ -95,18 +96,29 @@ def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) ->
             'cores': place.host.cores,
             'bytes_needed': sum(needs[rank] for rank in place.ranks),
             'bytes_free': place.host.free,
+            **({'devices': asdict(place.devices)} if place.devices.kind else {}),
         }
         for place in places
     ]
     print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
 
 
+def _devices(place: Place) -> str:
+    """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
+    found = place.devices
+    told = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
+    told += [f'driver {found.driver}'] if found.driver else []
+    return ', '.join([*told, *(f'{topic} {version}' for topic, version in found.versions.items())])
+
+
 def _show(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
-    rows = [('host', 'ranks', 'cores', 'memory needed', 'free')]
+    rows: list[tuple[str, ...]] = [('host', 'ranks', 'cores', 'memory needed', 'free')]
     for place in places:
         need = format_size(sum(needs[rank] for rank in place.ranks))
         free = format_size(place.host.free) if place.host.free else 'unknown'
         rows.append((place.host.name, many('rank', place.ranks), str(place.host.cores), need, free))
+    if places[0].devices.kind:
+        rows = [(*row, cell) for row, cell in zip(rows, ['devices', *map(_devices, places)], strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

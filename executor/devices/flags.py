@@ -4,12 +4,52 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from executor.devices.kinds import KINDS, in_threads
 from simpar.errors import Problem, ScheduleError
+from simpar.hardware.net import Net
 
 ISSUES = ('eager', 'graph')
 TRANSPORTS = ('native', 'gloo')
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call asks to train on, with the flags that it does not have as they are without them."""
+
+    device: str = 'cpu'
+    transport: str = ''
+    issue: str = 'eager'
+    order: int | None = None
+    compute: str = 'real'
+    favour_communication: bool = False
+    fault: tuple[()] = ()
+    net: Net = field(default_factory=Net)
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all ranks are devices of one process."""
+        return in_one_process(self)
+
+    def check(self, launched: str, *, processes: bool) -> None:
+        """Raises as ``check_device``.
+
+        Arguments: ``processes``, whether ranks may have processes of their own.
+        """
+        known = (('device', self.device, tuple(KINDS)), ('transport', self.transport, ('', *TRANSPORTS)))
+        problems = [
+            Problem(name, f'is {value!r}', f'write one of {", ".join(map(repr, names))}')
+            for name, value, names in known
+            if value not in names
+        ]
+        if not problems and not processes and not (self.in_one_process or in_threads(self.device, self.transport)):
+            problems.append(
+                Problem('processes', f'ranks on {self.device} have processes of their own', 'leave out processes=False')
+            )
+        if problems:
+            raise ScheduleError(problems)
+        check_device(self, launched)
 
 
 def add_device_flags(verb: argparse.ArgumentParser) -> None:
@@ -24,12 +64,12 @@ def add_device_flags(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def in_one_process(options: argparse.Namespace) -> bool:
+def in_one_process(options: argparse.Namespace | Wanted) -> bool:
     """Whether all ranks are devices of one process."""
     return bool(options.device == 'virtual' and options.transport != 'gloo')
 
 
-def check_device(options: argparse.Namespace, launched: str) -> None:
+def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
     """Raises ``ScheduleError`` naming every flag that cannot be followed, ``RunFailed`` where there is no device.
 
     Arguments: ``launched``, who has started this process as a rank; empty: nobody.
@@ -43,7 +83,7 @@ def check_device(options: argparse.Namespace, launched: str) -> None:
     require(options.device)
 
 
-def _problems(options: argparse.Namespace, launched: str) -> Iterator[Problem]:
+def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[Problem]:
     kind = KINDS[options.device]
     if options.issue == 'graph':
         can = 'is not built yet' if kind.graphs else f'is not possible on {kind.name}, which captures none'

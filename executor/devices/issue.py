@@ -94,6 +94,8 @@ class Issuer:
 
     Arguments:
         transports: (partition, stream) → what carries its collectives.
+        first: the number that the first step has in the whole training.
+        held: parameters and states before it, on the host; None, as the seed draws them.
         watch: is told of every op.
     """
 
@@ -107,6 +109,8 @@ class Issuer:
         steps: int,
         seed: int = 0,
         dtype: torch.dtype | None = None,
+        first: int = 0,
+        held: Mapping[str, torch.Tensor] | None = None,
         watch: Watch | None = None,
     ) -> None:
         role = program.role(rank)
@@ -116,6 +120,7 @@ class Issuer:
         self._transports = transports
         self._dtype = dtype
         self._last = -1
+        self._first = first
         self._watch = watch
         self.slots = slots_of(program, rank)
         self._names = role.streams
@@ -123,7 +128,7 @@ class Issuer:
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
         self._copies = self._module.Stream(device.name)
         self._ends = [slots[-1] for slots in role.by_stream().rows() if len(slots)]
-        self.memory = DeviceMemory(program, rank, steps, seed, dtype, device, clocks(role))
+        self.memory = DeviceMemory(program, rank, steps, seed, dtype, device, clocks(role), first, held)
         self._context = replace(context(program, rank), device=device.name)
         used = {slot.index: slot.op for slot in self.slots}
         self._bound: dict[int, Bound] = {
@@ -176,7 +181,7 @@ class Issuer:
         event, count = self._module.Event, len(self.slots)
         begin, end = ([event(enable_timing=True) for _ in range(count)] for _ in range(2))
         marks = self._marks[step] = Marks(begin, end, set(), {})
-        where = replace(self._context, step=step)
+        where = replace(self._context, step=self._first + step)
         with torch.no_grad():
             for slot in self.slots:
                 stream, self.at = self.streams[slot.stream], slot.position
@@ -229,6 +234,10 @@ class Issuer:
         held = [name for name in names if self._program.holds(self.rank, name)]
         return {name: self.memory[name, -1, -1].cpu() for name in held}
 
+    def held(self) -> dict[str, torch.Tensor]:
+        """The rank's shards of parameters and states, on the CPU: what the next steps begin with."""
+        return {name: tensor.cpu() for name, tensor in self.memory.held.items()}
+
     @property
     def rank(self) -> int:
         """The rank whose ops these are."""
@@ -246,7 +255,7 @@ class Issuer:
     def _run(self, slot: Slot, step: int, where: Any, marks: Marks) -> None:
         """Issue an op to the current stream."""
         op, part = slot.op, slot.part
-        reads = self.memory.read(op, *part, step)
+        reads = self.memory.read(op, *part, self._first + step)
         if op.kind == 'compute':
             if op.phase == 'U' and step == self._last:
                 # Before the update, which may change or free its gradients.

@@ -7,7 +7,7 @@ for that: this is known from the program's needs alone, and the host waits for n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,7 +67,10 @@ class Dropped:
 class DeviceMemory(FedMemory):
     """The tensors of one rank.
 
-    Arguments: ``known``, what each slot knows to be over, see ``Dropped``.
+    Arguments:
+        known: what each slot knows to be over, see ``Dropped``.
+        first: the number of the first step.
+        held: parameters and states before it, on the host; None, as the seed draws them.
     """
 
     def __init__(
@@ -79,8 +82,11 @@ class DeviceMemory(FedMemory):
         dtype: torch.dtype | None,
         device: Device,
         known: NDArray[np.int64],
+        first: int = 0,
+        held: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        super().__init__(program, rank, steps, seed, dtype)
+        super().__init__(program, rank, steps, seed, dtype, first, held)
+        self._first = first
         self._device = device
         self._dropped = Dropped(known, len(program.role(rank)))
         # By storage: the stream that owns it, and how many tensors here share it.
@@ -91,17 +97,23 @@ class DeviceMemory(FedMemory):
             self._tensors[key] = self._hold(tensor.to(device.name), 0)
 
     def feed(self, step: int) -> None:
-        """Copy a step's inputs to the device, on the current stream."""
+        """Copy a step's inputs to the device, on the current stream.
+
+        Arguments: ``step``, counted from the first of the run, as everywhere on a device.
+        """
         copied = self._inputs[step] = []
+        number = self._first + step
         role = self._program.role(self._rank)
         read = {name for index in set(role.op_class.tolist()) for name in self._program.op_classes[index].reads}
         for tensor in self._program.tensors:
             if tensor.kind != 'input' or tensor.name not in read:
                 continue
             for micro_batch, copy in parts(self._program, tensor):
-                shard = self._feed.pop(((tensor.name, micro_batch, copy), step), None)
+                shard = self._feed.pop(((tensor.name, micro_batch, copy), number), None)
                 if shard is None:
-                    shard = inputs(self._program, tensor, self._rank, step, micro_batch, copy, self._seed, self._dtype)
+                    shard = inputs(
+                        self._program, tensor, self._rank, number, micro_batch, copy, self._seed, self._dtype
+                    )
                 key = instance(tensor, micro_batch, copy)
                 if self._device.kind.pins:
                     shard = shard.pin_memory()
@@ -109,7 +121,7 @@ class DeviceMemory(FedMemory):
                 copied.append(moved)
                 old = self._tensors.get(key)
                 self._tensors[key] = self._hold(moved, INPUT)
-                self._drawn[key] = step
+                self._drawn[key] = number
                 if old is not None:
                     self._release(old)
 

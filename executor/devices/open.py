@@ -24,7 +24,7 @@ class Device:
 
 def require(kind: str) -> None:
     """Raises ``RunFailed`` where this machine has no device of a kind."""
-    if not _module(KINDS[kind]).is_available():
+    if not device_module(kind).is_available():
         raise RunFailed(f'no device of kind {kind} is available to torch {torch.__version__} on this machine')
 
 
@@ -35,13 +35,15 @@ def open_device(kind: str, local: int = 0) -> Device:
     """
     require(kind)
     row = KINDS[kind]
-    module = _module(row)
+    module = device_module(kind)
     index = local % module.device_count()
     module.set_device(index)
     return Device(row, module, torch.device(kind, index) if row.numbered else torch.device(kind))
 
 
-def _module(kind: Kind) -> Any:
+def device_module(name: str) -> Any:
+    """The device module of a kind; raises ``RunFailed`` where a package is missing."""
+    kind = KINDS[name]
     if kind.needs:
         if importlib.util.find_spec(kind.needs) is None:
             raise RunFailed(f'--device {kind.name} needs {kind.needs}; install it for torch {torch.__version__}')

@@ -6,6 +6,7 @@ import datetime
 import os
 from collections.abc import Mapping
 
+import torch
 import torch.distributed as dist
 
 from executor.collectives import Channel, Rings
@@ -16,6 +17,7 @@ from executor.devices.run import DeviceRun
 from executor.devices.staged import Staged
 from executor.rank import Request
 from executor.status import Status
+from executor.stretch import Stretch
 from executor.tensors import TORCH
 from executor.transport import Transport
 from executor.validate import communicators
@@ -83,9 +85,19 @@ def _available(backend: str) -> bool:
 
 
 def device_run(
-    program: Program, rank: int, device: Device, transports: Transports, request: Request, status: Status
+    program: Program,
+    rank: int,
+    device: Device,
+    transports: Transports,
+    request: Request,
+    status: Status,
+    held: Mapping[str, torch.Tensor] | None,
 ) -> tuple[Issuer, DeviceRun]:
-    """The host of a rank, and its run."""
+    """The host of a rank, and its run.
+
+    Arguments: ``held``, parameters and states before the first step; None, as the seed draws them.
+    """
+    stretch = request.stretch or Stretch()
     issuer = Issuer(
         program,
         rank,
@@ -94,5 +106,7 @@ def device_run(
         steps=request.steps,
         seed=request.seed,
         dtype=TORCH[request.dtype] if request.dtype else None,
+        first=stretch.first,
+        held=held,
     )
     return issuer, DeviceRun(program, rank, request.steps, issuer, status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import prod, sqrt
 from typing import Final
 
 import torch
@@ -35,24 +35,42 @@ def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 
 def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """u, weight[, master][, overflow] → weight[, master]: this rank's shard of the change of the full matrix."""
-    full, weight, *rest = tensors
+    full, *rest = tensors
+    return muon_step(op, where, [_own(op, where, full), *rest])
+
+
+def muon_change(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """u → this rank's shard of the change of the full matrix."""
+    return [_own(op, where, tensors[0])]
+
+
+def muon_step(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """change, weight[, master][, overflow] → weight[, master]: decayed, and changed."""
+    change, weight, *rest = tensors
     masters = rest[:1] if op.attributes.get('master_weights') else []
     overflow = overflow_of(op, tensors)
     before = saved(overflow, [weight, *masters])
-    leading = int(op.attributes['rows'])
-    change = full.flatten(leading).flatten(0, leading - 1)
-    rows, columns = change.shape
-    change = _orthogonal(change, int(op.attributes['iterations'])).reshape(full.shape)
-    splits, partitions = str(op.attributes['splits']).split(), str(op.attributes['partitions']).split()
-    for dim, partition in zip(splits, partitions, strict=True):
-        change = change.chunk(where.size[partition], int(dim))[where.position[partition]]
     exact, rate = (masters or [weight])[0], float(op.attributes['learning_rate'])
     exact.mul_(1 - rate * float(op.attributes['weight_decay']))
-    exact.add_(change.to(exact.dtype), alpha=-rate * sqrt(max(1.0, rows / columns)))
+    exact.add_(change.to(exact.dtype), alpha=-rate)
     if masters:
         weight.copy_(exact)
     restore(overflow, [weight, *masters], before)
     return [weight, *masters]
+
+
+def _own(op: OpClass, where: Context, full: torch.Tensor) -> torch.Tensor:
+    """What of the full change a rank has; a matrix for each of the leading dims that count them."""
+    many = int(op.attributes.get('many', 0))
+    behind = many + int(op.attributes['rows'])
+    rows, columns = prod(full.shape[many:behind]), prod(full.shape[behind:])
+    stack = full.reshape(-1, rows, columns)
+    changes = [_orthogonal(matrix, int(op.attributes['iterations'])) for matrix in stack]
+    change = (torch.stack(changes) * sqrt(max(1.0, rows / columns))).reshape(full.shape)
+    splits, partitions = str(op.attributes['splits']).split(), str(op.attributes['partitions']).split()
+    for dim, partition in zip(splits, partitions, strict=True):
+        change = change.chunk(where.size[partition], int(dim))[where.position[partition]]
+    return change
 
 
 def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
@@ -67,4 +85,5 @@ def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
     return x.mT if tall else x
 
 
-KERNELS = {('muon_momentum', 'U'): muon_momentum, ('muon', 'U'): muon}
+KERNELS = {('muon_momentum', 'U'): muon_momentum, ('muon', 'U'): muon,
+           ('muon_change', 'U'): muon_change, ('muon_step', 'U'): muon_step}  # fmt: skip

@@ -47,7 +47,9 @@ def backward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
     else:
         held = [*map(_leaf, held[:weights]), *held[weights:]]
         wanted = held[:weights]
-    with torch.enable_grad():
+    # By the thread that issues to the device: autograd's own threads know neither its stream nor, where the device was
+    # made known late, the device.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         y = _run(op, reads, held, numbers(op.attributes['shape']), prod(reads[0].shape[:1]))
         found = torch.autograd.grad(y, wanted, dy.reshape(y.shape).to(y.dtype), allow_unused=True)
     return [torch.zeros_like(one) if d is None else d for one, d in zip(wanted, found, strict=True)]

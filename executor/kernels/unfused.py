@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from executor.kernels.attention import heads, hidden, join, merge, scale_of, split
+from executor.constants import on_device
+from executor.kernels.attention import heads, hidden, join, merge, scale_of, split, unseen
 from executor.kernels.context import Context
+from executor.kernels.places import held, in_order
 from executor.kernels.precision import wide
 from simpar.program import OpClass
 
@@ -33,9 +35,17 @@ def softmax_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) ->
     """scores → probability, zero for the future, and before a window, where ``causal``."""
     scores = wide(tensors[0])
     if op.attributes['causal']:
-        scores = scores.masked_fill(hidden(op, scores), float('-inf'))
+        scores = scores.masked_fill(_hidden(op, where, scores), float('-inf'))
     # The softmax runs in at least fp32, its result is kept in the program's dtype.
     return [scores.softmax(-1).to(tensors[0].dtype)]
+
+
+def _hidden(op: OpClass, where: Context, scores: torch.Tensor) -> torch.Tensor:
+    """[queries of this rank, S], true where a token must not see another."""
+    if 'partition' not in op.attributes:
+        return hidden(op, scores)
+    rows, keys = scores.shape[-2:]
+    return on_device(unseen(op, held(op, where, rows), in_order(op, keys)), scores)
 
 
 def softmax_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from executor.devices.issue import Issuer, Slot
 from executor.devices.open import open_device
 from executor.rank import Outcome, Request
 from executor.single_thread import single_thread
+from executor.stretch import Stretch
 from executor.tensors import TORCH
 from executor.transport import Transport
 from executor.validate import communicators
@@ -27,6 +29,8 @@ class VirtualWorld:
         seed: of weights and inputs.
         dtype: takes the place of every floating dtype.
         order: a seed for the order in which streams run; None: they take turns.
+        begin: the number that the first step has in the whole training.
+        held: of each rank, parameters and states before it; None, as the seed draws them.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class VirtualWorld:
         seed: int = 0,
         dtype: torch.dtype | None = None,
         order: int | None = None,
+        begin: int = 0,
+        held: Sequence[Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         open_device('virtual')
         self.engine = state.reset(order)
@@ -54,6 +60,8 @@ class VirtualWorld:
                     steps=steps,
                     seed=seed,
                     dtype=dtype,
+                    first=begin,
+                    held=held[rank] if held else None,
                     watch=self._touch(rank),
                 )
                 for rank in range(program.world)
@@ -63,10 +71,18 @@ class VirtualWorld:
                 stream.queue.name = f'{name} of rank {rank.rank}'
 
     @classmethod
-    def of(cls, program: Program, request: Request, order: int | None) -> VirtualWorld:
+    def of(
+        cls,
+        program: Program,
+        request: Request,
+        order: int | None = None,
+        held: Sequence[Mapping[str, torch.Tensor]] | None = None,
+    ) -> VirtualWorld:
         """What a request asks for."""
         dtype = TORCH[request.dtype] if request.dtype else None
-        return cls(program, steps=request.steps, seed=request.seed, dtype=dtype, order=order)
+        begin = (request.stretch or Stretch()).first
+        steps, seed = request.steps, request.seed
+        return cls(program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held)
 
     def run(self, *, keep: bool = True) -> Execution:
         """Train all steps.

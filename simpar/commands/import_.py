@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 from simpar.commands import import_trace
 from simpar.document import override
@@ -21,6 +21,8 @@ from simpar.importing.write import listing, schedule_text
 from simpar.kineto.read import is_recording
 from simpar.schedule import load_schedule
 
+_OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE for the schedule'}
+
 
 def command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
@@ -28,7 +30,8 @@ def command(options: argparse.Namespace) -> int:
         return import_trace.command(options)
     useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
     if useless:
-        raise ScheduleError([Problem(flag, f'{options.file} is no recording', 'leave it out') for flag in useless])
+        what = f'is of recordings of a profiler, and {options.file} is none'
+        raise ScheduleError([Problem(flag, what, _OF_RECORDINGS[flag]) for flag in useless])
     given, over = _given(options.set)
     made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
     if options.model and options.output:

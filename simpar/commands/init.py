@@ -15,14 +15,14 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.importing.first import first_schedule
 from simpar.importing.sizes import SIZES
-from simpar.profiles import load_profile
+from simpar.profiles import profile_of_flag
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer
 
 
 def command(options: argparse.Namespace) -> int:
     """Write it where it is asked for, once it has been read back."""
-    profile = load_profile(options.cluster)
+    profile = profile_of_flag(options.cluster, '--cluster')
     sizes, model = _sizes(options.model, options.sequence)
     text = first_schedule(
         sizes, profile, nodes=options.nodes, devices=0 if options.devices == profile.devices else options.devices,

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 from simpar.hardware.figures import figures_of
-from simpar.profiles import load_profile, profile_names
+from simpar.profiles import load_profile, profile_names, profile_of_flag
 
 
 def command(options: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def command(options: argparse.Namespace) -> int:
             for row in rows:
                 print(f'{row["name"]:<20}{row["devices"]:>3} devices a node, {row["library"]}')
         return 0
-    figures = list(figures_of(load_profile(options.name)))
+    figures = list(figures_of(profile_of_flag(options.name, 'simpar profiles')))
     if options.json:
         print(json.dumps([{'key': key, **dataclasses.asdict(figure)} for key, figure in figures]))
         return 0

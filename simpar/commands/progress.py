@@ -22,10 +22,13 @@ _RECENT: Final = 64
 class Progress:
     """A line on standard error, which is gone when all are done; without a terminal a line every 10 seconds.
 
-    Arguments: ``done`` and ``of``, how many are done, of how many; both 0 until it is told.
+    Arguments: ``what`` is done to each; ``after``, seconds that are short enough to say nothing.
+    It has ``done`` and ``of``, how many are done, of how many; both 0 until it is told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = 'predicted', *, after: float = 0.0) -> None:
+        self._what = what
+        self._silent_until = monotonic() + after
         self.done = self.of = 0
         self._shown = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
@@ -42,9 +45,9 @@ class Progress:
         now = monotonic()
         self._recent.append((now, done))
         # The last line is left out, for it would be cleared at once.
-        if done < of and now - self._told >= (_OFTEN if self._shown else _SELDOM):
+        if done < of and now >= self._silent_until and now - self._told >= (_OFTEN if self._shown else _SELDOM):
             self._told = now
-            text = f'{done} of {of} predicted{self._left()}'
+            text = f'{done} of {of} {self._what}{self._left()}'
             if not self._shown:
                 print(text, file=sys.stderr, flush=True)
                 return

@@ -7,15 +7,19 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, load_case
 from simpar.commands.module import graph_of
+from simpar.commands.progress import Progress
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
 from simpar.size import parse_limit
 
+_SHORT: Final = 2.0
+"""Seconds of a prediction of which no progress is told."""
 FORMATS = ('.png', '.svg', '.pdf')
 
 
@@ -28,7 +32,8 @@ def command(options: argparse.Namespace) -> int:
         from simpar.validate.own_step import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
-    prediction = case.predict(options.steps)
+    with Progress('simulations done', after=_SHORT) as progress:
+        prediction = case.predict(options.steps, progress=progress)
     written = _write(options, prediction, case)
     if options.json:
         from simpar.report import to_dict
@@ -46,6 +51,8 @@ def command(options: argparse.Namespace) -> int:
         from simpar.report import answer as in_a_sentence
 
         print(in_a_sentence(prediction))
+        for note in case.left_out:
+            print(f'Note: {note}', file=sys.stderr)
     else:
         from simpar.report import render
 

@@ -25,7 +25,7 @@ class Job:
 
     Arguments:
         name: of the job, as Kubernetes allows it: small letters, digits and dashes.
-        target: file and settings, as a shell reads them.
+        target: file, settings and device, as a shell reads them.
         each: ranks on a host.
         devices: what they run on, by the collectives' library: NCCL, HCCL or gloo.
     """
@@ -74,6 +74,8 @@ def command(options: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace, on: Cluster) -> Job:
     words = [str(options.file), *(word for one in options.set for word in ('--set', one))]
+    # The preflight looks for the same devices as the ranks.
+    words += [] if options.device == 'cpu' else ['--device', options.device]
     name = re.sub(r'[^a-z0-9]+', '-', options.file.stem.lower()).strip('-')[:50] or 'simpar'
     return Job(name, shlex.join(words), options.steps, on.nodes, on.devices, on.profile.library.name)
 

@@ -23,9 +23,9 @@ PRODUCTS = priced('matrix')
 
 A convolution is one of windows with the weight.
 """
-ITERATED = 'muon'
+ITERATED = frozenset({'muon', 'muon_change'})
 """Several products: Newton–Schulz iterations."""
-MATRIX = PRODUCTS | priced('attention') | {ITERATED}
+MATRIX = PRODUCTS | priced('attention') | ITERATED
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
 """Operators that launch nothing: views, and the freeing of memory."""
@@ -67,7 +67,7 @@ class DeviceCompute:
             return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:
             return self._matmul(op)
-        if op.operator == ITERATED:
+        if op.operator in ITERATED:
             return self._iterated(op)
         if op.operator in MATRIX and op.dims:
             return self._attention(op)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from simpar.cost.roofline import Part, major
 from simpar.hardware import Figure, Library, Link, Shape, Topology
@@ -66,12 +67,29 @@ class Terms:
     text: str
 
 
+_MOST: Final = 1024
+_known: Final[dict[tuple[object, ...], tuple[tuple[object, ...], Terms]]] = {}
+"""Of messages by what they are and the very links and library; these are kept, too, so that their ids stay theirs."""
+
+
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
-    """Seconds of a collective by formula.
+    """Seconds of a collective by formula; of a sweep's rows, those over links that did not change are worked out once.
 
     Does not model: protocols that the library changes with the size of the message, trees between nodes.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
+    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library)
+    key = (op.operator, op.bytes, op.dtype, shape, *map(id, used))
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        found = _known[key] = (used, _of_message(op, shape, topology, library, crossed))
+    return found[1]
+
+
+def _of_message(op: OpClass, shape: Shape, topology: Topology, library: Library, crossed: list[int]) -> Terms:
+    """Arguments: ``crossed``, the levels on which some communicate."""
     if op.operator not in _PASSES:
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
     if exchanged(op, library):

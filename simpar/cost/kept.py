@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from functools import lru_cache
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
+from simpar.cost.model import ComputeCost
 from simpar.hardware import Cluster, Profile
 from simpar.kept import Kept
+from simpar.program import Program
+from simpar.units import quantise
 
 Stamps = tuple[int, ...]
 _devices: Final[Kept[tuple[Profile, Stamps], DeviceCompute]] = Kept(4)
@@ -24,6 +31,30 @@ def device_compute(profile: Profile) -> DeviceCompute:
 def cluster_collectives(cluster: Cluster) -> ClusterCollectives:
     """The model of collectives on a cluster."""
     return _clusters.get((cluster, _stamps(cluster.profile)), lambda: ClusterCollectives(cluster))
+
+
+@lru_cache(maxsize=4)
+def computed(program: Program, compute: DeviceCompute) -> dict[int, ComputeCost]:
+    """What each cost key that computes costs, by its number; no link of the cluster changes it."""
+    return {kind: compute.seconds(op) for kind, op in enumerate(program.cost_kinds[1]) if op.kind == 'compute'}
+
+
+@lru_cache(maxsize=8)
+def computed_seconds(program: Program, compute: DeviceCompute, best: bool) -> NDArray[np.float64]:
+    """The same as seconds on the engine's grid, 0 of what communicates. Arguments: ``best``, at full efficiency."""
+    seconds = np.zeros(len(program.cost_kinds[1]))
+    for kind, cost in computed(program, compute).items():
+        seconds[kind] = quantise(cost.best if best else cost.seconds)
+    seconds.flags.writeable = False
+    return seconds
+
+
+@lru_cache(maxsize=4)
+def communicating(program: Program) -> list[tuple[int, int]]:
+    """The op classes that communicate, each with the number of its cost key."""
+    kinds, ops = program.cost_kinds
+    index = np.flatnonzero(np.array([op.kind != 'compute' for op in ops], dtype=bool)[kinds])
+    return list(zip(index.tolist(), kinds[index].tolist(), strict=True))
 
 
 def _stamps(profile: Profile) -> Stamps:

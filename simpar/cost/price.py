@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from operator import itemgetter
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATRIX, NO_WORK
 from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
 from simpar.cost.entries import Alike, Block, Entries, LinkNames, lasts
-from simpar.cost.kept import cluster_collectives, device_compute
+from simpar.cost.kept import cluster_collectives, communicating, computed, computed_seconds, device_compute
 from simpar.cost.links import demand
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
 from simpar.cost.stack import StackCompute
@@ -27,6 +28,7 @@ MANY: Final = 512
 """From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
 Priced = dict[int, Sequence[Communication]]
 """By the number of a cost key."""
+_NAME: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ class Pricer:
     ) -> None:
         if program.world > cluster.world:
             raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        self.bare = compute or device_compute(cluster.profile)
+        own = device_compute(cluster.profile) if compute is None else None
+        self.bare = own or cast('ComputeModel', compute)
         stack = cluster.stack
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
         self.compute: ComputeModel = self.stacked or self.bare
@@ -93,7 +96,9 @@ class Pricer:
         self._ranks: dict[str, list[list[int]]] = {}
         self._kind, self._ops = _by_launches(program, self.stacked) if self.stacked else program.cost_kinds
         # By the number of the cost key.
-        self._computed: dict[int, ComputeCost] = {}
+        # A stack tells ops apart that cost the same without it.
+        self._own = None if stack else own
+        self._computed: dict[int, ComputeCost] = computed(program, self._own) if self._own else {}
         self._unstacked: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
@@ -101,7 +106,8 @@ class Pricer:
         many = program.world >= MANY and isinstance(self.collective, ClusterCollectives)
         for kind, op in enumerate(self._ops):
             if op.kind == 'compute':
-                self._computed[kind] = self.compute.seconds(op)
+                if self._own is None:
+                    self._computed[kind] = self.compute.seconds(op)
                 if self.stacked:
                     self._unstacked[kind] = self.bare.seconds(op)
             elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
@@ -147,6 +153,8 @@ class Pricer:
     @cached_property
     def _communicating(self) -> list[tuple[int, int]]:
         """The op classes that communicate, each with the number of its cost key."""
+        if self._own:
+            return communicating(self._program)
         index = np.flatnonzero(np.array([op.kind != 'compute' for op in self._ops], dtype=bool)[self._kind])
         return list(zip(index.tolist(), self._kind[index].tolist(), strict=True))
 
@@ -219,9 +227,11 @@ class Pricer:
 
     def _compute_seconds(self, effects: Effects) -> Array:
         """By cost key."""
+        if self._own:
+            return computed_seconds(self._program, self._own, not effects.small_operator)
         compute = np.zeros(len(self._ops))
-        computed = self._unstacked if self.stacked and not effects.framework else self._computed
-        for kind, cost in computed.items():
+        asked = self._unstacked if self.stacked and not effects.framework else self._computed
+        for kind, cost in asked.items():
             # On the engine's grid; see ``simpar.units``.
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
@@ -294,6 +304,7 @@ class _Messages:
         self._effects = effects
         self._made: dict[Hashable, Communication] = {}
         self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._numbers: dict[tuple[str, ...], tuple[int, ...]] = {}
         self.links: dict[str, int] = {}
 
     def message(self, cost: CollectiveCost) -> Communication:
@@ -312,11 +323,18 @@ class _Messages:
         shares = self._shares.get(id(links)) if same and parts else None
         if shares is None:
             # Sorted, so that equal costs are equal whatever order their links were found in.
-            pairs = zip(links, parts, strict=True) if parts else ()
-            shares = tuple(sorted([(self.links.setdefault(name, len(self.links)), part) for (name, _), part in pairs]))
+            shares = tuple(sorted(zip(self._numbers_of(links), parts, strict=True))) if parts else ()
             if same and parts:
                 self._shares[id(links)] = shares
         return Communication(alpha=alpha, transfer=transfer, links=shares)
+
+    def _numbers_of(self, links: tuple[tuple[str, float], ...]) -> tuple[int, ...]:
+        """The numbers of links; messages over the same links are numbered once."""
+        names = tuple(map(_NAME, links))
+        found = self._numbers.get(names)
+        if found is None:
+            found = self._numbers[names] = tuple([self.links.setdefault(name, len(self.links)) for name in names])
+        return found
 
 
 class _Numbers:

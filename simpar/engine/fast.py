@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
 from simpar.errors import SimparError
+from simpar.machine_code import is_started, loader
 from simpar.trace import Times
 
 LOADED: Final = 2_000
-LOADS: Final = 20_000
+LOADS: Final = 12_000
 COMPILES: Final = 2_000_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
-loading takes a quarter of a second, which all simulations of a prediction share; where they must be compiled."""
+loading takes an eighth of a second, which all simulations of a prediction share; where they must be compiled."""
 
 _walked: Final = [0]
 """Slots that plain Python has simulated in this process."""
@@ -31,9 +30,10 @@ def is_installed() -> bool:
 
 @cache
 def is_compiled() -> bool:
-    """Whether numba has written the kernels beside their files once, perhaps from an older source."""
-    # The folder where numba writes if it may; of another, only numba itself could tell, and importing it takes long.
-    return any((Path(__file__).parent / 'compiled' / '__pycache__').glob('events.events-*.nbi'))
+    """Whether the kernels, as their sources are, have been compiled once."""
+    from simpar.engine.compiled.kernels import events
+
+    return events.is_kept
 
 
 def repays(slots: int, *, asked: bool) -> bool:
@@ -44,17 +44,27 @@ def repays(slots: int, *, asked: bool) -> bool:
     """
     if asked and not is_installed():
         raise SimparError('the compiled machines need numba, which is not installed; write: pip install numba')
-    if asked or 'simpar.engine.compiled.events' in sys.modules:
+    if asked or is_started():
         return asked or slots >= LOADED
     # A prediction simulates several times, so its first one stands for five. Whoever has walked for as long as loading
     # takes, as a sweep has, is likely to go on.
     _walked[0] += slots
-    return is_installed() and max(slots, _walked[0] / 5) >= (LOADS if is_compiled() else COMPILES)
+    likely = max(slots, _walked[0] / 5)
+    return is_installed() and likely >= LOADS and (likely >= COMPILES or is_compiled())
+
+
+def make_ready(slots: int) -> None:
+    """Load the compiled machines, or have the next simulation compile them, where many simulations will follow.
+
+    Arguments: ``slots``, of all steps of one of them; small ones are as quick without.
+    """
+    if is_installed() and slots >= LOADS:
+        loader()
 
 
 def replay(graph: Graph, costs: NodeCosts) -> Times:
     """As `simpar.engine.replay.replay`, to the bit."""
-    from simpar.engine.compiled.order import recurrence
+    from simpar.engine.compiled.kernels import recurrence
     from simpar.engine.compiled.steps import steps_of
 
     steps = steps_of(graph, costs)
@@ -64,7 +74,7 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
 
 def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
     """As `simpar.engine.event_loop.run_events`, to the bit."""
-    from simpar.engine.compiled.events import events
+    from simpar.engine.compiled.kernels import events
     from simpar.engine.compiled.world import world_of
 
     world = world_of(graph, costs, links)

@@ -223,7 +223,7 @@ def _order(node: Ints, op: Ints, before: Ints, carried: Flags, *, compiled: bool
 
 def _walked_in_order(node: Ints, op: Ints, before: Ints, carried: Flags, count: int) -> tuple[Ints, int]:
     """The order by numba, and how many of so many nodes have come into it."""
-    from simpar.engine.compiled.order import arrange_after, topological
+    from simpar.engine.compiled.kernels import arrange_after, topological
 
     # Half as wide as numpy's own: of every rank of a thousand these arrays are what memory goes into.
     left, start = np.zeros(len(node), dtype=np.int32), np.zeros(len(node) + 1, dtype=np.int32)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, cast
+from operator import itemgetter
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ Links = list[tuple[tuple[int, int], ...]]
 Pattern = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, number of the
 demand)."""
+
+_LINK: Final = itemgetter(0)
+_DEMAND: Final = itemgetter(1)
 
 
 class Groups:
@@ -167,7 +171,9 @@ class LoadedRepresentatives(Representatives):
         self._touching: dict[int, tuple[Numbers, Numbers, NDArray[np.float64]]] = {}
         # One link of each class is simulated; the others would carry the same.
         self._is_first = np.zeros(len(links), dtype=np.bool_)
-        self._is_first[list(dict(zip(reversed(links), range(len(links) - 1, -1, -1), strict=True)).values())] = True
+        first = list(dict(zip(reversed(links), range(len(links) - 1, -1, -1), strict=True)).values())
+        self._is_first[first] = True
+        self._firsts = frozenset(first)
 
     def load(self, op_class: int, groups: Numbers) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once.
@@ -195,7 +201,7 @@ class LoadedRepresentatives(Representatives):
         """What messages in these groups ask of the links that are simulated."""
         if not isinstance(by_group, Entries):
             for group in groups.tolist():
-                yield from ((link, demand) for link, demand in by_group[group].links if self._is_first[link])
+                yield from ((link, demand) for link, demand in by_group[group].links if link in self._firsts)
             return
         if id(by_group) not in self._touching:
             self._touching[id(by_group)] = by_group.touching(self._is_first)
@@ -272,12 +278,18 @@ def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], Link
     links = over.get(key) if key else None
     if links is None:
         demands: dict[float, int] = {}
-        links = [
-            tuple([(link, demands.setdefault(demand, len(demands))) for link, demand in cost.links])
-            for cost in by_group
-        ]
+        links = [_numbered(cost.links, demands) for cost in by_group]
         over[key] = links
     return tuple(zip(seconds, links, strict=True))
+
+
+def _numbered(links: tuple[tuple[int, float], ...], demands: dict[float, int]) -> tuple[tuple[int, int], ...]:
+    """The links of a message with the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
+    asked = tuple(map(_DEMAND, links))
+    # Few are different, so only those are looked at one by one.
+    for demand in dict.fromkeys(asked):
+        demands.setdefault(demand, len(demands))
+    return tuple(zip(map(_LINK, links), map(demands.__getitem__, asked), strict=True))
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:

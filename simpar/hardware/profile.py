@@ -117,6 +117,7 @@ class Link:
         per: what has a channel of its own: each ``device`` (its port), each ``pair`` of devices (a full mesh), or each
             ``node`` (one network card for all its devices).
         bandwidth: of one channel in one direction, nominal; ``share`` of it that transfers reach.
+        card_share: share of a lower bandwidth than this one, where nothing but the link sets the pace.
         latency: seconds of one step of an algorithm.
         algorithm: of collectives: from how many members on → its name.
         sharing: ``shared``: transfers at once share the bandwidth; ``fatpipe``: each has it for itself.
@@ -131,6 +132,7 @@ class Link:
     # Libraries change their algorithm with the size of the group, so that bounds are part of the link.
     algorithm: Annotated[Mapping[int, Algorithm], Field(min_length=1)]
     sharing: Literal['shared', 'fatpipe'] = 'shared'
+    card_share: ShareFigure | None = None
 
     @property
     def rate(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from simpar.hardware.figure import RateFigure
+from simpar.hardware.figure import RateFigure, ShareFigure
 from simpar.hardware.profile import Link, Profile
 from simpar.hardware.stack import Stack
 
@@ -130,4 +130,15 @@ def _changed(link: Link, factor: float) -> Link:
     nominal = link.bandwidth
     # Cut to what a source may be long; the grade tells that nobody has measured it.
     source = f'{nominal.source}; times {factor:g}, as the schedule asks'[:1000]
-    return replace(link, bandwidth=RateFigure(value=nominal.value * factor, source=source, grade='estimate'))
+    bandwidth = RateFigure(value=nominal.value * factor, source=source, grade='estimate')
+    return replace(link, bandwidth=bandwidth, share=_share(link, factor))
+
+
+def _share(link: Link, factor: float) -> ShareFigure:
+    """What transfers reach of a changed link: of a slower one more, where something else held up the full one."""
+    card = link.card_share
+    if card is None or factor > 1:
+        return link.share
+    # What held up the full link still does: a slower one is never quicker than it.
+    value = min(card.value, link.share.value / factor)
+    return ShareFigure(value=value, source=card.source, grade='estimate')

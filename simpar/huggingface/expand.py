@@ -26,6 +26,8 @@ KEYS: Final = frozenset(one.name for one in fields(Transformer))
 """What may stand beside ``model``."""
 OWN: Final = frozenset(one.name for one in fields(Workload))
 OTHERS: Final = ('transformer', 'network', 'module')
+_WEIGHTS: Final = frozenset({'.safetensors', '.bin', '.pt', '.pth', '.gguf'})
+_FROM_THE_HUB: Final = 'names of the hub are not looked up: download its config.json, and write the path of that file'
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
 
@@ -93,8 +95,12 @@ def _config(path: Path) -> Tree:
     try:
         kind = os.stat(path).st_mode
     except OSError:
+        if not path.parent.is_dir() and path.suffix not in {'.json', '.yaml', '.yml'}:
+            raise ScheduleError(Problem(str(path), 'no such file', _FROM_THE_HUB)) from None
         # ``read`` tells what is wrong with it.
         kind = stat.S_IFREG
+    if path.suffix in _WEIGHTS:
+        raise ScheduleError(Problem(str(path), 'holds weights', 'name the config.json that lies beside it'))
     # A pipe or a device would be waited for, or never end.
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise ScheduleError(Problem(str(path), 'not a regular file', 'name a config.json'))
@@ -116,7 +122,10 @@ def _family(config: Tree) -> tuple[Family, list[Problem]]:
         if not isinstance(name, str):
             raise ScheduleError(Problem(place, 'model_type: missing', f'write one of {known}'))
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
-        raise ScheduleError(Problem(place, what, f'one of {known}, or write a transformer by hand'))
+        instead = f'one of {known}, or write a transformer by hand'
+        if isinstance(config.get(('text_config',)), dict):
+            instead = 'write what its text_config holds into a file of its own, with model_type, and name that'
+        raise ScheduleError(Problem(place, what, instead))
     return FAMILIES[name], list(_architecture(config))
 
 
@@ -166,7 +175,8 @@ def _notes(config: Tree, family: Family) -> tuple[str, ...]:
         for key, value in config.root.items()
         if key not in family.known | IGNORED | ONLY.keys() and value is not None and value is not False
     ]
-    return (f'keys of the config that were not read: {", ".join(unread)}',) if unread else ()
+    told = f'keys of the config that were not read: {", ".join(unread)}; write what matters beside model'
+    return (told,) if unread else ()
 
 
 # writing

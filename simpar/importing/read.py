@@ -19,7 +19,7 @@ from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.mindspeed import HINTS, MINDSPEED
 from simpar.importing.settings_file import settings_of_toml, settings_of_yaml
 from simpar.importing.torchtitan import TORCHTITAN
-from simpar.profiles import load_profile
+from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
@@ -92,7 +92,7 @@ def _made(source: Source, settings: Settings, profile: str, model: str, skipped:
     if model:
         settings = Settings([*settings.every, Setting('model-config', model, '--model', '--model')], {})
     name = profile or told or source.profile
-    return mapped(source, settings, profile=load_profile(name), name=name, skipped=skipped, model=model)
+    return mapped(source, settings, profile=profile_of_flag(name, '--cluster'), name=name, skipped=skipped, model=model)
 
 
 def _text(path: Path) -> str:

@@ -151,7 +151,7 @@ def read_recording(path: Path) -> Recording:
     name = devices[0].get('name', '') if isinstance(devices, list) and isinstance(devices[0], dict) else ''
     kernels = tuple(each for each in intervals if 'stream' in each.args)
     if not intervals:
-        raise ScheduleError(Problem(str(path), 'has no event that lasts'))
+        raise ScheduleError(Problem(str(path), 'has no event that lasts', 'record at least one step by torch.profiler'))
     return Recording(
         rank=_whole(told.get('rank'), 0),
         world=_whole(told.get('world_size'), 1),

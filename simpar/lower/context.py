@@ -23,14 +23,13 @@ from simpar.lower.context_split import ContextSplit
 from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
-from simpar.model.operators.attention import Attention, Heads
+from simpar.model.operators.attention import Attention, AttentionScores, Heads
 from simpar.model.operators.context import CONTEXT_ATTENTION, SPLIT_QKV
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES
 
 WIDE = 'fp32'
 """Of results that steps of a ring join, at least."""
-NO_PARTS = 'attention over parts of the keys is flash; write attention: flash, or context_kind: all_to_all'
 TOKENS = 1
 """The dim of places of a sequence."""
 
@@ -42,7 +41,7 @@ def attend(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y
     of masks; ``y``, a value of the result's name and shape.
     """
     qkv, *keys = reads
-    core = _Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
+    core = Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
     (_Ring(core) if ring else _Gathered(core)).forward()
     return core.y
 
@@ -85,12 +84,12 @@ class HeadsExchange:
 
 
 @dataclass(frozen=True)
-class _Core:
+class Core:
     """One attention: its tensors, and what its ops have alike."""
 
     tape: Tape
     name: str
-    operator: Attention
+    operator: Attention | AttentionScores
     qkv: Value
     keys: tuple[Value, ...]
     y: Value
@@ -165,6 +164,43 @@ class _Core:
         """Register another value of the same shape."""
         return self.tape.register(value.like(name, layout), dtype=dtype)
 
+    def passed(self, value: Value, name: str, phase: Phase, *, last: bool = False) -> Value:
+        """A value of the rank before this one; the last step passes nothing on."""
+        if last:
+            return value
+        passed = self.made(value, name)
+        self.tape.emit_collective('send_recv', phase, self.tape.context_axes, value.name, passed.name)
+        return passed
+
+    def added(self, going: Value | None, part: Value, name: str) -> Value:
+        """The sum of gradients that came, if there are any, and of a part."""
+        if going is None:
+            return part
+        total = self.made(part, name)
+        self.tape.emit_compute(name, 'add', 'I', [going.name, part.name], [total.name], flops=self.tape.held(name))
+        return total
+
+    def gathered(self, part: str, phase: Phase) -> Value:
+        """Keys and values of all ranks."""
+        full = self.made(self.kv, f'{self.kv.name}.{part}', self.full)
+        self.tape.emit_collective(
+            'all_gather', phase, self.tape.context_axes, self.kv.name, full.name, {'dim': TOKENS}
+        )  # fmt: skip
+        return full
+
+    @property
+    def pending(self) -> TensorLayout:
+        """Of gradients of all keys and values: each rank has a part of their sum."""
+        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.context_axes))
+
+    def scattered(self, dfull: Value) -> Value:
+        """The sum of gradients of this rank's keys and values."""
+        dkv = self.made(self.kv, f'd:{self.kv.name}', self.gradient.layout)
+        self.tape.emit_collective(
+            'reduce_scatter', 'I', self.tape.context_axes, dfull.name, dkv.name, {'dim': TOKENS}
+        )  # fmt: skip
+        return dkv
+
     def compute(
         self, part: str, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], step: int | None = None
     ) -> None:
@@ -212,7 +248,7 @@ class _Core:
     @property
     def _dropped(self) -> dict[str, Attribute]:
         """What kernels must know to draw masks of probabilities, of this rank's heads."""
-        probability, groups = self.operator.dropout, self.qkv.layout.dims[2]
+        probability, groups = getattr(self.operator, 'dropout', 0.0), self.qkv.layout.dims[2]
         if not probability:
             return {}
         cut: dict[str, Attribute] = {'cut': 1, 'partition': self.tape.partition(groups)} if groups else {}
@@ -223,43 +259,32 @@ class _Core:
 class _Gathered:
     """All keys and values are gathered; kept is a rank's own part of them."""
 
-    core: _Core
+    core: Core
 
     def forward(self) -> None:
         """Gather, and attend."""
         core = self.core
         core.apart()
-        full = self._full('whole', 'F')
+        full = core.gathered('whole', 'F')
         core.tape.register(core.y)
         lse = core.lse('lse')
         core.compute('', 'F', [core.q, full], [core.y, lse])
         core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
 
-    def _full(self, part: str, phase: Phase) -> Value:
-        core = self.core
-        full = core.made(core.kv, f'{core.kv.name}.{part}', core.full)
-        core.tape.emit_collective(
-            'all_gather', phase, core.tape.context_axes, core.kv.name, full.name, {'dim': TOKENS}
-        )  # fmt: skip
-        return full
-
     def _backward(self, dy: Value, lse: Value) -> None:
-        core, tape = self.core, self.core.tape
-        full = self._full('again', 'I')
+        core = self.core
+        full = core.gathered('again', 'I')
         dq = core.made(core.q, f'd:{core.q.name}', core.gradient.layout)
-        pending = TensorLayout(tape.world, core.full.dims, (*core.gradient.layout.partial, *tape.context_axes))
-        dfull = core.made(core.kv, f'd:{core.kv.name}.whole', pending)
+        dfull = core.made(core.kv, f'd:{core.kv.name}.whole', core.pending)
         core.compute('', 'I', [dy, core.q, full, core.y, lse], [dq, dfull])
-        dkv = core.made(core.kv, f'd:{core.kv.name}', core.gradient.layout)
-        tape.emit_collective('reduce_scatter', 'I', tape.context_axes, dfull.name, dkv.name, {'dim': TOKENS})
-        core.together(dq, dkv)
+        core.together(dq, core.scattered(dfull))
 
 
 @dataclass(frozen=True)
 class _Ring:
     """Keys and values go round; a rank sends to the one behind it, and receives from the one before."""
 
-    core: _Core
+    core: Core
 
     def forward(self) -> None:
         """A step for each rank's keys, its own first."""
@@ -268,7 +293,7 @@ class _Ring:
         kv, known = core.kv, list[Value]()
         lse = core.kv
         for step in range(core.split.ranks):
-            here, kv = kv, self._passed(kv, f'{core.kv.name}{step + 1}', 'F', last=step == core.split.ranks - 1)
+            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}', 'F', last=step == core.split.ranks - 1)
             if step not in steps:
                 continue
             last = step == steps[-1]
@@ -288,22 +313,13 @@ class _Ring:
         dtype = self.core.tape.dtype
         return self.core.made(value, f'{self.core.name}{part}', dtype=dtype if BYTES[dtype] >= BYTES[WIDE] else WIDE)
 
-    def _passed(self, value: Value, name: str, phase: Phase, *, last: bool = False) -> Value:
-        """A value of the rank before this one; the last step passes nothing on."""
-        if last:
-            return value
-        core = self.core
-        passed = core.made(value, name)
-        core.tape.emit_collective('send_recv', phase, core.tape.context_axes, value.name, passed.name)
-        return passed
-
     def _backward(self, dy: Value, lse: Value) -> None:
         core, steps = self.core, self._steps
         kv, dq, own = core.kv, list[Value](), core.kv
         going: Value | None = None
         for step in range(core.split.ranks):
             final = step == core.split.ranks - 1
-            here, kv = kv, self._passed(kv, f'{core.kv.name}{step + 1}.again', 'I', last=final)
+            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}.again', 'I', last=final)
             if step in steps:
                 last = step == steps[-1]
                 made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
@@ -314,17 +330,9 @@ class _Ring:
                 if step == 0:
                     own = part
                 else:
-                    going = self._added(going, part, f'd:{core.kv.name}.sum{step}')
+                    going = core.added(going, part, f'd:{core.kv.name}.sum{step}')
             # Gradients follow the keys that they are of, one step behind; after the last step they come home.
             if going is not None:
-                going = self._passed(going, f'd:{core.kv.name}.passed{step}', 'I')
-        dkv = self._added(going, own, f'd:{core.kv.name}')
+                going = core.passed(going, f'd:{core.kv.name}.passed{step}', 'I')
+        dkv = core.added(going, own, f'd:{core.kv.name}')
         core.together(dq[0], dkv)
-
-    def _added(self, going: Value | None, part: Value, name: str) -> Value:
-        if going is None:
-            return part
-        tape = self.core.tape
-        total = self.core.made(part, name)
-        tape.emit_compute(name, 'add', 'I', [going.name, part.name], [total.name], flops=tape.held(name))
-        return total

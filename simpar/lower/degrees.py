@@ -43,6 +43,9 @@ class Degrees:
         data, tensor: the axes of the degrees, the outermost first.
         sequence_parallel: norms and residuals are split along the sequence.
         expert: the innermost of the data axes, over which experts are shared.
+        context: axes of the ranks that share a sequence.
+        restores: operators with strategies stand beside; what these have laid otherwise goes back to samples over data
+            and a sequence over context ranks.
         notes: of what stays full; they grow.
     """
 
@@ -51,6 +54,8 @@ class Degrees:
     tensor: Axes
     sequence_parallel: bool = False
     expert: Axes = ()
+    context: Axes = ()
+    restores: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -68,6 +73,8 @@ class Degrees:
             return grouped(self, operator, rule, reads[0])
         if isinstance(operator, Dispatch):
             slots_fit(operator, name, reads[0])
+            # Tokens lie as their router had them.
+            return self.placer.followed(rule, reads[1].layout, 1)
         if isinstance(operator, Balance):
             return balanced(reads[0].layout, together=operator.together)
         lead, lies = self._lead(operator, reads)
@@ -87,8 +94,9 @@ class Degrees:
         by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
             return self._local(self._rows(x), (), self.tensor)
-        gathers = isinstance(operator, Product) and operator.gathers
-        return self._local(self._rows(x) if gathers else rows, (), ())
+        if isinstance(operator, Product) and operator.gathers:
+            return self._local(self._rows(x), (), ())
+        return self._local(self._stream(x) if self.restores else rows, (), ())
 
     def _local(self, rows: Sequence[Axes], inputs: Axes, outputs: Axes) -> Placed:
         world = self.placer.world
@@ -133,7 +141,27 @@ class Degrees:
         """How rows lie for a product: samples over the data ranks, nothing over the tensor ranks."""
         rows = x.shape[0] // self.placer.copies
         others = x.layout.dims[1 : max(1, len(x.shape) - 1)]
+        if self.restores and others:
+            return [outermost(self.data, rows), self.context, *((),) * (len(others) - 1)]
         return [outermost(self.data, rows), *(self._without_tensor(axes) for axes in others)]
+
+    def own(self, x: Value) -> TensorLayout:
+        """How a value lies that is left to degrees: samples over data, tokens over context ranks."""
+        rows, *others = self._rows(x)
+        features = x.layout.dims[-1] if x.layout.dims[-1] == self.tensor else ()
+        return TensorLayout(self.placer.world, (rows, *others, features))
+
+    def _stream(self, x: Value) -> Sequence[Axes]:
+        """Rows of the residual stream, wherever an operator with a strategy has left them."""
+        rows = TensorLayout(self.placer.world, (*self._rows(x), ()))
+        return self._scattered(rows, x.shape).dims[:-1]
+
+    def _is_own(self, x: Value) -> bool:
+        """Whether samples and tokens lie so; with sequence parallelism tensor ranks may have parts of the tokens."""
+        if not self.restores or len(x.shape) < 3:
+            return True
+        rows, tokens = x.layout.dims[:2]
+        return rows == self._rows(x)[0] and tokens in (self.context, merged((*self.context, *self.tensor)))
 
     def _without_tensor(self, axes: Axes) -> Axes:
         """What neither tensor ranks nor samples take; a strategy may have given a sequence to both."""
@@ -170,7 +198,8 @@ class Degrees:
         lead = 0
         if isinstance(operator, SUMS):
             # The branch that is split, if one is: the other is sliced, which costs nothing.
-            lead = next((place for place in (0, 1) if self._splits(reads[place].layout)), 0)
+            own = [place for place in (0, 1) if self._is_own(reads[place])] or [0, 1]
+            lead = next((place for place in own if self._splits(reads[place].layout)), own[0])
         elif isinstance(operator, TorchCall):
             # The value of the most slices, so that what is split stays split.
             lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))

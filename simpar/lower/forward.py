@@ -6,7 +6,7 @@ Each operator lies as its strategy or its layout says; by degrees; or as what it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, takewhile
 from math import gcd
@@ -14,7 +14,8 @@ from math import gcd
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
-from simpar.lower.context import NO_PARTS, HeadsExchange, attend
+from simpar.lower.context import HeadsExchange, attend
+from simpar.lower.context_unfused import Unfused, unfused
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
 from simpar.lower.feed import gathered_input
@@ -29,12 +30,12 @@ from simpar.model import Flatten, Operator, Reshape, Weighted
 from simpar.model.dropout import KEYS
 from simpar.model.model import Source
 from simpar.model.node import Node
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues
+from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import Bias
 from simpar.workload import Workload
 
 Shape = tuple[int, ...]
-ATTENDS = (Attention, AttentionScores, AttentionValues)
+ATTENDS = (Attention, AttentionScores, CausalSoftmax, AttentionValues)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +52,7 @@ class Forward:
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.
         context_kind: how attention sees the tokens of all context ranks, as of a plan.
+        cores: by name of an unfused attention over parts of its keys, what its operators share; it grows.
     """
 
     tape: Tape
@@ -69,6 +71,7 @@ class Forward:
     repeats: bool = True
     context_kind: str = 'all_gather'
     scatter_gather: bool = False
+    cores: dict[str, Unfused] = field(default_factory=dict)
 
     def run(self) -> None:
         """Forward, loss and backward."""
@@ -143,10 +146,21 @@ class Forward:
         wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
+            if self._meets_mirror and self.degrees and self.degrees.restores:
+                # The mirror has other samples, and the same part of each.
+                values.update(
+                    {name: self.mover.move(values[name], self.degrees.own(values[name])) for name in crossing}
+                )
             self.tape.saved |= self._read_before({values[name].name for name in crossing})
             chunks = self.mover if self.scatter_gather else None
             arrived = send_to_next_stage(self.tape, [values[name] for name in crossing], chunks)
             values.update(zip(crossing, arrived, strict=True))
+
+    @property
+    def _meets_mirror(self) -> bool:
+        """Whether the next stage is at the same place, in the other direction of a pipeline."""
+        mesh, stage = self.tape.mesh, self.tape.stage
+        return mesh.mirrored and mesh.pipeline_rank(stage) == mesh.pipeline_rank(stage + 1)
 
     def _read_before(self, names: set[str]) -> set[str]:
         """Which of these values an operator of the current stage reads."""
@@ -168,7 +182,7 @@ class Forward:
         if gathered is not None:
             return gathered
         layout = replicated(self.tape.world, len(shape))
-        if self.degrees and not self.full_batch:
+        if self.degrees and (not self.full_batch or self.degrees.restores):
             rows = outermost(self.tape.data_axes, shape[0] // self.placer.copies)
             # Behind the samples of tokens and labels stand the places of a sequence.
             places = (self.tape.context_axes,) if len(shape) > 1 else ()
@@ -218,18 +232,37 @@ class Forward:
     def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:
         """Attention, or a product of it, of a sequence that the context ranks share."""
         operator = node.operator
+        if self.degrees and self.degrees.restores:
+            reads = [
+                self.mover.move(read, self.degrees.own(read)) if role == 'qkv' else read
+                for role, read in zip(operator.roles, reads, strict=False)
+            ]
         if self.context_kind != 'all_to_all':
-            if not isinstance(operator, Attention):
-                raise Infeasible(f'{node.name}: {NO_PARTS}')
-            y = Value(node.value, self.shapes[node.name], reads[0].layout)
-            return attend(self.tape, node.name, operator, reads, y, ring=self.context_kind == 'ring')
-        assert isinstance(operator, ATTENDS)
+            return self._over_parts(node, operator, reads)
+        if isinstance(operator, CausalSoftmax):
+            return self._emitted(node, reads, self._placed(node, reads))
+        assert isinstance(operator, Attention | AttentionScores | AttentionValues)
         exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads)
         # Without dropout a role is left out.
         roles = zip(operator.roles, reads, strict=False)
         reads = [exchange.by_heads(read) if role == 'qkv' else read for role, read in roles]
         y = self._emitted(node, reads, self._placed(node, reads))
         return y if isinstance(operator, AttentionScores) else exchange.by_tokens(y)
+
+    def _over_parts(self, node: Node, operator: Operator, reads: Sequence[Value]) -> Value:
+        """Keys and values are gathered, or go round."""
+        ring, shape = self.context_kind == 'ring', self.shapes[node.name]
+        if isinstance(operator, AttentionScores):
+            core = self.cores[operator.values] = unfused(self.tape, node.name, operator, reads[0], ring=ring)
+            return core.scores(shape)
+        if isinstance(operator, AttentionValues):
+            return self.cores[node.name].values(node.name, reads[0], Value(node.value, shape, reads[1].layout))
+        if isinstance(operator, CausalSoftmax):
+            (lies,) = (read.layout for read in reads)
+            return self._emitted(node, reads, Placed((lies,), lies, lies))
+        assert isinstance(operator, Attention)
+        y = Value(node.value, shape, reads[0].layout)
+        return attend(self.tape, node.name, operator, reads, y, ring=ring)
 
     def _emitted(self, node: Node, reads: Sequence[Value], placed: Placed) -> Value:
         """The operator's ops, the sum behind it, and a bias behind that."""

@@ -36,7 +36,7 @@ from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
 from simpar.program import Program, ProgramBuilder
-from simpar.workload import Muon, Workload
+from simpar.workload import Workload
 
 
 def lower(
@@ -53,7 +53,7 @@ def lower(
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for problem in (*conflicts(plan, matrices=isinstance(workload.optimizer, Muon)), *overlap_conflicts(plan)):
+    for problem in (*conflicts(plan), *overlap_conflicts(plan)):
         raise Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)

@@ -79,14 +79,8 @@ def choice_of(plan: Plan) -> Choice:
     )
 
 
-def conflicts(plan: Plan, *, matrices: bool = False) -> Iterator[Problem]:
-    """What does not fit together between the keys of a plan.
-
-    Arguments: ``matrices``: the optimizer updates full matrices, of which every rank has a slice of a dim.
-    """
-    if matrices and plan.shard_form in ('padded', 'flat'):
-        what = f'muon gathers full matrices along a dim, which {plan.shard_form} shards have not'
-        yield Problem(('plan', 'shard_form'), what, 'write dim, or leave it out')
+def conflicts(plan: Plan) -> Iterator[Problem]:
+    """What does not fit together between the keys of a plan."""
     preset = _preset(plan)
     # Both may be written where they mean the same.
     if plan.hsdp != 'off' and plan.zero and LEVELS[plan.hsdp] != STAGES[plan.zero]:

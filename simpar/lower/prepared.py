@@ -14,6 +14,7 @@ from simpar.lower.forward_only import without_backward
 from simpar.lower.fp8 import in_fp8
 from simpar.lower.fusion import fusion_ids
 from simpar.lower.loss_sum import sum_loss
+from simpar.lower.muon import matrices
 from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.overlap import overlap_of
 from simpar.lower.recompute import recompute_of
@@ -113,11 +114,11 @@ def _shard(asked: _Asked) -> Sharded | None:
     in_fp8(tape, workload, plan)
     if plan.sum_loss:
         sum_loss(tape)
-    matrices = isinstance(workload.optimizer, Muon)
-    if not told and fusion_decides(tape, plan, matrices=matrices):
+    if not told and fusion_decides(tape, plan):
         return None
     parameters = tuple([one.parameter for one in update_shards(tape)])
-    shards = shard(tape, plan, fusion_ids(workload, plan, parameters), matrices=matrices)
+    apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
+    shards = shard(tape, plan, fusion_ids(workload, plan, parameters), apart=apart)
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)

@@ -19,7 +19,7 @@ from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
 from simpar.lower.two_homes import mirror_inputs
 from simpar.model.model import Graph
-from simpar.model.operators.experts import GroupedProduct
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.plan import Plan
 from simpar.workload import Transformer, Workload
 
@@ -45,19 +45,18 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
     by_strategies = _by_strategies(workload, plan)
-    if by_strategies and plan.context > 1:
-        raise Infeasible('plan.context: context ranks share a sequence by degrees alone, of a transformer')
-    experts = workload.model.experts if isinstance(workload.model, Transformer) else None
-    if plan.context > 1 and experts is not None and experts.capacity:
-        raise Infeasible('plan.context: not yet beside experts that drop tokens; write capacity: 0')
-    if by_strategies and any(isinstance(node.operator, GroupedProduct) for node in workload.model.nodes):
-        raise Infeasible('plan.strategies: not yet beside a mixture of experts; write degrees alone')
+    # What a strategy cannot say lies by degrees then: parts of a sequence, experts, the samples of both directions.
+    of_degrees = isinstance(workload.model, Transformer) and (
+        plan.context > 1 or plan.order == TWO_HOMES or workload.model.experts is not None
+    )
+    if by_strategies and plan.context > 1 and not of_degrees:
+        raise Infeasible('plan.context: context ranks share the sequence of a transformer')
     mesh = (
         _mesh_of_strategies(workload, plan, world, placement)
-        if by_strategies
+        if by_strategies and not of_degrees
         else mesh_of(plan, world, workload.batch, placement)
     )
-    mixed = by_strategies and plan.tensor > 1
+    mixed = by_strategies and (plan.tensor > 1 or of_degrees)
     tape = Tape(
         mesh,
         workload.precision,
@@ -74,7 +73,15 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:
-        degrees = Degrees(placer, tape.data_axes, tape.tensor_axes, plan.sequence_parallel, tape.expert_axes)
+        degrees = Degrees(
+            placer,
+            tape.data_axes,
+            tape.tensor_axes,
+            plan.sequence_parallel,
+            tape.expert_axes,
+            context=tape.context_axes,
+            restores=by_strategies and of_degrees,
+        )
     forward = Forward(
         tape=tape,
         mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
@@ -137,7 +144,7 @@ def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: t
 
 def _matrix(plan: Plan, mesh: Mesh) -> Layout | None:
     """The device matrix of a stage, if layouts have one."""
-    sizes, ranks = tuple(plan.device_matrix.values()), mesh.data * mesh.tensor
+    sizes, ranks = tuple(plan.device_matrix.values()), mesh.replicas * mesh.tensor
     if not sizes:
         return None
     if ranks % prod(sizes):

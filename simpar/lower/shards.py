@@ -7,7 +7,7 @@ everything, for they pad: ``padded`` each parameter's rows, ``flat`` the paramet
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -38,25 +38,23 @@ class _Wanted:
     dim: int | None
 
 
-def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, matrices: bool = False) -> Shards:
+def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, apart: Collection[str] = ()) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``matrices``: the optimizer updates full matrices, so that
-    everything is sharded by dim, whatever a preset's system does.
+    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``apart``, parameters with an update of their own: none
+    shares a flat message with others, as no group of parameters does in DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:
         return Shards(choice=choice)
-    if matrices:
-        choice = replace(choice, form='dim', everywhere=False)
     wanted = {one.tensor.name: one for one in _all_wanted(tape, choice)}
     # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
     if choice.form != 'dim':
         outputs = output_dims(tape)
-        for bucket, names in _messages(tape, plan, ids, wanted):
+        for bucket, names in _messages(tape, plan, ids, wanted, apart):
             # A preset takes its system's form where a message needs it: where all divides, both send the same bytes.
             if choice.everywhere or not uneven.isdisjoint(names):
                 made |= _packed(tape, choice, bucket, [wanted[name] for name in names], outputs)
@@ -69,10 +67,10 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, matrices: bool = Fa
     return shards
 
 
-def fusion_decides(tape: Tape, plan: Plan, *, matrices: bool = False) -> bool:
-    """Whether it matters for ``shard`` what travels as one message; arguments as there."""
+def fusion_decides(tape: Tape, plan: Plan) -> bool:
+    """Whether it matters for ``shard`` what travels as one message."""
     choice = choice_of(plan)
-    if not choice.parts or matrices or choice.form == 'dim':
+    if not choice.parts or choice.form == 'dim':
         return False
     return choice.everywhere or any(one.dim is None for one in _all_wanted(tape, choice))
 
@@ -113,7 +111,7 @@ def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
 
 
 def _messages(
-    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, _Wanted]
+    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, _Wanted], apart: Collection[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Parameters that are reduced and gathered as one message, as far as the plan fuses them, by its name.
 
@@ -124,19 +122,19 @@ def _messages(
     for op in tape.ops:
         for name in op.accumulates:
             stages.setdefault(tape.tensors[name].like, set()).add(op.stage)
-    apart: dict[tuple[int, str, str], list[str]] = {}
+    found: dict[tuple[int, str, str, bool], list[str]] = {}
     for name, one in wanted.items():
         alone = name if len(stages[name]) > 1 else ''
-        # One message has one group of ranks and is ready in one stage.
-        apart.setdefault((min(stages[name]), one.groups[0], alone), []).append(name)
+        # One message has one group of ranks, is ready in one stage, and is updated by one rule.
+        found.setdefault((min(stages[name]), one.groups[0], alone, name in apart), []).append(name)
     # Fusion by size counts gradients, which may be wider than weights.
     size = {name: size_of(tape, [tape.tensors[f'd:{name}']]) for name in wanted}
     several = tape.mesh.stages > 1
-    for (stage, _, alone), names in apart.items():
+    for (stage, _, alone, of_own), names in found.items():
         # Not the names of other messages: those are counted without regard to what is used in two stages.
         scope = f'stage{stage}.packed.' if several else 'packed.'
         for bucket, members in fuse(names, size, plan, ids, scope).items():
-            yield alone or bucket, members
+            yield alone or (f'{bucket}.apart' if of_own else bucket), members
 
 
 def _packed(

@@ -77,8 +77,15 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
         if tiling is None:
             untiled.append(product)
         elif collective.operator in SUMS:
-            found[pair.product] = []
-            found[pair.collective] = _summed(tape, product, collective, tiling)
+            # Tiles stand in the place of the sum. What makes the weight's gradient of the same operand comes behind
+            # them, where it would fill anyway: copies part ops where another layer's weights begin, and whichever way
+            # they are parted, the operand has the same last reader.
+            apart = tape.mesh.copies > 1 and tape.tensors[product.reads[-1]].kind == 'gathered'
+            between = range(pair.product, pair.collective) if apart else ()
+            behind = [place for place in between if _shares(ops[place], product)]
+            *made, join = _summed(tape, product, collective, tiling)
+            found |= {place: [] for place in (pair.product, *behind)}
+            found[pair.collective] = [*made, *(ops[place] for place in behind), join]
         else:
             split, *gathers = _gathers(tape, collective, tiling)
             # Where two collectives gather one tensor, they share its tiles: the first splits it.
@@ -116,6 +123,11 @@ def _pairs(ops: Sequence[OpClass], elsewhere: Collection[str]) -> Iterator[_Pair
         operand = _multiplies(ops[product]) and ops[product].reads[0] == op.writes[0]
         if operand and product not in summed:
             yield _Pair(product, place, others=len(reading) > 1)
+
+
+def _shares(op: OpClass, product: OpClass) -> bool:
+    """Whether an op makes the gradient of a weight of what a product reads."""
+    return op.kind == 'compute' and op.phase == 'W' and product.reads[0] in op.reads
 
 
 def _travels(op: OpClass, operators: Collection[str], elsewhere: Collection[str]) -> bool:

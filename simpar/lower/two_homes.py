@@ -14,8 +14,6 @@ from dataclasses import replace
 
 from simpar.errors import Infeasible, Problem
 from simpar.layout.axis import Axis, merged
-from simpar.lower.given import has_strategies
-from simpar.lower.mesh import DATA
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.pipeline.dualpipe import TWO_HOMES, dualpipe_v
@@ -47,8 +45,8 @@ def two_homes_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
         yield Problem(('plan', 'micro_batches'), what, f'write at least {2 * plan.pipeline}')
     if plan.stages == 'balanced':
         yield Problem(('plan', 'stages'), 'not yet beside dualpipe', 'write counts, or leave it out')
-    if not isinstance(workload.model, Transformer) or plan.search != 'none' or has_strategies(workload, plan):
-        what = 'dualpipe is built for a transformer whose operators have no strategies'
+    if not isinstance(workload.model, Transformer) or plan.search != 'none':
+        what = 'dualpipe is built for a transformer whose strategies are given, not searched'
         yield Problem(('plan', 'order'), what, 'write dualpipe-v with half the pipeline ranks and twice the data ranks')
     elif workload.model.dropout:
         what = 'not yet beside dualpipe: both directions would draw masks of their own'
@@ -133,14 +131,14 @@ def mirror_inputs(tape: Tape) -> None:
 
     Inputs that both halves read, as the keys of dropout, would have to be drawn twice: they are refused.
     """
-    half, size = tape.mesh.stages // 2, tape.mesh.data
+    half, size, samples = tape.mesh.stages // 2, tape.mesh.data, tape.partition(tape.data_axes)
     for name, tensor in list(tape.tensors.items()):
         stages = [op.stage for op in tape.ops if name in op.reads] if tensor.kind == 'input' else []
         if not stages or max(stages) < half:
             continue
         assert min(stages) >= half, f'both directions read {name}'
-        groups = tape.partitions[DATA].groups_GP
+        groups = tape.partitions[samples].groups_GP
         places = [(place + size // 2) % size for place in range(size)]
         mirrored = tape.registered(Partition(MIRRORED, groups[:, places]))
-        splits = [replace(one, partition=mirrored) if one.partition == DATA else one for one in tensor.splits]
+        splits = [replace(one, partition=mirrored) if one.partition == samples else one for one in tensor.splits]
         tape.tensors[name] = replace(tensor, splits=tuple(splits))

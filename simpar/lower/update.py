@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
-from simpar.lower.muon import matrices, muon_ops
+from simpar.lower.muon import Sides, matrices, matrices_of, muon_ops
 from simpar.lower.packed import MEMBERS
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import UpdateShard, local_elements
@@ -59,22 +59,23 @@ def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Up
         alone = first.setdefault(shard.layer, shard.stage) == shard.stage
         layers.setdefault(shard.layer if alone else f'{shard.layer}@{shard.stage}', []).append(shard)
     # The backward finishes the last layer first.
-    rows = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
-    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, rows, workload))
+    known = matrices(tape) if isinstance(workload.optimizer, Muon) else {}
+    ops = (one for layer, own in reversed(layers.items()) for one in _updates(tape, layer, own, known, workload))
     return Updates(check(tape, workload, shards), tuple(ops))
 
 
 def _updates(
-    tape: Tape, layer: str, shards: list[UpdateShard], rows: Mapping[str, int], workload: Workload
+    tape: Tape, layer: str, shards: list[UpdateShard], known: Mapping[str, Sides], workload: Workload
 ) -> Iterator[tuple[OpClass, ...]]:
-    """Of one layer: matrices each for itself, all others in one op."""
+    """Of one layer: matrices each for itself, or those of a packed shard, all others in one op."""
     optimizer = workload.optimizer
+    sides = [matrices_of(tape, shard, known) for shard in shards]
     if isinstance(optimizer, Muon):
-        for shard in shards:
-            if shard.parameter in rows:
+        for shard, of in zip(shards, sides, strict=True):
+            if of:
                 states = tuple(_state(tape, kind, shard) for kind in _states(optimizer))
-                yield muon_ops(tape, shard, rows[shard.parameter], states, workload, optimizer)
-    others = [shard for shard in shards if shard.parameter not in rows]
+                yield muon_ops(tape, shard, of, states, workload, optimizer)
+    others = [shard for shard, of in zip(shards, sides, strict=True) if not of]
     if others:
         yield (_update(tape, layer, others, workload),)
 

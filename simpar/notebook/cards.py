@@ -11,7 +11,12 @@ from typing import Any, Final
 from simpar import report
 from simpar.case import Case
 from simpar.hardware import Profile
+from simpar.notebook.planned import answer_html, planned_html, robust_html, sizes_html
 from simpar.page.page import table_html, why_html
+from simpar.planner.answer import Answer
+from simpar.planner.robust import Robustness
+from simpar.planner.sizes import Sizes
+from simpar.planner.verb import Planned
 from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 from simpar.sweep.table import best_summary, cells_of, heads_of, short_keys, shown
@@ -88,6 +93,30 @@ def _(answer: SweepAnswer) -> str:
     more = f'<p>{left} more rows: see <code>to_dataframe</code></p>' if left > 0 else ''
     table = f'<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return _framed(f'<p><b>{html.escape(best_summary(answer))}</b></p>{table}{more}')
+
+
+@card.register
+def _(answer: Answer) -> str:
+    """The ranking and the front."""
+    return _framed(answer_html(answer))
+
+
+@card.register
+def _(found: Planned) -> str:
+    """The same with why, and what happens where something is worse."""
+    return _framed(planned_html(found))
+
+
+@card.register
+def _(found: Robustness) -> str:
+    """What becomes of the choice where something is worse."""
+    return _framed(robust_html(found))
+
+
+@card.register
+def _(found: Sizes) -> str:
+    """Numbers of devices beside one another."""
+    return _framed(sizes_html(found))
 
 
 def _row(answer: SweepAnswer, place: int, columns: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Final, Literal
 
+from simpar.planner.answer import Answer
+from simpar.planner.sizes import Sizes
 from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 
@@ -59,6 +61,30 @@ def _(answer: SweepAnswer) -> Any:
             'reason': result.outcome.reason,
         }
         for result in answer.results
+    )  # fmt: skip
+
+
+@to_dataframe.register
+def _(answer: Answer) -> Any:
+    return _pandas().DataFrame(
+        {
+            **one.settings, 'plan.data': one.schedule.plan.data, 'step': one.step, 'peak': one.peak,
+            'bound': one.bound, 'alike': one.step <= answer.ranking[0].step * (1 + answer.margin),
+            'front': one in answer.front, 'choice': one is answer.choice,
+        }
+        for one in answer.ranking
+    )  # fmt: skip
+
+
+@to_dataframe.register
+def _(found: Sizes) -> Any:
+    return _pandas().DataFrame(
+        {
+            'devices': one.devices, 'step': one.choice.step if one.choice else None, 'time': one.time,
+            found.unit: one.cost, 'gap': one.answer.gap, 'front': one in found.front,
+            **(one.choice.settings if one.choice else {}),
+        }
+        for one in found.found
     )  # fmt: skip
 
 

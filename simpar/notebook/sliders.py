@@ -1,17 +1,31 @@
-"""Sliders: keys of a case that one drags, and the step follows; the picture comes when one lets go."""
+"""Sliders: keys of a case that one drags, and the step follows; the explanation comes when one asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import html
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from simpar.case import Case
+from simpar.case import Case, case_of
+from simpar.engine import fast
 from simpar.errors import SimparError
 from simpar.notebook.cards import card
+from simpar.predict import step_of
+from simpar.schedule.changed import changed
 from simpar.units import format_time
 
+Place = tuple[Any, ...]
 _MISSING: Final = 'sliders need ipywidgets: pip install ipywidgets'
+_STEPS: Final = 3
+"""That are simulated, as `Case.predict` does: the step is the one that the explanation tells."""
+_QUICK: Final = 0.4
+"""Seconds of a prediction; where one took longer, none is made ahead."""
+_PAUSE: Final = 0.2
+"""Seconds of rest before a neighbour is predicted ahead: whoever goes on dragging must not wait for it."""
 
 
 class Sliders:
@@ -23,6 +37,11 @@ class Sliders:
     def __init__(self, case: Case, values: Mapping[str, Sequence[Any]]) -> None:
         widgets = _widgets()
         self.case = case
+        # By text: values may be lists, which have no hash.
+        self._known: dict[str, str] = {}
+        self._took = 0.0
+        # Whoever drags predicts dozens of times: what makes each of them quicker is loaded, or compiled once, before.
+        fast.make_ready(_STEPS * sum(len(role) for role in case.program.roles))
         self.step = widgets.HTML()
         self.answer = widgets.HTML()
         self.chosen = {key: self._slider(widgets, key, list(each)) for key, each in values.items()}
@@ -44,27 +63,71 @@ class Sliders:
                  if self.case.schedule.value(name) is not None]  # fmt: skip
         return self.case.schedule.value(found[0]) if found else None
 
+    @property
+    def place(self) -> Place:
+        """Where the sliders stand: their values, in their order."""
+        return tuple(slider.value for slider in self.chosen.values())
+
+    def _changes(self, place: Place) -> dict[str, Any]:
+        return {key: value for key, value in zip(self.chosen, place, strict=True) if value != self._now(key)}
+
     def changed(self) -> Case:
         """The case as the sliders stand; the case itself where they stand as it does."""
-        changes = {key: slider.value for key, slider in self.chosen.items() if slider.value != self._now(key)}
+        changes = self._changes(self.place)
         return self.case.what_if(**changes) if changes else self.case
 
     def follow(self) -> None:
         """Predict the step alone: fast enough to drag."""
+        self.step.value = self._told(self.place)
+        self._later()
+
+    def _told(self, place: Place) -> str:
+        """The step at a place, or why there is none; each is worked out once."""
+        if repr(place) not in self._known:
+            began = time.monotonic()
+            self._known[repr(place)] = self._predicted(self._changes(place))
+            self._took = time.monotonic() - began
+        return self._known[repr(place)]
+
+    def _predicted(self, changes: Mapping[str, Any]) -> str:
         try:
-            # Without a baseline nothing is explained, which takes most of the time.
-            seconds = replace(self.changed(), baseline=None).predict(tell=False).step
+            # Without a baseline: the case as it was is neither lowered nor simulated again.
+            case = case_of(replace(changed(self.case.schedule, changes), against={})) if changes else self.case
+            seconds = step_of(case.program, case.cluster, steps=_STEPS)
         except SimparError as wrong:
-            self.step.value = f'<pre>{wrong}</pre>'
-            return
-        self.step.value = f'<b style="font-size:1.3em">{format_time(seconds)}</b> a step'
+            return f'<pre>{html.escape(str(wrong))}</pre>'
+        return f'<b style="font-size:1.3em">{format_time(seconds)}</b> a step'
+
+    def _later(self) -> None:
+        """Where a notebook's loop runs, predict one neighbour when it has nothing else to do."""
+        # Outside of a notebook there is no loop.
+        with contextlib.suppress(RuntimeError):
+            # A long prediction would keep the user waiting, whose next wish may be another.
+            if self._took < _QUICK:
+                asyncio.get_running_loop().call_later(_PAUSE, self._ahead)
+
+    def _ahead(self) -> None:
+        for place in self._neighbours():
+            if repr(place) not in self._known:
+                self._told(place)
+                # What the user does meanwhile comes first.
+                self._later()
+                return
+
+    def _neighbours(self) -> Iterator[Place]:
+        """The places that one step of one slider leads to."""
+        here = self.place
+        for number, slider in enumerate(self.chosen.values()):
+            at = slider.index
+            for value in (*slider.options[at + 1 : at + 2], *slider.options[max(at - 1, 0) : at]):
+                yield (*here[:number], value, *here[number + 1 :])
 
     def explain(self) -> None:
         """The whole answer, with gain over the case as it was."""
         try:
             self.answer.value = card(self.changed().predict())
         except SimparError as wrong:
-            self.answer.value = f'<pre>{wrong}</pre>'
+            self.answer.value = f'<pre>{html.escape(str(wrong))}</pre>'
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

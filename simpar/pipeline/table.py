@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from simpar.pipeline.checks import MOST_FAULTS, drawing, faults
 from simpar.pipeline.order import Order
 
 MOST_BYTES: Final = 64 * 2**20
+_WAIT: Final = re.compile(r'\d+WAIT_(SEND|RECV)_[FB]\d+')
 _Cell = tuple[int, int, Action]
 """Line and column, from 1, and what stands there."""
 
@@ -68,7 +70,9 @@ def _cells(path: Path, text: str) -> tuple[list[list[_Cell]], list[Problem]]:
     rows: list[list[_Cell]] = []
     problems: list[Problem] = []
     for number, line in enumerate(lines, 1):
-        read = [(column, _read(cell.strip())) for column, cell in enumerate(_split(line), 1) if cell.strip()]
+        words = ((column, cell.strip()) for column, cell in enumerate(_split(line), 1))
+        # From 2.15 on torch also writes when it waits for sends; a send's buffer is known here by its needs.
+        read = [(column, _read(word)) for column, word in words if word and not _WAIT.fullmatch(word)]
         rows.append([(number, column, found) for column, found in read if isinstance(found, Action)])
         for column, found in read:
             if isinstance(found, ValueError):

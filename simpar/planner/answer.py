@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simpar.lazy import card, dataframe
 from simpar.plan import Plan
 from simpar.planner.search import Found, Path
 from simpar.planner.space import KEYS, Space
 from simpar.schedule import Schedule
-from simpar.sweep.outcome import Outcome
+from simpar.sweep.outcome import Figures, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Answer:
         plans: of the space; open, those neither predicted nor cut off.
         least: seconds; no open plan, and none cut off by its bound, takes less.
         gap: 1 − least / the best step; 1 where no plan is known.
-        margin: share of the fastest step within which plans are one class.
+        margin: share of the fastest step within which plans are one class; ``noise``, what that rests on.
         complete: whether the search ended by itself; else it was interrupted.
         nodes: of the tree that were looked at.
     """
@@ -72,6 +73,7 @@ class Answer:
     margin: float
     complete: bool
     nodes: int
+    noise: str = 'nobody measured pairs of plans there'
 
     @property
     def best(self) -> Ranked | None:
@@ -90,6 +92,28 @@ class Answer:
         return min(self.alike, key=lambda one: (one.parts, one.step), default=None)
 
     @property
+    def refuted(self) -> float:
+        """By what share a plan was predicted below its bound at most; above 0 nothing is proven.
+
+        Steps that are not steady yet are left out: bounds are of steady ones.
+        """
+        steady = (one for one in self.ranking if one.outcome.figures and not _unsteady(one.outcome.figures))
+        return max((one.bound / one.step - 1 for one in steady), default=0.0)
+
+    @property
+    def runner_up(self) -> Ranked | None:
+        """The fastest plan that is not within noise of the fastest; None where all are."""
+        return next((one for one in self.ranking[len(self.alike) :]), None)
+
+    @property
+    def kinds(self) -> tuple[tuple[Ranked, ...], ...]:
+        """The ranking with plans of equal step and peak together, the simplest of them first."""
+        found: dict[tuple[float, int], list[Ranked]] = {}
+        for one in self.ranking:
+            found.setdefault((one.step, one.peak), []).append(one)
+        return tuple(tuple(sorted(alike, key=lambda one: one.parts)) for alike in found.values())
+
+    @property
     def front(self) -> tuple[Ranked, ...]:
         """Predicted plans than which no other is as fast with less memory, the fastest first."""
         found: list[Ranked] = []
@@ -97,6 +121,13 @@ class Answer:
             if not found or one.peak < found[-1].peak:
                 found.append(one)
         return tuple(found)
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+    def to_dataframe(self) -> Any:
+        """The ranking as a table of pandas."""
+        return dataframe(self)
 
 
 def answer_of(space: Space, found: Found, margin: float) -> Answer:
@@ -121,6 +152,10 @@ def answer_of(space: Space, found: Found, margin: float) -> Answer:
         complete=found.complete,
         nodes=found.nodes,
     )
+
+
+def _unsteady(figures: Figures) -> bool:
+    return any(note.startswith('not steady yet') for note in figures.notes)
 
 
 def _ranked(space: Space, path: Path, outcome: Outcome, bound: float) -> tuple[Path, Ranked]:

@@ -263,13 +263,15 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: f
     """
     busy = _Busy(sample, stages, share)
     unslowed = timed.unslowed()
+    # A rank alone awaits nobody.
+    awaits = timed.ranks > 1
     total = [0.0] * timed.ranks
     for stage, rank in enumerate(timed.placement):
-        total[rank] += sum(busy(kind, stage, True) for kind in ('F', 'B')) * micro_batches
+        total[rank] += sum(busy(kind, stage, awaits) for kind in ('F', 'B')) * micro_batches
         for kind in ('F', 'B', 'I', 'W'):
             count = unslowed.get((kind, stage), 0)
             if count:
-                total[rank] -= count * (busy(kind, stage, True) - busy(kind, stage, False))
+                total[rank] -= count * (busy(kind, stage, awaits) - busy(kind, stage, False))
     return max(total)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from simpar.clocks import at_full_clocks
 from simpar.cost.kept import cluster_collectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
@@ -57,7 +58,8 @@ class Judge:
 
     def __init__(self, space: Space, cluster: Cluster) -> None:
         self._space = space
-        self._cluster = cluster
+        # What a whole step asks of the matrix units sets their clock; a sample does not know it.
+        self._cluster = at_full_clocks(cluster)
         self._few = few_of(space.base.workload)
         self._device = cluster.profile.device.memory.size.value
         self._samples: dict[tuple[Any, ...], Sample | None] = {}

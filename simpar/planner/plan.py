@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 
 from simpar.case import cluster_of
-from simpar.document import one_screen
+from simpar.document import Source, one_screen
 from simpar.errors import Problem, ScheduleError
 from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
+from simpar.planner.noise import USUAL, with_noise
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
 from simpar.planner.workers import workers
@@ -62,6 +63,7 @@ class Planning:
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
         planner = self.schedule.planner or Planner()
+        margin = USUAL if planner.margin is None else planner.margin
         way = Way(
             jobs=jobs,
             journal=File(journal) if journal else None,
@@ -71,7 +73,7 @@ class Planning:
 
         def told(found: Found) -> None:
             if tell:
-                tell(answer_of(self.space, found, planner.margin))
+                tell(answer_of(self.space, found, margin))
 
         until = time.monotonic() + seconds
         judge = Judge(self.space, cluster_of(self.schedule))
@@ -85,7 +87,7 @@ class Planning:
                 tell=told if tell else None,
                 ask=those.judge,
             )
-        return answer_of(self.space, found, planner.margin)
+        return with_noise(answer_of(self.space, found, margin), planner.margin)
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
         schedules = [self.space.schedule(path) for path in paths]
@@ -102,8 +104,8 @@ class Planning:
         yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
 
 
-def load_planning(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, module: str = '') -> Planning:
-    """Read a schedule file and the space of its ``planner`` section; without one, all usual keys are free.
+def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = '') -> Planning:
+    """Read a schedule (file, text or dict) and the space of its ``planner`` section; without one, usual keys are free.
 
     Arguments: ``overrides``, ``a.b=value`` as of `--set`; ``module``, the graph of a torch module.
     Raises ``ScheduleError`` with file:line of every unknown key and value.
@@ -144,7 +146,7 @@ def _once(note: Note) -> Note:
 
 
 def _typed(
-    path: str | os.PathLike[str], overrides: Sequence[str], module: str, key: str, values: list[Any]
+    path: Source, overrides: Sequence[str], module: str, key: str, values: list[Any]
 ) -> list[Any] | ScheduleError:
     """Values as the document types them; or what is wrong with them."""
     try:
@@ -160,13 +162,13 @@ def _at(where: str, wrong: ScheduleError) -> list[Problem]:
     ]
 
 
-def _other_values(
-    path: str | os.PathLike[str], overrides: Sequence[str], module: str, wrong: ScheduleError
-) -> list[Problem]:
+def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: ScheduleError) -> list[Problem]:
     """What is wrong with listed values beside what is wrong with the section's form, which would hide it."""
     alone = [*overrides, 'planner.keys={}']
     try:
         load_schedule(path, alone, module=module)
+        if not isinstance(path, str | os.PathLike):
+            return []
         lines = File(path).read_text(encoding='utf-8').splitlines()
         keys = yaml.safe_load('\n'.join(lines))['planner']['keys']
     except (ScheduleError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):

@@ -1,22 +1,34 @@
-"""render: an answer on the screen, and as one JSON object."""
+"""render: an answer on one screen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
+from simpar import report
 from simpar.planner.answer import Answer, Ranked
-from simpar.schedule import written
+from simpar.planner.robust import Robustness
+from simpar.planner.robust import words as trials_of
+from simpar.planner.words import count, lines, value, words
+from simpar.predict import Prediction
 from simpar.units import format_size, format_time
 
-FORMAT: Final = 'simpar plan 1'
-_ROWS: Final = 12
-"""Plans of the ranking that are shown."""
+_ROWS: Final = 8
+"""Kinds of plans of the ranking, plans of the front, and rules that are shown."""
+_ROUNDING: Final = 1e-9
+_RULES: Final = {
+    'devices': 'the degrees do not divide the devices',
+    'same plan': 'the same as another plan',
+    'stages': 'more stages than layers',
+    'time': 'slower than the best for sure',
+}
 
 
-def render(answer: Answer) -> str:
-    """The screen."""
-    return '\n'.join([*_head(answer), '', *_ranking(answer), *_front(answer), '', *_pruned(answer)]) + '\n'
+def render(answer: Answer, why: Prediction | None = None, robustness: Robustness | None = None) -> str:
+    """The screen. Arguments: ``why`` the rival loses, and ``robustness``, where they are known."""
+    parts = [_head(answer), _ranking(answer), _why(why), _robust(robustness), _front(answer), _pruned(answer)]
+    found = ['\n'.join(part) for part in parts]
+    return '\n\n'.join(part for part in found if part) + '\n'
 
 
 def _head(answer: Answer) -> Iterator[str]:
@@ -24,130 +36,106 @@ def _head(answer: Answer) -> Iterator[str]:
     if best is None or choice is None:
         yield 'No plan is known to fit.' if answer.complete else 'No plan is known yet.'
     else:
-        yield f'Best plan: {_words(choice)}'
+        yield f'Best plan: {words(choice)}'
         device = format_size(choice.outcome.device)
         yield f'  step {format_time(choice.step)}, peak {format_size(choice.peak)} of {device}'
-        if choice is not best:
-            share = choice.step / best.step - 1
-            alike = f'the simplest of {len(answer.alike)} within {answer.margin:.0%} of the fastest'
-            yield f'  It is {alike} ({share:+.1%}).'
-        proof = f'no plan of {_count(answer.plans)} can be faster by more than {answer.gap:.2%}'
-        yield f'  Proven: {proof} (least open step {format_time(answer.least)}).'
+        yield f'  {_class(answer, best, choice)}'
+        yield f'  {proven(answer)}'
     if not answer.complete:
-        yield f'  Interrupted: {_count(answer.open)} plans are still open.'
+        yield f'  Interrupted: {count(answer.open)} plans are still open.'
+
+
+def _class(answer: Answer, best: Ranked, choice: Ranked) -> str:
+    """What is within noise, and why this one of it."""
+    noise = f'Noise is {answer.margin:.1%}: {answer.noise}.'
+    if len(answer.alike) == 1:
+        return f'No other plan is within noise of it. {noise}'
+    behind = f'{choice.step / best.step - 1:.1%} behind the fastest' if choice.step > best.step else 'and the fastest'
+    return f'It is the simplest of {len(answer.alike)} plans within noise, {behind}. {noise}'
+
+
+def proven(answer: Answer) -> str:
+    """The gap in words."""
+    if answer.refuted > _ROUNDING:
+        wrong = f'a plan was predicted {answer.refuted:.1%} below its bound'
+        return f'Not proven: {wrong}, so bounds do not hold here. Please report this schedule.'
+    if answer.gap == 0:
+        return f'Proven: none of {count(answer.plans)} plans is faster than {format_time(answer.least)}.'
+    share = f'no plan of {count(answer.plans)} can be faster than the fastest by more than {answer.gap:.2%}'
+    return f'Proven: {share} (least open step {format_time(answer.least)}).'
 
 
 def _ranking(answer: Answer) -> Iterator[str]:
     if not answer.ranking:
         return
-    keys = _differing(answer.ranking)
-    head = ['', 'step', 'peak', 'bound', *(key.removeprefix('plan.') for key in keys)]
+    fit = f'{len(answer.ranking)} plans were predicted and fit, {answer.infeasible} did not'
+    yield f'{fit}. *: the choice; bound: what was known before of its least step.'
+    yield from lines(ranking_cells(answer))
+
+
+def ranking_cells(answer: Answer) -> list[list[str]]:
+    """Heads, and the first kinds of plans: those with equal figures are one row."""
+    kinds = answer.kinds[:_ROWS]
+    shown = [kind[0] for kind in kinds]
+    keys = _differing(shown)
+    heads = ['', 'step', 'behind', 'peak', 'bound', *(key.removeprefix('plan.') for key in keys), '']
     rows = [
         [
-            f'{place}',
+            f'{place}{"*" if answer.choice in kind else ""}',
             format_time(one.step),
+            f'{one.step / shown[0].step - 1:.1%}',
             format_size(one.peak),
-            f'{one.bound / one.step:.1%}',
-            *(_value(one.settings[key]) for key in keys),
+            f'{one.bound / one.step:.0%}',
+            *(value(one.settings[key]) for key in keys),
+            f'and {len(kind) - 1} with equal figures' if len(kind) > 1 else '',
         ]
-        for place, one in enumerate(answer.ranking[:_ROWS], 1)
+        for place, (one, kind) in enumerate(zip(shown, kinds, strict=True), 1)
     ]
-    yield f'{len(answer.ranking)} plans were predicted and fit, {answer.infeasible} did not.'
-    yield 'bound: what was known before of its least step, as a share of it.'
-    yield from _table([head, *rows])
+    return [heads, *rows]
+
+
+def _differing(shown: Sequence[Ranked]) -> list[str]:
+    """The keys in which shown plans differ."""
+    return [key for key in shown[0].settings if len({repr(one.settings[key]) for one in shown}) > 1]
+
+
+def _why(why: Prediction | None) -> Iterator[str]:
+    """The table of the gain over the rival; rows that save nothing are left out."""
+    if why is None or why.baseline is None:
+        return
+    behind = why.baseline.step / why.step - 1
+    how = f'{abs(behind):.1%} {"slower" if behind >= 0 else "faster, and less simple"}'
+    yield f'The runner-up has {why.baseline.name}: {how}, against {why.name}. Why:'
+    rows = report.why(why, why.baseline)
+    cells = [[str(cell) for cell in column.cells] for column in rows.columns[:2]]
+    yield from (f'  {line}' for line in lines([row for row in zip(*cells, strict=True) if row[1] != '0']))
+
+
+def _robust(found: Robustness | None) -> Iterator[str]:
+    if found is None or len(found.plans) < 2:
+        return
+    yield f'If something is worse, the choice beside the {len(found.plans) - 1} next:'
+    yield from (f'  {line}' for line in lines(robust_cells(found)))
+
+
+def robust_cells(found: Robustness) -> list[list[str]]:
+    """Heads, and a row for everything that is made worse."""
+    return [['', 'step', 'longer', 'the choice is'], *trials_of(found, [words(one) for one in found.plans])]
 
 
 def _front(answer: Answer) -> Iterator[str]:
     if len(answer.front) > 1:
-        yield ''
         yield 'Front of step and memory, of predicted plans:'
         for one in answer.front[:_ROWS]:
-            yield f'  {format_time(one.step):>10}  {format_size(one.peak):>10}  {_words(one)}'
+            yield f'  {format_time(one.step):>10}  {format_size(one.peak):>10}  {words(one)}'
 
 
 def _pruned(answer: Answer) -> Iterator[str]:
-    yield f'{_count(answer.plans)} plans; cut off without a prediction, by rule:'
-    rows = [[_count(one.plans), one.rule, one.example[:90]] for one in answer.pruned]
-    yield from (f'  {line}' for line in _table(rows))
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield '  '.join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _differing(ranking: Sequence[Ranked]) -> list[str]:
-    """The keys in which shown plans differ."""
-    shown = ranking[:_ROWS]
-    return [key for key in shown[0].settings if len({repr(one.settings[key]) for one in shown}) > 1]
-
-
-def _words(one: Ranked) -> str:
-    plan = one.schedule.plan
-    values = {'data': plan.data, **{key.removeprefix('plan.'): value for key, value in one.settings.items()}}
-    simple = {'data': 1, **{key: getattr(type(plan)(), key) for key in values if key != 'data'}}
-    told = [f'{key} {_value(value)}' for key, value in values.items() if value != simple[key]]
-    return ', '.join(told) or 'nothing is split'
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _count(number: int) -> str:
-    for factor, name in ((1e9, ' billion'), (1e6, ' million')):
-        if number >= factor:
-            return f'{float(f"{number / factor:.3g}"):g}{name}'
-    return f'{number:,}'
-
-
-def to_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as plain values."""
-    choice = answer.choice
-    return {
-        'format': FORMAT,
-        'plans': answer.plans,
-        'open': answer.open,
-        'complete': answer.complete,
-        'least': answer.least,
-        'gap': answer.gap,
-        'margin': answer.margin,
-        'nodes': answer.nodes,
-        'keys': {key: list(values) for key, values in answer.keys.items()},
-        'choice': None if choice is None else _plain(choice),
-        'ranking': [_plain(one) for one in answer.ranking],
-        'front': [answer.ranking.index(one) for one in answer.front],
-        'alike': len(answer.alike),
-        'infeasible': answer.infeasible,
-        'pruned': [{'rule': one.rule, 'plans': one.plans, 'example': one.example} for one in answer.pruned],
-    }
-
-
-def _plain(one: Ranked) -> dict[str, Any]:
-    return {
-        'settings': dict(one.settings),
-        'data': one.schedule.plan.data,
-        'step': one.step,
-        'peak': one.peak,
-        'bound': one.bound,
-        'parts': one.parts,
-    }
-
-
-def saved(one: Ranked) -> dict[str, Any]:
-    """The schedule of a plan as a file has it: keys of the plan that are as usual are left out."""
-    tree = written(one.schedule)
-    usual = written_plan_of(one)
-    tree['plan'] = {key: value for key, value in tree['plan'].items() if value != usual[key]}
-    tree['workload'] = {key: value for key, value in tree['workload'].items() if value not in ('', [], {}, None)}
-    tree['cluster'] = {key: value for key, value in tree['cluster'].items() if value not in ('', [], {}, None)}
-    return {key: value for key, value in tree.items() if key not in ('sweep', 'planner')}
-
-
-def written_plan_of(one: Ranked) -> dict[str, Any]:
-    """The plan that splits nothing, as a file has it."""
-    from dataclasses import replace
-
-    plan: dict[str, Any] = written(replace(one.schedule, plan=type(one.schedule.plan)()))['plan']
-    return plan
+    if not answer.pruned:
+        return
+    yield f'{count(answer.plans)} plans; cut off without a prediction, by rule:'
+    rows = [[count(one.plans), one.rule, _RULES.get(one.rule, one.example)[:72]] for one in answer.pruned[:_ROWS]]
+    left = answer.pruned[_ROWS:]
+    if left:
+        rows.append([count(sum(one.plans for one in left)), f'{len(left)} more', 'see --json'])
+    yield from (f'  {line}' for line in lines(rows))

@@ -72,10 +72,7 @@ def _asked(workload: Workload, plan: Plan) -> Asked:
 
 
 def _optimizer(workload: Workload) -> Iterator[Problem]:
-    rule, model = workload.optimizer, workload.model
-    if isinstance(rule, Muon) and isinstance(model, Transformer) and model.experts is not None:
-        what = 'not yet beside experts: a weight of theirs is many matrices'
-        yield Problem(('workload', 'optimizer', 'muon'), what, 'write e.g. adamw')
+    rule = workload.optimizer
     if isinstance(rule, Momentum | Muon) and rule.nesterov and not rule.momentum:
         key = ('workload', 'optimizer', type(rule).__name__.lower(), 'nesterov')
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
@@ -100,11 +97,9 @@ def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
         what = f'{plan.expert} does not divide data {plan.data}'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
     model = workload.model
-    if isinstance(model, Transformer) and model.experts is not None:
-        asked = {'strategies': plan.strategies, 'layouts': plan.layouts, 'search': plan.search != 'none'}
-        for key in (key for key, value in asked.items() if value):
-            what = 'not yet beside a mixture of experts'
-            yield Problem(('plan', key), what, 'leave it out, and write data, tensor and expert')
+    if isinstance(model, Transformer) and model.experts is not None and plan.search != 'none':
+        what = 'searches of strategies know no experts'
+        yield Problem(('plan', 'search'), what, 'leave it out, and write data, tensor, expert, or strategies')
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from simpar.errors import Problem
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.plan import Plan
-from simpar.workload import Muon, Workload
+from simpar.workload import Workload
 
 
 def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    yield from conflicts(plan, matrices=isinstance(workload.optimizer, Muon))
+    yield from conflicts(plan)
     # With data 0 the degree follows from the cluster, and lowering checks it.
     ranks = plan.data * plan.context
     if plan.shard_group and ranks and ranks % min(plan.shard_group, ranks):

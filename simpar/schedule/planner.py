@@ -42,7 +42,7 @@ class Planner:
     Arguments:
         keys: dotted keys of the plan: a list of values, ``{least, most}``, ``free``, or ``fixed`` to the plan's value.
         gap: share of the best step by which another plan may still be faster when the search ends.
-        margin: plans within this share of the fastest step are one class.
+        margin: plans within this share of the fastest step are one class; None: as measured pairs spread, else 3 %.
     """
 
     keys: Annotated[
@@ -54,8 +54,9 @@ class Planner:
         float, Field(ge=0, lt=1, description='share of the best step by which another plan may still be faster')
     ] = 0.0
     margin: Annotated[
-        float, Field(ge=0, lt=1, description='plans within this share of the fastest step are one class')
-    ] = 0.03
+        Annotated[float, Field(ge=0, lt=1)] | None,
+        Field(description='plans within this share of the fastest step are one class; unless given, as measured'),
+    ] = None
 
 
 def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[Problem]:

@@ -134,12 +134,12 @@ class Row:
 
 
 def load_rows(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
+    path: Source, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
     Arguments:
-        path: of the file.
+        path: of the file; or its text, or a dict, as of `load_schedule`.
         overrides: ``a.b=value``, as of `load_schedule`.
         sweeps: ``a.b=1,2,4``, as of `--sweep`, in place of the file's.
         module: as of `load_schedule`.
@@ -147,16 +147,17 @@ def load_rows(
     Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
     not fit together only says so.
     """
+    folder = Path(path).parent if is_path(path) else Path()
     tree = _with_module(swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
-    _built(expanded(tree, Path(path).parent), known)
+    _built(expanded(tree, folder), known)
     if not isinstance(tree.root, dict):
         raise ScheduleError(known)
     try:
         rows = rows_of_tree(tree)
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*known, *wrong.problems])) from None
-    made = [_row(tree, settings, Path(path).parent) for settings in rows]
+    made = [_row(tree, settings, folder) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
         raise ScheduleError(told(known, malformed))
@@ -261,8 +262,21 @@ def _built(
     try:
         return build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
-        problems += [in_its_words(problem, found.words) for problem in wrong.problems]
+        problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
         return None
+
+
+def _one_model(tree: Tree, problems: list[Problem]) -> list[Problem]:
+    """The problems; where a workload has two models, that in place of what each of them lacks."""
+    workload = tree.get(('workload',))
+    both = [name for name in _MODELS if isinstance(workload, dict) and name in workload]
+    # Where each of them is right, or one is the path of a config, it has been told.
+    if len(both) < 2 or any(word in one.what for one in problems for word in ('at once', 'stands beside')):
+        return problems
+    what = f'workload: has all of {", ".join(both)} at once'
+    told = Problem(tree.where(('workload', both[1])), what, f'keep one of them: {" or ".join(both)}')
+    of_both = tuple(f'workload.{name}' for name in both)
+    return [told, *(one for one in problems if not one.what.startswith(of_both))]
 
 
 def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]) -> tuple[Tree, list[Problem]]:

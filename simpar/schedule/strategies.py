@@ -8,6 +8,7 @@ from simpar.errors import Problem
 from simpar.lower.given import SHOWN, has_strategies, matches
 from simpar.model import Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.plan import Plan
 from simpar.schedule.layouts import layouts_fit
 from simpar.workload import Transformer, Workload
@@ -17,6 +18,7 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     yield from _loss_fits(workload)
     yield from _context(workload, plan)
+    yield from _whole_batches(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
 
@@ -50,19 +52,29 @@ def _loss_fits(workload: Workload) -> Iterator[Problem]:
 
 
 def _context(workload: Workload, plan: Plan) -> Iterator[Problem]:
-    """Context ranks share a sequence through a whole model, so that no operator may be split otherwise."""
+    """Context ranks share the sequence of a transformer; searches know no such ranks."""
     key = ('plan', 'context')
     if plan.context == 1:
         return
     if not isinstance(workload.model, Transformer):
         what = 'a network has no sequence that is known through all of its layers'
         yield Problem(key, what, 'write 1 and strategies that split its dims, or a transformer')
-    elif plan.search != 'none' or has_strategies(workload, plan):
-        what = 'context ranks share a sequence by degrees alone, and some operators have strategies'
-        yield Problem(key, what, 'write 1, or leave strategies, layouts and search out')
+    elif plan.search != 'none':
+        what = 'searches of strategies know no ranks that share a sequence'
+        yield Problem(key, what, 'write 1, or leave search out')
     if workload.loss_operators != 'one':
         what = 'operators of the loss take rows of samples and tokens together, which context ranks do not share'
         yield Problem(('workload', 'loss_operators'), what, 'write one, or context 1')
+
+
+def _whole_batches(workload: Workload, plan: Plan) -> Iterator[Problem]:
+    """Beside what lies by degrees alone, ranks read their own samples."""
+    model = workload.model
+    of_experts = isinstance(model, Transformer) and model.experts is not None
+    beside = {'context': plan.context > 1, 'experts': of_experts, 'order: dualpipe': plan.order == TWO_HOMES}
+    for name in (name for name, there in beside.items() if there and full_batch(workload, plan)):
+        what = f'not yet beside strategies of operators with {name}'
+        yield Problem(('plan', 'dataset'), what, 'write data-parallel, or leave it out')
 
 
 def full_batch(workload: Workload, plan: Plan) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import Key, Tree, one_screen, override, put, read
+from simpar.document import Key, Source, Tree, is_path, one_screen, override, put, read
 from simpar.document.compose import Unreadable
 from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
@@ -90,9 +89,7 @@ def _kind(value: Any) -> str:
     return 'a mapping' if isinstance(value, dict) else 'a list' if isinstance(value, list) else json.dumps(value)[:40]
 
 
-def swept_tree(
-    path: str | os.PathLike[str], overrides: Sequence[str], sweeps: Sequence[str], shorts: Mapping[Key, str]
-) -> Tree:
+def swept_tree(path: Source, overrides: Sequence[str], sweeps: Sequence[str], shorts: Mapping[Key, str]) -> Tree:
     """A schedule file with `--set` and `--sweep` written over it.
 
     Arguments: ``sweeps``, ``a.b=1,2,4`` as of `--sweep`: where there are any, they take the place of the file's sweep;
@@ -104,7 +101,7 @@ def swept_tree(
         tree = _written(tree, sweeps)
     if isinstance(tree.root, dict) and tree.root.get('sweep') is None:
         instead = f'add e.g. sweep: {{{_EXAMPLE}}}, or pass --sweep plan.copies=1,2,4'
-        raise ScheduleError(Problem(str(Path(path)), 'nothing to sweep over', instead))
+        raise ScheduleError(Problem(str(Path(path)) if is_path(path) else 'schedule', 'nothing to sweep over', instead))
     return tree
 
 

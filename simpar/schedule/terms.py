@@ -106,6 +106,8 @@ def value_term(key: Key, value: str) -> Told | None:
     """What to say of an unknown value that is a word of the field; None of others."""
     name, known = str(key[-1]), plain(value)
     # Classes of torch are written together: ScheduleInterleaved1F1B.
+    if key[:2] == ('cluster', 'links'):
+        return Told(f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth')
     found = _OTHER_VALUES.get((name, known.replace('_', '')))
     if found:
         return Told(f'unknown value (got "{value[:38]}")', f'write {found}')

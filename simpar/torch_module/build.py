@@ -89,6 +89,10 @@ class Builder:
 
     def _check_samples(self, node: Node) -> None:
         one, other = node.shapes
+        if not all(type(size) is int for size in (*one, *other)):
+            raise UnclearError(
+                'makes a shape that depends on values; keep the shape, and choose with where or a product'
+            )
         if not one or one[1:] != other[1:] or one[0] * COUNTS[1] != other[0] * COUNTS[0]:
             if node.kind == 'samples' and one == other:
                 raise UnclearError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,13 @@ def _place(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith('<')]
     # Before torch it is the caller's code, not the module's.
     first = next((place for place, frame in enumerate(frames) if '/torch/' in frame.filename), len(frames))
-    own = [frame for frame in frames[first:] if '/torch/' not in frame.filename and 'contextlib' not in frame.filename]
+    own = [frame for frame in frames[first:] if '/torch/' not in frame.filename and not _of_python(frame.filename)]
     return f'{own[-1].filename}:{own[-1].lineno}' if own else ''
+
+
+def _of_python(path: str) -> bool:
+    """Whether a file is of Python itself, which calls on torch's behalf."""
+    return path.startswith(sysconfig.get_path('stdlib')) and 'site-packages' not in path
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from typing import Any
@@ -25,18 +26,33 @@ def imported(reference: str, seed: int = 0) -> Imported:
     import torch
 
     function = _function(reference)
+    _takes_nothing(reference, function)
     torch.manual_seed(seed)
     try:
         found: Any = function()
     except Exception as error:
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else ''
         raise _wrong(f'{reference} fails: {type(error).__name__}: {said}', 'call it in Python to see where') from error
+    if isinstance(found, tuple) and found and isinstance(found[0], type):
+        kind = found[0].__name__
+        raise _wrong(f'{reference} returns the class {kind}, not a module', f'call it: {kind}(…)')
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
         raise _wrong(f'{reference} returns {type(found).__name__}, not a module with example inputs', RETURNS)
     module, inputs, *more = found
     if more and not isinstance(more[0], str):
         raise _wrong(f'{reference} returns an output of type {type(more[0]).__name__}', 'name it, e.g. "logits"')
     return from_module(module, inputs, output=more[0] if more else '')
+
+
+def _takes_nothing(reference: str, function: Any) -> None:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        what = f'{reference} is called without arguments: {error}'
+        raise _wrong(what, 'write a function that takes none, and calls it with yours') from error
+    except ValueError:
+        # Some functions in C do not tell what they take.
+        return
 
 
 def _function(reference: str) -> Any:

@@ -51,7 +51,8 @@ def reason(row: Row) -> str:
 
 def stack_name(row: Row) -> str:
     """The stack of a row: as its column says, or by its framework."""
-    found = row.text('stack') or stack_of(row.text('framework'), row.text('hardware'))
+    flags = row.text('overlap_flags') or None
+    found = row.text('stack') or stack_of(row.text('framework'), row.text('hardware'), flags=flags)
     validated = (
         'post-validation' in row.text('overlap_flags') and ORDERS.get(row.text('schedule').lower(), '')[:2] == 'zb'
     )
@@ -154,7 +155,8 @@ def workload_of(row: Row) -> dict[str, Any]:
         model['head_dim'] = row.whole('head_dim')
     # Where a model of Ascend's tables has no word for it, three products of this width are its feed-forward.
     if 'glu' in row.text('mlp') or (not row.text('mlp') and row.whole('ffn') % row.whole('hidden')):
-        model |= {'activation': 'swiglu', 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
+        activation = row.text('mlp') if row.text('mlp').startswith('geglu') else 'swiglu'
+        model |= {'activation': activation, 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
     if row.whole('n_experts') > 1:
         model['experts'] = {'count': row.whole('n_experts'), 'top_k': row.whole('topk')}
         if row.text('moe_ffn'):

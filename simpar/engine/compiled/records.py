@@ -5,13 +5,15 @@ Numbers are unsigned, as a number that may be negative costs a test at every loo
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from simpar.engine.graph import Graph
 from simpar.errors import SimparError
-from simpar.jit import Array
+
+if TYPE_CHECKING:
+    from simpar.jit import Array
 
 NONE: Final = 0xFFFFFFFF
 NEXT_STEP: Final = 1 << 31

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from simpar.engine.compiled.order import arrange_nodes
+from simpar.engine.compiled.kernels import arrange_nodes
 from simpar.engine.compiled.records import per_step_of
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import NodeCosts
-from simpar.jit import Array
+
+if TYPE_CHECKING:
+    from simpar.jit import Array
 
 
 class Steps(NamedTuple):

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.compiled.arrange import arrange_meetings, arrange_ops
+from simpar.engine.compiled.kernels import arrange_meetings, arrange_ops
 from simpar.engine.compiled.records import (
     DEVICE,
     ENTRY,

@@ -320,10 +320,13 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if asked.batch * used * max(model.hidden, 2 * (experts.ffn or model.ffn_width)) > MOST_ELEMENTS:
         what = f'{used} slots of a sample are more than can be counted'
         yield Problem((*at, 'top_k'), what, 'write smaller sizes of batch, sequence, widths or experts')
-    if asked.sequence_parallel and model.sequence % asked.tensor == 0 != slots % asked.tensor:
-        what = f'{slots} slots of an expert do not divide by tensor {asked.tensor}'
+    slices = asked.context * (asked.tensor if asked.sequence_parallel else 1)
+    if model.sequence % slices == 0 != slots % slices:
+        degrees = {'context': asked.context, 'tensor': slices // asked.context}
+        told = ' × '.join(f'{name} {degree}' for name, degree in degrees.items() if degree > 1)
+        what = f'{slots} slots of an expert do not divide by {told}'
         share = model.sequence * experts.top_k / experts.count
-        more = -(-slots // asked.tensor) * asked.tensor
+        more = -(-slots // slices) * slices
         yield Problem((*at, 'capacity'), what, f'write e.g. {more / share:.6g}, which is {more}')
     if experts.count % asked.expert:
         what = f'{asked.expert} ranks cannot share {experts.count} experts equally'
@@ -350,12 +353,9 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
         )
         instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
-    if model.experts is not None and model.experts.capacity:
-        what = 'not yet: experts that drop tokens, of sequences that context ranks share'
-        yield Problem(('plan', 'context'), what, 'write 1, or experts with capacity: 0, which drop none')
-    if model.attention == 'unfused' and not asked.by_heads:
-        what = 'unfused attention has no parts of the keys that could be gathered or go round'
-        yield Problem(('plan', 'context_kind'), what, 'write all_to_all, or attention: flash')
+    if model.attention == 'unfused' and model.dropout and not asked.by_heads:
+        what = 'not yet: dropout of probabilities that unfused attention has of a part of the tokens'
+        yield Problem((*FILE, 'dropout'), what, 'write 0, attention: flash, or plan.context_kind: all_to_all')
     if asked.by_heads and model.key_value_heads % (asked.context * asked.tensor):
         what = (
             f'kv_heads {model.key_value_heads} cannot be exchanged among context {asked.context} × tensor '

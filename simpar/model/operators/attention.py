@@ -319,7 +319,10 @@ class CausalSoftmax(SameShape):
         elements = local.elements('x')
         window: Attributes = {'window': self.window} if self.window else {}
         order: Attributes = {'balanced': local.balanced} if local.balanced else {}
-        known: Attributes = {'causal': True, **window, **told(self.documents), **order}
+        # Context ranks may have the scores of their own tokens alone.
+        rows = local.partition(local.layout('x'), len(local.shape('x')) - 2)
+        own: Attributes = {'partition': rows} if rows else {}
+        known: Attributes = {'causal': True, **window, **told(self.documents), **order, **own}
         return Ops(
             F=Work(operator='softmax', reads=('x',), writes=('y',), flops=5 * elements, attributes=known),
             I={'x': Work(operator='softmax', reads=('dy', 'y'), flops=4 * elements)},

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from simpar.jit import Array, kernel, part
 from simpar.pipeline.recurrence import Recurrence
 
-HELPERS: Final = 'ba3a3f7d174d77d1'
+HELPERS: Final = '470e116c24df996c'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 BLOCK: Final = 64
 """Cases that are evaluated together: enough to fill vectors, few enough that what is under way stays in a cache."""

@@ -1,0 +1,15 @@
+"""The kernels of the machines, by their names; numba is imported only where one must be compiled."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.machine_code import Kernel
+
+arrange_after: Final = Kernel('simpar.engine.compiled.order', 'arrange_after')
+topological: Final = Kernel('simpar.engine.compiled.order', 'topological')
+arrange_nodes: Final = Kernel('simpar.engine.compiled.order', 'arrange_nodes')
+recurrence: Final = Kernel('simpar.engine.compiled.order', 'recurrence')
+arrange_ops: Final = Kernel('simpar.engine.compiled.arrange', 'arrange_ops')
+arrange_meetings: Final = Kernel('simpar.engine.compiled.arrange', 'arrange_meetings')
+events: Final = Kernel('simpar.engine.compiled.events', 'events')

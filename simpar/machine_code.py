@@ -1,0 +1,227 @@
+"""Machine code of kernels on the disk, called without numba, whose import takes longer than most simulations."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from simpar.errors import SimparError
+from simpar.files import write_atomically
+
+_LAYOUT: Final = 0x503
+"""The flags of an array that numba compiles for: in C order, in Fortran's, aligned, writeable."""
+_RESULTS: Final = {'int64': ctypes.c_int64, 'uint64': ctypes.c_uint64, 'uint32': ctypes.c_uint32, 'none': None}
+_DONE: Final = (0, -2)
+"""What a kernel that numba has compiled returns where all went well: with a value, and with None."""
+_lock: Final = threading.Lock()
+
+
+class _Code(NamedTuple):
+    """Machine code of a function with the name ``symbol`` in an object file."""
+
+    symbol: str
+    result: str
+    content: bytes
+
+
+class Kernel:
+    """A kernel whose machine code is loaded from the disk, or compiled and written there; mutable.
+
+    It is called as the function is. numba compiles it where it is not on the disk, and is not imported otherwise.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        """Name the module, which is imported where it must be compiled, and the function in it."""
+        self._module, self._name = module, name
+        self._loaded: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its code is on the disk, perhaps for other arguments than the next ones."""
+        return any(any(folder.glob(f'{self._name}-{self._stamp}-*.code')) for folder in self._folders)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it; arrays, numbers and tuples of them are what it may be given."""
+        kinds, words = zip(*_flat(arguments), strict=True)
+        call = self._loaded.get(kinds)
+        if call is None:
+            with _lock:
+                call = self._loaded[kinds] = self._callable(kinds, arguments)
+        return call(arguments, words)
+
+    def _callable(self, kinds: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """What takes arguments, and the same as words."""
+        name = f'{self._name}-{self._stamp}-{_hash([_host(), repr(kinds)])}.code'
+        code = next((code for folder in self._folders if (code := _read(folder / name))), None)
+        if code is None:
+            function = getattr(importlib.import_module(self._module), self._name)
+            code = _compiled(function, arguments)
+            # Numba that has other insides than those that are used here calls its kernels itself.
+            if code is None:
+                return lambda arguments, _: function(*arguments)
+            self._keep(name, code)
+        return _linked(code, kinds)
+
+    def _keep(self, name: str, code: _Code) -> None:
+        """Write code where it can be written; what older sources gave is left to lie, for it may be in use."""
+        head = json.dumps([code.symbol, code.result, hashlib.sha256(code.content).hexdigest()])
+        for folder in self._folders:
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(folder / name, head.encode() + b'\n' + code.content)
+                return
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        """Where it may be, as numba keeps its own: as told, beside the source, or in a folder of the user."""
+        own = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'simpar'
+        return _folders(os.environ.get('NUMBA_CACHE_DIR', ''), _source(self._module).parent / '__pycache__', own)
+
+    @property
+    def _stamp(self) -> str:
+        return _stamp(_source(self._module).parent)
+
+
+def is_started() -> bool:
+    """Whether a kernel has been loaded in this process, so that others take little."""
+    return bool(loader.cache_info().currsize)
+
+
+def _folders(told: str, beside: Path, own: Path) -> tuple[Path, ...]:
+    return (Path(told),) if told else (beside, own)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The kind of each value, and the words that it is passed as: those of numba's convention."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            at = value.__array_interface__['data'][0]
+            kind = ('array', value.dtype, value.ndim, value.flags.num & _LAYOUT)
+            # The first two are of arrays that numba itself has made, or that Python objects own.
+            yield kind, (None, None, value.size, value.itemsize, at, *value.shape, *value.strides)
+        elif isinstance(value, tuple):
+            yield ('tuple', type(value).__qualname__, len(value)), ()
+            yield from _flat(value)
+        elif isinstance(value, (bool, np.bool_)):
+            yield ('bool',), (value,)
+        elif isinstance(value, (int, np.integer)):
+            yield ('number', value.dtype if isinstance(value, np.integer) else 'int'), (int(value),)
+        else:
+            raise TypeError(f'a kernel takes no {type(value).__name__}')
+
+
+def _words_of(kind: tuple[Any, ...]) -> list[Any]:
+    """The C types of what a value is passed as."""
+    if kind[0] == 'array':
+        return [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] + [ctypes.c_int64] * (2 * kind[2])
+    if kind[0] == 'tuple':
+        return []
+    if kind[0] == 'bool':
+        return [ctypes.c_bool]
+    return [ctypes.c_int64 if kind[1] == 'int' else np.ctypeslib.as_ctypes_type(kind[1])]
+
+
+def _linked(code: _Code, kinds: tuple[Any, ...]) -> Callable[..., Any]:
+    """What calls machine code with words; the lock of Python's threads is free meanwhile."""
+    result = _RESULTS[code.result]
+    types = [ctypes.c_void_p, ctypes.c_void_p, *(word for kind in kinds for word in _words_of(kind))]
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(_address(code))
+
+    def call(_: tuple[Any, ...], words: tuple[tuple[Any, ...], ...]) -> Any:
+        value, error = (result or ctypes.c_int64)(), ctypes.c_void_p()
+        done = function(ctypes.addressof(value), ctypes.addressof(error), *(word for some in words for word in some))
+        if done not in _DONE:
+            raise RuntimeError(f'the kernel {code.symbol} failed with status {done}')
+        return value.value if result else None
+
+    return call
+
+
+@cache
+def _address(code: _Code) -> int:
+    """Where code lies, once it has been loaded; it stays for as long as the process lives."""
+    from llvmlite import binding
+
+    engine = loader()
+    engine.add_object_file(binding.ObjectFileRef.from_data(code.content))
+    engine.finalize_object()
+    found: int = engine.get_function_address(code.symbol)
+    return found
+
+
+@cache
+def loader() -> Any:
+    """What loads machine code; from the first call on, small programs are simulated by kernels too."""
+    from llvmlite import binding
+
+    # Versions before 0.45 ask for it, and later ones refuse it.
+    with suppress(RuntimeError):
+        binding.initialize()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(codemodel='jitdefault')
+    return binding.create_mcjit_compiler(binding.parse_assembly(''), machine)
+
+
+def _compiled(function: Any, arguments: tuple[Any, ...]) -> _Code | None:
+    """The code of a function for arguments like these; None where this numba does not give it."""
+    from simpar.jit import object_of
+
+    found = object_of(function, arguments)
+    return _Code(*found) if found and found[1] in _RESULTS else None
+
+
+def _read(path: Path) -> _Code | None:
+    """The code in a file; None where there is none, or it is not whole."""
+    with suppress(OSError, ValueError, TypeError):
+        head, content = path.read_bytes().split(b'\n', 1)
+        symbol, result, told = json.loads(head)
+        if hashlib.sha256(content).hexdigest() == told and result in _RESULTS:
+            return _Code(symbol, result, content)
+    return None
+
+
+@cache
+def _stamp(folder: Path) -> str:
+    """What kernels of a folder are compiled of: its files, how they are compiled, and by which versions."""
+    texts = [path.read_bytes().decode() for path in (*sorted(folder.glob('*.py')), _source('simpar.jit'))]
+    return _hash([*texts, _version('numba'), _version('llvmlite')])
+
+
+def _version(package: str) -> str:
+    file = _source(f'{package}._version')
+    return file.read_text(encoding='utf-8') if file.is_file() else str(importlib.import_module(package).__version__)
+
+
+@cache
+def _source(module: str) -> Path:
+    """The file of a module, which is not imported."""
+    package, _, inner = module.partition('.')
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise SimparError(f'{package} is not installed')
+    return Path(found.origin).parent.joinpath(*inner.split('.')).with_suffix('.py')
+
+
+@cache
+def _host() -> str:
+    """The processor that code is compiled for."""
+    from llvmlite import binding
+
+    return f'{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}'
+
+
+def _hash(texts: list[str]) -> str:
+    return hashlib.sha256('\0'.join(texts).encode()).hexdigest()[:16]

@@ -1,0 +1,248 @@
+"""The planner beside Calculon, each on the space that both have: `python -m tests.planner_peers CHECKOUT --devices 64`.
+
+    git clone https://github.com/calculon-ai/calculon CHECKOUT
+
+Nothing of Calculon is in this project: its checkout is imported from the path that is given. Each tool searches GPT-3
+175B on A100 nodes with its own prices, and predicts the other's best plan, too. The space: tensor × pipeline × data,
+micro-batches, interleaving, recomputation, sharded optimizer, sequence parallelism. What one of the two has alone is
+left out: Calculon's offloading, its choice of a network for each axis, overlap of tensor parallelism; simpar's orders,
+copies, tiles, context, fusion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simpar.case import cluster_of
+from simpar.planner.plan import Planning
+from simpar.planner.space import space_of
+from simpar.planner.words import told
+from simpar.schedule import Schedule, load_schedule
+from simpar.schedule.planner import Planner
+from simpar.sweep.outcome import predicted
+from simpar.units import format_time
+
+LAYERS, HIDDEN, HEADS, SEQUENCE, NODE = 96, 12288, 96, 2048, 8
+SAMPLE = 400
+"""Plans of Calculon's whole space that are run to learn how long one takes."""
+RECOMPUTE = {'none': 'none', 'selective': 'attn_only', 'full': 'full'}
+
+
+class Point(NamedTuple):
+    """A plan of the space that both tools have; ``size``, samples of a micro-batch."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    chunks: int
+    size: int
+    recompute: str
+    zero: int
+    sequence_parallel: bool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkout', type=Path)
+    parser.add_argument('--devices', type=int, default=64)
+    parser.add_argument('--batch', type=int, default=0, help='default: as many samples as devices')
+    parser.add_argument('--gap', type=float, default=0.02, help='of our search')
+    parser.add_argument('--seconds', type=float, default=300.0, help='of our search, at most')
+    options = parser.parse_args()
+    batch = options.batch or options.devices
+    theirs = Calculon(options.checkout, options.devices, batch)
+    ours = Ours(options.devices, batch)
+    print(f'GPT-3 175B on {options.devices} A100 80 GB, batch {batch}\n')
+    seconds, plans, (rate, best) = theirs.search()
+    whole, each = theirs.whole()
+    print(f'Calculon: {plans:,} plans of the common space in {seconds:.1f} CPU s, {plans / seconds:.0f} a second')
+    print(f'Calculon: its whole space has {whole:,} plans; {SAMPLE} drawn ones took {each * 1e3:.1f} ms each,')
+    print(f'          so the whole would take {whole * each / 3600:.1f} CPU hours (not run)')
+    begun = time.process_time()
+    answer = ours.planning.search(jobs=1, gap=options.gap, seconds=options.seconds)
+    spent = time.process_time() - begun
+    assert answer.best is not None
+    own = point_of(answer.best.schedule, batch)
+    print(
+        f'simpar: {answer.plans:,} plans, {len(answer.ranking) + answer.infeasible} predicted, gap {answer.gap:.2%}, '
+        f'{"ended by itself" if answer.complete else "interrupted"}, {spent:.1f} CPU s\n'
+    )
+    print('| best plan of | plan | by simpar | by Calculon |\n| --- | --- | ---: | ---: |')
+    for name, point in (('Calculon', best), ('simpar', own)):
+        print(f'| {name} | {told(point._asdict())} | {ours.step(point)} | {theirs.step(point)} |')
+    print(
+        f'\nCPU: {spent / seconds:.2f} of Calculon in the common space, {spent / (whole * each):.5f} of its whole space'
+    )
+    assert rate
+
+
+class Ours:
+    """simpar's side."""
+
+    def __init__(self, devices: int, batch: int) -> None:
+        self.devices, self.batch = devices, batch
+        schedule = self._schedule({})
+        keys = {
+            'plan.tensor': [one for one in factors(devices) if HEADS % one == 0],
+            'plan.sequence_parallel': [False, True],
+            'plan.context': 'fixed',
+            'plan.pipeline': [one for one in factors(devices) if LAYERS % one == 0],
+            'plan.micro_batches': factors(batch),
+            'plan.order': ['1f1b', 'interleaved-1f1b'],
+            'plan.chunks': factors(LAYERS)[:-1],
+            'plan.recompute': ['none', 'selective', 'full'],
+            'plan.copies': 'fixed',
+            'plan.tiles': 'fixed',
+            'plan.zero': [0, 1],
+            'plan.shard_group': 'fixed',
+            'plan.fusion': 'fixed',
+        }
+        schedule = replace(schedule, planner=Planner(keys=keys))
+        self.planning = Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
+
+    def step(self, point: Point) -> str:
+        """A plan's step in words, or why it cannot be."""
+        plan = {
+            'tensor': point.tensor, 'pipeline': point.pipeline, 'data': point.data, 'recompute': point.recompute,
+            'micro_batches': self.batch // point.data // point.size, 'sequence_parallel': point.sequence_parallel,
+            'order': 'interleaved-1f1b' if point.chunks > 1 else '1f1b', 'chunks': point.chunks, 'zero': point.zero,
+        }  # fmt: skip
+        found = predicted(self._schedule(plan))
+        step = format_time(found.figures.step) if found.figures else ''
+        return step if found.feasible else f'{step} ({found.reason})'.strip()
+
+    def _schedule(self, plan: dict[str, Any]) -> Schedule:
+        model = {'layers': LAYERS, 'hidden': HIDDEN, 'heads': HEADS, 'vocab': 51200, 'sequence': SEQUENCE}
+        return load_schedule(
+            {
+                'simpar': 1,
+                'cluster': {'profile': 'a100-sxm-8', 'nodes': self.devices // NODE},
+                'workload': {
+                    'transformer': model,
+                    'batch': self.batch,
+                    'precision': 'fp16',
+                    'optimizer': {'adam': {'master_weights': True}},
+                },
+                'plan': plan,
+            }
+        )
+
+
+class Calculon:
+    """The other side, by what its modules offer."""
+
+    def __init__(self, checkout: Path, devices: int, batch: int) -> None:
+        sys.path.insert(0, str(checkout))
+        llm = importlib.import_module('calculon.llm')
+        system = importlib.import_module('calculon.system')
+        self._search = importlib.import_module('calculon.llm.optimal_execution').OptimalExecution
+        self.Llm, self.devices, self.batch = llm.Llm, devices, batch
+        self._app = self.Llm.Application(json.loads((checkout / 'models/gpt3-175B.json').read_text()))
+        self._system = system.System(json.loads((checkout / 'systems/a100_80g.json').read_text()))
+
+    def search(self) -> tuple[float, int, tuple[float, Point]]:
+        """CPU seconds, plans, and the best with its samples a second."""
+        begun, count, best = time.process_time(), 0, (0.0, Point(1, 1, 1, 1, 1, 'none', 0, False))
+        for point in self._points():
+            count += 1
+            best = max(best, (self._rate(self._execution(point)), point))
+        return time.process_time() - begun, count, best
+
+    def step(self, point: Point) -> str:
+        """A plan's step in words."""
+        rate = self._rate(self._execution(point))
+        return format_time(self.batch / rate) if rate else 'refused'
+
+    def whole(self) -> tuple[int, float]:
+        """How many plans its own search runs, and CPU seconds of one of them, by drawn ones of the common space."""
+        count = 0
+        for tensor in self.Llm.get_all_tensor_parallelisms(self.devices, HIDDEN, HEADS):
+            for pipeline in self.Llm.get_all_pipeline_parallelisms(self.devices, tensor, LAYERS):
+                data = self.Llm.get_data_parallelism(self.devices, tensor, pipeline)
+                count += self._of_degrees(tensor, pipeline, data)
+        points = random.Random(1).sample(list(self._points()), SAMPLE)
+        begun = time.process_time()
+        for point in points:
+            self._rate(self._execution(point))
+        return count, (time.process_time() - begun) / SAMPLE
+
+    def _of_degrees(self, tensor: int, pipeline: int, data: int) -> int:
+        """Counted by its own search, which runs nothing with ``debug``."""
+        batch = self._search.get_batch_size(data, self.batch)
+        if batch is None:
+            return 0
+        return sum(
+            self._search.search(
+                True, 1, False, self.devices, self.batch, 'float16', self._app, self._system, tensor, pipeline, data,
+                chunks, batch, recompute, sharded, kind, [True], False, True, True,
+            )[1]
+            for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline)
+            for recompute in ('full', 'attn_only', 'none')
+            for sharded in ((True, False) if data > 1 else (False,))
+            for kind in ('ar', 'p2p_rs_ag', 'rs_ag')
+        )  # fmt: skip
+
+    def _points(self) -> Iterator[Point]:
+        for tensor in self.Llm.get_all_tensor_parallelisms(self.devices, HIDDEN, HEADS):
+            for pipeline in self.Llm.get_all_pipeline_parallelisms(self.devices, tensor, LAYERS):
+                data = self.Llm.get_data_parallelism(self.devices, tensor, pipeline)
+                if self.batch % data:
+                    continue
+                for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline):
+                    for size in self.Llm.get_valid_microbatch_sizes(SEQUENCE, tensor, data, self.batch, pipeline):
+                        for recompute in RECOMPUTE:
+                            for zero in (0, 1) if data > 1 else (0,):
+                                for sliced in (False, True) if tensor > 1 else (False,):
+                                    yield Point(tensor, pipeline, data, chunks, size, recompute, zero, sliced)
+
+    def _execution(self, point: Point) -> dict[str, Any]:
+        inner = point.tensor * point.pipeline
+        return {
+            'num_procs': self.devices, 'tensor_par': point.tensor, 'pipeline_par': point.pipeline,
+            'data_par': point.data, 'tensor_par_net': int(point.tensor > NODE), 'pipeline_par_net': int(inner > NODE),
+            'data_par_net': int(inner * point.data > NODE), 'batch_size': self.batch, 'microbatch_size': point.size,
+            'datatype': 'float16', 'fused_activation': True, 'attention_type': 'multihead',
+            'activation_recompute': RECOMPUTE[point.recompute], 'pipeline_interleaving': point.chunks,
+            'optimizer_sharding': bool(point.zero),
+            'tensor_par_comm_type': 'rs_ag' if point.sequence_parallel else 'ar', 'tensor_par_overlap': 'none',
+            'seq_par_ag_redo': point.sequence_parallel and point.recompute != 'full',
+            'data_par_overlap': point.data > 1, 'weight_offload': False, 'activations_offload': False,
+            'optimizer_offload': False, 'training': True,
+        }  # fmt: skip
+
+    def _rate(self, execution: dict[str, Any]) -> float:
+        """Samples a second; 0 where it refuses the plan."""
+        model = self.Llm(self._app, logging.Logger('calculon'))
+        try:
+            model.compile(self._system, self.Llm.Execution.from_json(execution))
+            model.run(self._system)
+        except self.Llm.Error:
+            return 0.0
+        return float(model.get_stats_json(False)['sample_rate'])
+
+
+def point_of(schedule: Schedule, batch: int) -> Point:
+    """A plan of ours in the words of both."""
+    plan = schedule.plan
+    size = batch // plan.data // plan.micro_batches
+    chunks = max(plan.chunks, 1)
+    one = (plan.tensor, plan.pipeline, plan.data, chunks, size, plan.recompute, plan.zero, plan.sequence_parallel)
+    return Point(*one)
+
+
+def factors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+if __name__ == '__main__':
+    main()

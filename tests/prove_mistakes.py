@@ -1,0 +1,90 @@
+# ruff: noqa: E501 (lines of the page)
+"""Make every mistake of `tests/mistakes`, and write docs/mistakes.md: `make prove-mistakes`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.mistake import KINDS, ROOT, Answer, Mistake, make, mistakes
+from tests.mistake_grades import MENDED, WEAK
+
+PAGE = ROOT / 'docs' / 'mistakes.md'
+LONGEST = 150
+INTRODUCTION = """# Mistakes
+
+{number} mistakes that users make. They were thought up before the code of messages was read. They are about configs of Hugging Face, modules,
+clusters, plans, imports, flags, new commands and schedules. {more} of them came when the messages of the others had been mended. What simpar takes without harm was
+left out again.
+
+Each was run. One who knows simpar graded the message, a milder judge than a stranger. Good means: cause and remedy are both named. {good} were
+good at once, {mended} were mended, {weak} stay weak. None ends with a traceback or an internal error. {broken} broken schedules more are kept as tests, in
+`tests/broken`. `make prove-mistakes` runs all of them and writes this page.
+"""
+
+
+def row(mistake: Mistake, answer: Answer) -> str:
+    """A row of the long table: what is wrong, the exit code, and the beginning of the message."""
+    first = next((line for line in answer.said.splitlines() if line), '')
+    first = re.sub(r'\S*/site-packages/', '…/', first)
+    shown = f'{first[:LONGEST]}…' if len(first) > LONGEST else first
+    return f'| {told(mistake.what)} | {answer.code} | {code(shown)} |'
+
+
+def told(text: str) -> str:
+    """Text of a cell."""
+    return text.replace('|', '\\|').replace('<', '&lt;')
+
+
+def code(text: str) -> str:
+    """Text of a message."""
+    return '`` ' + text.replace('|', '\\|') + ' ``'
+
+
+def table(heads: tuple[str, ...], rows: Iterator[str] | list[str]) -> str:
+    """A table of rows."""
+    return '\n'.join([f'| {" | ".join(heads)} |', '|---' * len(heads) + '|', *rows])
+
+
+def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
+    """The page."""
+    broken = sum(
+        len(re.findall(r'^=== ', path.read_text(), re.MULTILINE)) for path in (ROOT / 'tests' / 'broken').glob('*.txt')
+    )
+    good = len(answers) - len(MENDED) - len(WEAK)
+    numbers = {'number': len(answers), 'more': more, 'good': good, 'mended': len(MENDED), 'weak': len(WEAK) or 'none'}
+    parts = [INTRODUCTION.format(**numbers, broken=broken)]
+    for head, graded in (('Mended', MENDED), ('Weak', WEAK)):
+        if graded:
+            rows = [f'| {told(what)} | {why} |' for what, why in graded.items()]
+            parts.append(f'## {head}\n\n{table(("mistake", "what it said, and says"), rows)}\n')
+    rows = [row(mistake, answer) for mistake, answer in answers]
+    parts.append(f'## All\n\n{table(("mistake", "exit code", "first line"), rows)}\n')
+    return '\n'.join(parts)
+
+
+def main() -> int:
+    """Make them; ends with 1 where one ends with a traceback, or has no message."""
+    answers = []
+    wrong = 0
+    for kind in KINDS:
+        for mistake in mistakes(kind):
+            with tempfile.TemporaryDirectory(prefix='simpar-mistake-') as folder:
+                answer = make(mistake, Path(folder))
+            answers.append((mistake, answer))
+            bad = not answer.said or 'Traceback' in answer.said or answer.code not in (0, 2, 3)
+            wrong += bad
+            print(f'{"WRONG " if bad else ""}{mistake.what}: {answer.code}: {answer.said[:200]}', flush=True)
+    unknown = (MENDED.keys() | WEAK.keys()) - {mistake.what for mistake, _ in answers}
+    if unknown:
+        print('graded, but no mistake:', sorted(unknown))
+    if '--write' in sys.argv:
+        PAGE.write_text(page(answers, sum(1 for _ in mistakes('more'))), encoding='utf-8')
+    return int(wrong > 0 or bool(unknown))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Machine code of kernels is kept on the disk, and called without numba."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from simpar.machine_code import Kernel
+
+# A chain 2 → 0 → 1: each node, and which come after it.
+START, AFTER = np.array([0, 1, 1, 2], dtype=np.int32), np.array([1, 0], dtype=np.int32)
+
+
+def order_of_a_chain(kernel):
+    """The order that the kernel finds of a chain."""
+    order = np.empty(3, dtype=np.int64)
+    assert kernel(START, AFTER, np.array([1, 1, 0], dtype=np.int32), order) == 3
+    return order.tolist()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('NUMBA_CACHE_DIR', str(tmp_path / 'kept'))
+    return tmp_path / 'kept'
+
+
+def topological():
+    return Kernel('simpar.engine.compiled.order', 'topological')
+
+
+def test_code_is_written_once_and_compiled_again_where_its_file_is_broken(folder, monkeypatch):
+    assert not topological().is_kept
+    assert order_of_a_chain(topological()) == [2, 0, 1]
+    assert topological().is_kept
+    (file,) = folder.glob('*.code')
+    whole = file.read_bytes()
+    # From now on, it can only be read.
+    monkeypatch.setattr('simpar.machine_code._compiled', lambda function, arguments: pytest.fail('compiled again'))
+    assert order_of_a_chain(topological()) == [2, 0, 1]
+    for broken in (b'', b'[]\n', b'{"a": 1}\n', whole[:-1], whole.replace(b'int64', b'int46', 1)):
+        file.write_bytes(broken)
+        with pytest.raises(pytest.fail.Exception, match='compiled again'):
+            order_of_a_chain(topological())
+
+
+def test_each_type_of_array_has_code_of_its_own(folder):
+    kernel = topological()
+    assert order_of_a_chain(kernel) == [2, 0, 1]
+    order = np.empty(3, dtype=np.int32)
+    assert kernel(START.astype(np.int64), AFTER, np.array([1, 1, 0], dtype=np.int32), order) == 3
+    assert order.tolist() == [2, 0, 1]
+    assert len(list(folder.glob('*.code'))) == 2
+    with pytest.raises(TypeError, match='a kernel takes no list'):
+        kernel([0, 1], AFTER, AFTER, AFTER)
+
+
+def test_numba_is_not_imported_where_code_is_on_the_disk(folder):
+    assert order_of_a_chain(topological()) == [2, 0, 1]
+    script = (
+        'import sys\n'
+        'from test_machine_code import order_of_a_chain, topological\n'
+        'assert order_of_a_chain(topological()) == [2, 0, 1]\n'
+        'assert "numba" not in sys.modules'
+    )
+    subprocess.run([sys.executable, '-c', script], check=True, cwd='tests', timeout=60)
+
+
+def test_where_numba_does_not_tell_its_code_it_calls_its_kernels_itself(folder, monkeypatch):
+    monkeypatch.setattr('simpar.machine_code._compiled', lambda function, arguments: None)
+    assert order_of_a_chain(topological()) == [2, 0, 1]
+    assert not topological().is_kept

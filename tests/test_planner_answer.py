@@ -1,0 +1,164 @@
+"""What the planner answers: classes within noise, why the runner-up loses, what is worse, and numbers of devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+import simpar
+from simpar.budget import Budget
+from simpar.case import case_of
+from simpar.cli import main
+from simpar.planner.noise import measured, with_noise
+from simpar.planner.robust import robust, worse
+from simpar.planner.sizes import Size, Sizes
+from simpar.schedule import load_schedule
+from simpar.sweep.outcome import predicted
+from tests.test_planner import FILE
+
+
+@pytest.fixture(scope='module')
+def planned():
+    """The same space as of the planner's own tests, answered from Python."""
+    return simpar.plan(FILE, jobs=1)
+
+
+def test_the_module_of_plans_is_the_verb_too(planned):
+    from simpar.plan import Plan
+
+    assert simpar.plan.Plan is Plan
+    assert planned.gap == 0
+    # What it chose is a schedule like any other.
+    assert case_of(planned.schedule).predict().step == planned.step
+
+
+def test_plans_within_noise_are_one_class_and_the_simplest_of_it_is_chosen(planned):
+    ranking = planned.answer.ranking
+    wide = with_noise(planned.answer, ranking[-1].step / ranking[0].step - 1)
+    assert wide.alike == ranking
+    assert wide.runner_up is None
+    assert wide.choice.parts == min(one.parts for one in ranking)
+    narrow = with_noise(planned.answer, 0.0)
+    assert narrow.choice is narrow.best
+    assert narrow.runner_up.step > narrow.best.step
+
+
+def test_noise_is_what_measured_pairs_of_the_stack_and_device_spread():
+    document = yaml.safe_load(FILE)
+    assert measured(load_schedule(document)) is None
+    document['cluster'] = {'profile': 'a100-sxm-8', 'stack': 'megatron-core'}
+    document['plan'] = {'data': 8}
+    schedule = load_schedule(document)
+    share, words = measured(schedule)
+    prediction = case_of(replace(schedule, against={'plan.zero': 1})).predict()
+    # The noise of a gain, as `simpar run` tells it of two plans there.
+    assert share == pytest.approx(prediction.gain_noise)
+    assert 'A100' in words
+
+
+def test_why_the_runner_up_loses_adds_up_to_what_it_loses(planned):
+    loses = planned.answer.runner_up.step - planned.choice.step
+    assert sum(row.seconds for row in planned.why.explanation) == loses
+    assert planned.why.baseline.step == planned.answer.runner_up.step
+    assert f'{loses / planned.choice.step:.1%} slower' in str(planned)
+
+
+def test_the_choice_is_tried_with_slower_links_a_slow_rank_and_a_fuller_expert(planned):
+    found = planned.robustness
+    assert [trial.name for trial in found.trials] == ['as it is', 'nvlink at half its rate', 'rank 0 1.25 × slower']
+    again = yaml.safe_load(FILE)
+    again['plan'] = {key.removeprefix('plan.'): value for key, value in planned.choice.settings.items()}
+    del again['planner']
+    for trial, worse_cluster in zip(found.trials[1:], ({'links': {'nvlink': 0.5}}, {'slow': {0: 0.8}}), strict=True):
+        again['cluster'] = {'profile': 'a100-sxm-8', **worse_cluster}
+        assert trial.steps[0] == predicted(load_schedule(again)).figures.step
+    mixture = {**again, 'cluster': 'a100-sxm-8', 'plan': {'expert': 8}}
+    mixture['workload']['transformer'] |= {'experts': {'count': 8, 'top_k': 2, 'ffn': 512}, 'bias': []}
+    schedule = load_schedule(mixture)
+    name, fuller = list(worse(schedule))[-1]
+    assert name == 'the fullest expert with 1.5 × the mean'
+    assert predicted(fuller(schedule)).figures.step > predicted(schedule).figures.step
+
+
+def test_a_choice_that_another_plan_overtakes_says_so(planned):
+    # A cluster with links of a thousandth: what sends least wins there, whatever the choice here.
+    ranking = planned.answer.ranking
+    slow = robust(replace(planned.answer, ranking=(ranking[-1], *ranking[:-1]), margin=0.0))
+    assert not any(slow.holds(trial) for trial in slow.trials)
+
+
+def test_sizes_that_are_slower_and_dearer_are_not_on_the_front(planned):
+    def size(devices, step):
+        best = replace(planned.answer.ranking[0], step=step)
+        return Size(devices=devices, answer=replace(planned.answer, ranking=(best,), margin=0.0))
+
+    # Eight devices twice as fast as four cost the same; sixteen are slower than eight.
+    found = Sizes(found=(size(4, 2.0), size(8, 0.9), size(16, 1.0)), budget=None)
+    assert [one.devices for one in found.front] == [8]
+    assert [one.cost * 3600 for one in found.found] == pytest.approx([8.0, 7.2, 16.0])
+
+
+def test_the_command_plans_on_several_numbers_of_devices(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(FILE)
+    picture = tmp_path / 'sizes.png'
+    flags = ['--devices', '4', '--train', 'tokens=1B', '--train', 'price=2', '--plot', str(picture)]
+    assert main(['plan', str(file), '--jobs', '1', '--json', *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for one in told['sizes']:
+        tokens = 16 * 512
+        hours = one['step'] * 1e9 / tokens * one['devices'] / 3600
+        assert one['cost'] == pytest.approx(2 * hours)
+    assert Budget(tokens=1e9, price=2).price == told['sizes'][0]['training']['price']
+    assert picture.read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize(
+    ('flags', 'told'),
+    [
+        (['--devices', '8,12'], '12 devices are no whole nodes of 8; write 16'),
+        (['--devices', '8', '--save', 'best.yaml'], 'each number of devices has a plan of its own'),
+        (['--train', 'tokens=1B'], 'changes nothing without --devices'),
+        (['--plot', 'front.txt'], 'not a picture'),
+    ],
+)
+def test_flags_that_do_not_go_together_are_told(tmp_path, capsys, flags, told):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(FILE)
+    assert main(['plan', str(file), *flags]) == 2
+    assert told in ' '.join(capsys.readouterr().err.split())
+
+
+def test_a_notebook_shows_table_front_and_why(planned):
+    shown = planned._repr_html_()
+    for text in ('<table>', 'data:image/png', 'ideal overlap', 'nvlink at half its rate', 'none of 128 plans'):
+        assert text in shown
+    assert planned.plot()._repr_png_().startswith(b'\x89PNG')
+    frame = pytest.importorskip('pandas') and planned.to_dataframe()
+    assert list(frame['step']) == [one.step for one in planned.answer.ranking]
+    assert frame['choice'].sum() == 1
+
+
+@pytest.mark.torch
+def test_the_executor_trains_the_winner_that_was_saved(tmp_path):
+    from executor.numerics import check
+
+    file, save = tmp_path / 'plan.yaml', tmp_path / 'best.yaml'
+    document = yaml.safe_load(FILE)
+    document['cluster'] = {'profile': 'a100-sxm-8', 'devices': 4}
+    document['workload'] |= {
+        'transformer': {'layers': 4, 'hidden': 16, 'heads': 2, 'vocab': 32, 'sequence': 8},
+        'precision': 'fp64',
+    }
+    # More than one rank in every degree, so that there is something to train beside data parallelism.
+    document['planner']['keys'] |= {'plan.tensor': [2], 'plan.pipeline': [2], 'plan.copies': [2]}
+    file.write_text(yaml.safe_dump(document))
+    assert main(['plan', str(file), '--jobs', '1', '--brief', '--save', str(save)]) == 0
+    plan = yaml.safe_load(save.read_text())['plan']
+    assert (plan['tensor'], plan['pipeline'], plan['copies']) == (2, 2, 2)
+    case = simpar.load_case(save)
+    # One step in one process; raises where a gradient is not that of the model that nothing splits.
+    assert check(case.program, case.workload, case.plan, steps=1).deviations
