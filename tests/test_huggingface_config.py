@@ -57,6 +57,18 @@ def test_what_stands_beside_it_goes_before_what_it_says(tmp_path):
     assert (model.layers, model.sequence, model.padded_vocab, model.attention) == (2, 32, 128, 'unfused')
 
 
+def test_mappings_and_lists_in_place_of_words_and_numbers_are_told(tmp_path):
+    """Found by mutated files: what has no hash was looked up in tables."""
+    phi = {**LLAMA, 'model_type': 'phi', 'hidden_act': 'gelu_new'}
+    [told] = refused(tmp_path, phi, resid_pdrop={'a': 1})
+    assert 'resid_pdrop: not modelled: unlike probabilities' in told
+    [told] = refused(tmp_path, LLAMA, hidden_act=['silu'])
+    assert "hidden_act: no such activation (got ['silu'])" in told
+    qwen = {**LLAMA, 'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 8}
+    [told] = refused(tmp_path, qwen, layer_types=[{}, {}, {}, {}])
+    assert 'layer_types: not a list of known kinds' in told
+
+
 def test_settings_and_sweeps_reach_it(tmp_path, monkeypatch):
     path = write(tmp_path, LLAMA, more='sweep: {workload.sequence: [16, 32]}\nagainst: {workload.layers: 2}\n')
     assert load_schedule(path, ['workload.hidden=64']).workload.model.hidden == 64

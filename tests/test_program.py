@@ -124,6 +124,8 @@ BROKEN = {
     'simpar-program 1\nslot ["x", "compute", 0, 0, [], []]': 2,
     'simpar-program 1\npartition {"name": "t", "groups": [[0, 1], [2]]}': 2,
     'simpar-program 1\nop ' + '[' * 100000: 2,
+    'simpar-program 1\nop {"name": "x", "attributes": {"scale": 1e999}}': 2,
+    'simpar-program 1\nprogram {"world": NaN}': 2,
 }
 
 

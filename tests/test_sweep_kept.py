@@ -76,7 +76,7 @@ def drawn(draw, families, rows):
 def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path):
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
-    rows = json.dumps(list(drawn(draw, 10, 6)))
+    rows = json.dumps(list(drawn(draw, 7, 5)))
     path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
     here = Path(__file__).parent
     fresh = subprocess.run(
@@ -87,8 +87,8 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
         text=True,
     ).stdout.splitlines()
     schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
-    assert len(fresh) == len(schedules) > 40
-    assert sum('"figures": null' not in line for line in fresh) > 30, 'nearly all cannot be'
+    assert len(fresh) == len(schedules) > 25
+    assert sum('"figures": null' not in line for line in fresh) > 18, 'nearly all cannot be'
     # First as they stand, where neighbours share most.
     for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh))]:
         assert told(schedules[place]) == fresh[place]

@@ -32,7 +32,7 @@ def _activation(names: Mapping[str, str], *keys: str) -> Any:
 
     def rule(config: Config) -> Iterator[Says]:
         key = next((key for key in keys if config[key] is not None), keys[-1])
-        if config[key] not in names:
+        if not isinstance(config[key], str) or config[key] not in names:
             raise Refused(
                 key, f'no such activation (got {config[key]!r})', f'write one of {", ".join(names)}', 'activation'
             )
@@ -101,7 +101,7 @@ def _windows(config: Config) -> Iterator[Says]:
         return
     if kinds is None:
         kinds = _kinds(config, layers)
-    if not isinstance(kinds, list) or not kinds or set(kinds) - {SLIDING, FULL}:
+    if not isinstance(kinds, list) or not kinds or any(kind not in (SLIDING, FULL) for kind in kinds):
         raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer', 'window')
     if len(kinds) != layers:
         raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer', 'window')
@@ -144,13 +144,14 @@ def _dropouts(*keys: str) -> Any:
     """The rule of dropout: one probability for the three places that a transformer drops at."""
 
     def rule(config: Config) -> Iterator[Says]:
-        found = {config[key] for key in keys}
-        if len(found) != 1:
+        # Anything may stand in a file, mappings too, which no set takes.
+        found = [config[key] for key in keys]
+        if any(one != found[0] for one in found):
             shown = ', '.join(f'{key} {config[key]}' for key in keys)
             raise Refused(
                 keys[0], f'not modelled: unlike probabilities ({shown})', 'write dropout beside model', 'dropout'
             )
-        yield Says('dropout', found.pop(), keys[0])
+        yield Says('dropout', found[0], keys[0])
 
     return rule
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -107,11 +108,19 @@ def parse_program(text: str, where: str = 'program') -> Program:
     for number, line in enumerate(lines[1:], start=2):
         keyword, _, rest = line.partition(' ')
         try:
-            parts.take(keyword, json.loads(rest))
+            parts.take(keyword, json.loads(rest, parse_float=_finite, parse_constant=_finite))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             what = f'cannot be read ({type(error).__name__}: {error})'
             raise ScheduleError(Problem(f'{where}:{number}', f'{keyword or "line"}: {what}')) from error
     return parts.build(where)
+
+
+def _finite(word: str) -> float:
+    """A number of the text; what is none, or too large for one, is refused here, as no program could be written so."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(f'{word[:20]} is no finite number')
+    return value
 
 
 class _Parts:
