@@ -114,11 +114,12 @@ def _whole(path: Path, above: tuple[Path, ...], root: Any) -> Any:
     if found.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
         what = Problem(('extends',), 'a profile that extends itself', 'name another one, or none')
         raise ProfileError(what.at(document.read(path, error=ProfileError).where(('extends',))))
+    # Before it is loaded, which knows nothing of the files above it: a circle ends here.
+    tree = _whole(found, (*above, path.resolve()), document.read(found, error=ProfileError).root)
     # Its own mistakes are told at its own lines.
     base = load_profile(found)
     table = base.tables.collective
     crosses = table is not None and any(row[2] > 1 for row in read_table(table, 'collective'))
-    tree = _whole(found, (*above, path.resolve()), document.read(found, error=ProfileError).root)
     wrong, names = unknown_links(tree, root)
     if wrong:
         where = document.read(path, error=ProfileError).where

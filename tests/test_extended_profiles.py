@@ -67,6 +67,13 @@ def test_a_profile_beside_it_is_extended_by_its_path(tmp_path):
     assert load_profile(write(tmp_path, text, 'next.yaml')).links[1].bandwidth.value == 12.5e9
 
 
+def test_profiles_that_extend_each_other_are_told(tmp_path):
+    for name, other in (('mine.yaml', 'next.yaml'), ('next.yaml', 'mine.yaml')):
+        write(tmp_path, MINE.replace('h100-sxm-8', other), name)
+    with pytest.raises(ProfileError, match=r'next\.yaml:3: extends: a profile that extends itself'):
+        load_profile(tmp_path / 'mine.yaml')
+
+
 @pytest.mark.parametrize(
     ('text', 'told'),
     [
