@@ -15,12 +15,11 @@ from simpar import document
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Stack
-from simpar.profiles import profile_folder
+from simpar.profiles import MOST_EXTENDED, profile_folder
 
 DEFAULT: Final = 'eager'
 """The stack of a framework that no row of the table names."""
 TABLE: Final = 'frameworks.csv'
-MOST_EXTENDED: Final = 8
 
 
 def stack_folder() -> Path:

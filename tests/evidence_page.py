@@ -48,6 +48,15 @@ def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: s
         f'{len(rows)} schedules on {nets} networks. Each block was calibrated by what',
         '`simpar calibrate --compute emulated --quick` does. [Evidence](evidence.md) says what is drawn.',
         '',
+        *tables(claims, rows),
+        *said([(f'{block["net"]}, {block["world"]} ranks', block['notes']) for block in blocks]),
+    ]
+    return '\n'.join(text), all(held for _, _, held in claims)
+
+
+def tables(claims: Sequence[tuple[str, str, bool]], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What must hold, and a line for each row."""
+    return [
         '| what must hold | found | |',
         '|---|---|---|',
         *(f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims),
@@ -57,10 +66,12 @@ def page(blocks: Sequence[dict[str, Any]], *, seed: int, commit: str, command: s
         *(line(row, rows) for row in rows),
         '',
     ]
-    notes = [f'- {block["net"]}, {block["world"]} ranks: {note}' for block in blocks for note in block['notes']]
-    if notes:
-        text += ['What calibration said:', '', *notes, '']
-    return '\n'.join(text), all(held for _, _, held in claims)
+
+
+def said(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """What calibration said of each block; nothing where it said nothing."""
+    lines = [f'- {block}: {note}' for block, some in notes for note in some]
+    return ['What calibration said:', '', *lines, ''] if lines else []
 
 
 def error(row: dict[str, Any]) -> float:

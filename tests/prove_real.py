@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 from evidence_draws import Row
-from evidence_page import disordered, error, line, verdict
+from evidence_page import disordered, error, said, tables, verdict
 from prove_evidence import commit, cores, say
 
 from executor.backend import Pool
@@ -215,18 +215,9 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
         'Each block is calibrated by what `simpar calibrate --quick --for` does with its four schedules.',
         'Two ranks compute with a core each. An error is predicted / 10th percentile − 1.',
         '',
-        '| what must hold | found | |',
-        '|---|---|---|',
-        *(f'| {what} | {found} | {"holds" if held else "**does not hold**"} |' for what, found, held in claims),
-        '',
-        '| network | ranks | schedule | predicted | measured p10 | median | A/A | error | gain predicted | measured |',
-        '|---|---|---|---|---|---|---|---|---|---|',
-        *(line(row, rows) for row in rows),
-        '',
+        *tables(claims, rows),
+        *said([(block['net'], block['notes']) for block in blocks]),
     ]
-    notes = [f'- {block["net"]}: {note}' for block in blocks for note in block['notes']]
-    if notes:
-        text += ['What calibration said:', '', *notes, '']
     return '\n'.join(text), all(held for _, _, held in claims)
 
 
