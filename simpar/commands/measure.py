@@ -12,8 +12,8 @@ from simpar.case import Case, load_case, on_net
 from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
 from simpar.commands.module import graph_of, module_flags
-from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
-from simpar.compare import compare, comparison_to_dict, render_comparison
+from simpar.commands.statistic import statistic_json, statistic_line
+from simpar.compare import PERCENTILE, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware.net import Net, parse_net
 from simpar.janitor import remove_at_the_end
