@@ -60,7 +60,8 @@ def waiting(what: str, *, after: float = SHORT) -> Iterator[Waiting]:
 def _tell(told: Waiting, done: Event, terminal: bool, after: float) -> None:
     began = monotonic()
     shown = False
-    pause = after
+    # Without a terminal lines stay, and what is quick says nothing, as of other progress.
+    pause = after if terminal else _SELDOM / SHORT * after
     while not done.wait(pause):
         text = told.text(monotonic() - began)
         print(f'\r{text}\x1b[K' if terminal else text, end='' if terminal else '\n', file=sys.stderr, flush=True)
@@ -71,7 +72,7 @@ def _tell(told: Waiting, done: Event, terminal: bool, after: float) -> None:
 
 def case_waited_for(options: argparse.Namespace) -> Case:
     """The case of a verb's file and flags; where it takes long, it is told for how long."""
-    with waiting('lowering') as told:
+    with waiting('preparing') as told:
         schedule = load_schedule(options.file, options.set, module=graph_of(options))
         told.most = most_seconds(schedule)
         return case_of(schedule, limit=parse_limit(options.limit))
