@@ -89,7 +89,8 @@ def main() -> int:
     found = []
     for number in range(options.blocks):
         block = Block(number, NETS[number % len(NETS)], drawn.randrange(2**31))
-        file = options.folder / f'{options.seed}-{number}.json'
+        # Of another commit nothing counts.
+        file = options.folder / f'{options.seed}-{number}-{commit()}.json'
         if not file.exists():
             write_atomically(file, json.dumps(_run(block)) + '\n')
         found.append(json.loads(file.read_text(encoding='utf-8')))
