@@ -57,8 +57,11 @@ test: .venv-test/installed
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going check test-waits test-others
 	@$(MAKE) --no-print-directory test-alone
 
+# As many as there are cores, but no more than four: each holds torch and the compiled engines.
+PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); [ $$cores -gt 4 ] && cores=4; [ $$cores -lt 2 ] && cores=2; echo $$cores)
+
 test-others:
-	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone and not waits'
+	.venv-test/bin/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m 'not alone and not waits'
 
 test-waits:
 	.venv-test/bin/python -m pytest --quiet --no-header -m waits
