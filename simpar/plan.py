@@ -133,6 +133,14 @@ class Plan:
     chunks: Annotated[
         int, Field(ge=0, le=2**10, description='stages on each pipeline rank; 0: the least that the order has')
     ] = 0
+    sequence_chunks: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**10,
+            description="parts of a sample's sequence, each an item of the order (MindSpore's seq orders)",
+        ),
+    ] = 1
     rows: Annotated[
         tuple[Annotated[str, Field(max_length=2**20)], ...],
         Field(max_length=2**12, description="actions of each pipeline rank, e.g. 0F0 0B0, in the order's place"),
