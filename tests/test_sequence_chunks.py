@@ -131,6 +131,16 @@ PLANS = {
     'documents and positions that turn': (
         replace(GPT, model=replace(GPT.model, position='rotary', documents=(2, 6, 4))), plan('seqpipe', 3), 2
     ),
+    'latent attention': (
+        replace(
+            GPT,
+            model=replace(
+                GPT.model, position='rotary', kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4
+            ),
+        ),
+        plan(),
+        2,
+    ),
     'tied, grouped queries, clipped': (
         replace(GPT, model=replace(GPT.model, tied=True, kv_heads=2), clip_norm=0.05),
         plan('seqvpp', exchange='fused', tensor=2, scatter_gather=True), 4,

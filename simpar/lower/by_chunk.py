@@ -17,7 +17,7 @@ from simpar.lower.tape import Tape
 from simpar.model.operators.context import CHUNK_ATTENTION
 from simpar.program import OpClass
 
-POSITIONED: Final = frozenset({'position', 'rotary', CHUNK_ATTENTION})
+POSITIONED: Final = frozenset({'position', 'rotary', 'latent_qkv', CHUNK_ATTENTION})
 """Operators that must know the place of their tokens."""
 LOSS: Final = 'loss'
 _CHUNK: Final = re.compile(r'\.chunk\d+')
