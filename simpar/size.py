@@ -147,9 +147,9 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
         ops = (_most_ops(model) + steps) * model.layers
     else:
         ops = MOST_OPS_OF_OPERATOR * len(model.layers)
-    classes = float(ops * plan.tiles)
+    classes = float(ops * plan.tiles * plan.sequence_chunks)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
-    slots = (classes + passing) * plan.micro_batches * plan.copies
+    slots = (classes + passing * plan.sequence_chunks) * plan.micro_batches * plan.copies
     return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
 
 

@@ -35,7 +35,7 @@ def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
     q, kv, *more = tensors
     before, keys = _apart(op, more)
-    part = _Part(op, where, q, kv, keys)
+    part = Part(op, where, q, kv, keys)
     # Rows that see nothing keep the log of an empty sum, and give nothing.
     y_rows, lse_rows = part.forward()
     y = wide(q).new_zeros(*part.q.shape[:-1], values_of(op))
@@ -50,7 +50,7 @@ def part_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """dy, q, kv, y, lse[, dq of keys before] → dq of all keys so far, dkv."""
     dy, q, kv, y, lse, *more = tensors
     before, keys = _apart(op, more)
-    part = _Part(op, where, q, kv, keys)
+    part = Part(op, where, q, kv, keys)
     dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
     dq = join(op, dq)
     return [dq + before[0] if before else dq, dkv]
@@ -67,16 +67,24 @@ def _joined(
     return ours + theirs, total
 
 
-class _Part:
+class Part:
     """Queries and keys of one op, without rows and columns in which no one sees anything."""
 
-    def __init__(self, op: OpClass, where: Context, q: torch.Tensor, kv: torch.Tensor, keys: Tensors) -> None:
+    def __init__(
+        self,
+        op: OpClass,
+        where: Context,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        keys: Tensors,
+        places: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         self.op, self.where, self.keys = op, where, keys
         groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
         self.q = q.unflatten(-1, (groups, queries, head_dim)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         k, v = kv.unflatten(-1, (groups, -1)).split((head_dim, values_of(op)), -1)
         self.k, self.v = k.transpose(1, 2), v.transpose(1, 2)
-        own, there = self._places(q.shape[1], kv.shape[1])
+        own, there = places or self._places(q.shape[1], kv.shape[1])
         hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
         # What a whole row or column hides is left out, as a kernel skips its blocks.
         seen, columns = (~hidden).any(1), (~hidden).any(0)

@@ -24,6 +24,7 @@ from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.repeat import Repeats, operator_kind, place_kinds, recorded_for_real
+from simpar.lower.sequence_chunks import attend_in_chunks
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Flatten, Operator, Reshape, Weighted
@@ -227,6 +228,9 @@ class Forward:
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         if flat:
             return reads[0]
+        if isinstance(operator, Attention) and self.tape.mesh.sequence_chunks > 1:
+            y = Value(node.value, shape, placed.output)
+            return attend_in_chunks(self.tape, node.name, operator, reads[0], y)
         return self._emitted(node, reads, placed)
 
     def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:

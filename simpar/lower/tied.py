@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from simpar.lower.by_chunk import of_any_chunk
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.tape import Tape
@@ -35,8 +36,8 @@ class Exchange:
         """
         if self.gradient not in held:
             return ()
-        # In a split backward the op that adds may have a name of its own.
-        names = {op.name.removesuffix('.split') for op in issued}
+        # In a split backward the op that adds may have a name of its own, and so has that of a chunk.
+        names = {of_any_chunk(op.name.removesuffix('.split')) for op in issued}
         return next((ops for adder, ops in self.ends if adder in names), ())
 
 

@@ -14,6 +14,8 @@ CONTEXT_SCORES: Final = 'context_scores'
 """Unfused: a rank's queries times keys that are there; backward also the gradient of their values."""
 CONTEXT_VALUES: Final = 'context_values'
 """Unfused: probabilities of a rank's queries times values that are there, added to those before."""
+CHUNK_ATTENTION: Final = 'chunk_attention'
+"""Attention of one chunk of a sequence with keys and values of all chunks so far."""
 JOIN_KEYS: Final = 'join_keys'
 """Unfused: blocks of scores, or of their gradients, one for each rank's keys, as one."""
 OP_CLASSES: Final = {
@@ -21,6 +23,7 @@ OP_CLASSES: Final = {
     SPLIT_QKV: Qkv('SplitQkv'),
     CONTEXT_SCORES: AttentionCore('ContextScores', 'matrix'),
     CONTEXT_VALUES: AttentionCore('ContextValues', 'matrix'),
+    CHUNK_ATTENTION: AttentionCore('ChunkAttention', 'attention'),
     JOIN_KEYS: AttentionCore('JoinKeys'),
 }
 """By the operator of an op class, what bounds it."""
