@@ -31,6 +31,22 @@ def split_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [torch.cat([tensor.unflatten(-1, (_groups(op), -1)) for tensor in tensors], -1).flatten(2)]
 
 
+def repeat_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """qkv of G groups → qkv of G × times, each with a part of a group's queries and all of its key and value."""
+    times, queries = _times(op)
+    parts = tensors[0].unflatten(-1, (_groups(op) // times, -1))
+    q = parts[..., : times * queries].unflatten(-1, (times, queries))
+    kv = parts[..., times * queries :].unsqueeze(-2).expand(*q.shape[:-1], -1)
+    return [torch.cat([q, kv], -1).flatten(2)]
+
+
+def repeat_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dqkv of G × times groups → dqkv of G, the gradients of keys and values summed."""
+    times, queries = _times(op)
+    parts = tensors[0].unflatten(-1, (_groups(op) // times, times, -1))
+    return [torch.cat([parts[..., :queries].flatten(-2), parts[..., queries:].sum(-2)], -1).flatten(2)]
+
+
 def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
     q, kv, *more = tensors
@@ -160,6 +176,11 @@ def _apart(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
     return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, [])
 
 
+def _times(op: OpClass) -> tuple[int, int]:
+    """How many groups become of one, and features of the queries of each."""
+    return int(op.attributes['times']), int(op.attributes['queries']) * int(op.attributes['head_dim'])
+
+
 def _groups(op: OpClass) -> int:
     return int(op.attributes['groups'])
 
@@ -167,6 +188,8 @@ def _groups(op: OpClass) -> int:
 KERNELS = {
     ('context_attention', 'F'): part_forward,
     ('context_attention', 'I'): part_dx,
+    ('repeat_kv', 'F'): repeat_forward,
+    ('repeat_kv', 'I'): repeat_dx,
     ('split_qkv', 'F'): split_forward,
     ('split_qkv', 'I'): split_dx,
 }

@@ -10,6 +10,8 @@ CONTEXT_ATTENTION: Final = 'context_attention'
 """Attention of a rank's queries with keys and values that are there."""
 SPLIT_QKV: Final = 'split_qkv'
 """Queries apart from keys and values, which go to other ranks; backward their gradients become one again."""
+REPEAT_KV: Final = 'repeat_kv'
+"""Groups of heads as several with fewer queries, each with the group's key and value; backward these are summed."""
 CONTEXT_SCORES: Final = 'context_scores'
 """Unfused: a rank's queries times keys that are there; backward also the gradient of their values."""
 CONTEXT_VALUES: Final = 'context_values'
@@ -21,6 +23,7 @@ JOIN_KEYS: Final = 'join_keys'
 OP_CLASSES: Final = {
     CONTEXT_ATTENTION: AttentionCore('ContextAttention', 'attention'),
     SPLIT_QKV: Qkv('SplitQkv'),
+    REPEAT_KV: Qkv('RepeatKv'),
     CONTEXT_SCORES: AttentionCore('ContextScores', 'matrix'),
     CONTEXT_VALUES: AttentionCore('ContextValues', 'matrix'),
     CHUNK_ATTENTION: AttentionCore('ChunkAttention', 'attention'),
