@@ -55,7 +55,13 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
         len(re.findall(r'^=== ', path.read_text(), re.MULTILINE)) for path in (ROOT / 'tests' / 'broken').glob('*.txt')
     )
     good = len(answers) - len(MENDED) - len(WEAK)
-    numbers = {'number': len(answers), 'more': more, 'good': good, 'mended': len(MENDED), 'weak': 'none stays' if not WEAK else f'{len(WEAK)} stay'}
+    numbers = {
+        'number': len(answers),
+        'more': more,
+        'good': good,
+        'mended': len(MENDED),
+        'weak': 'none stays' if not WEAK else f'{len(WEAK)} stay',
+    }
     parts = [INTRODUCTION.format(**numbers, broken=broken)]
     for head, graded in (('Mended', MENDED), ('Weak', WEAK)):
         if graded:
