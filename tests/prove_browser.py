@@ -57,13 +57,14 @@ def browser(*, dark: bool = False, size: tuple[int, int] = (1280, 900)) -> Itera
 
 
 def shot(shown: Any, name: str) -> None:
-    """A screenshot of a browser or of one element, in 128 colours, so that it stays small."""
+    """A screenshot of a browser or of one element, in 256 colours, so that it stays small."""
     from PIL import Image
 
     path = IMAGES / f'{name}.png'
     path.write_bytes(shown.screenshot_as_png if hasattr(shown, 'screenshot_as_png') else shown.get_screenshot_as_png())
     with Image.open(path) as image:
-        small = image.convert('RGB').quantize(128)
+        # Dithered or with fewer colours, one orange would look like another.
+        small = image.convert('RGB').quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     print(f'wrote {path.relative_to(ROOT)}, {path.stat().st_size // 1000} KB')
 

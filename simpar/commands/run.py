@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
-from simpar.case import Case, check_memory
+from simpar.case import Case, check_memory, memory_notes
 from simpar.commands.progress import Progress
 from simpar.commands.waiting import SHORT, case_waited_for, most_seconds, waiting
 from simpar.errors import Problem, ScheduleError
@@ -29,13 +29,14 @@ def command(options: argparse.Namespace) -> int:
 
         case, found = fitted_case(case, read_own_step(options.fit))
     prediction = _predicted(case, options.steps)
+    notes = (*case.notes, *memory_notes(case, prediction))
     with waiting('writing'):
-        written = _write(options, prediction, case)
+        written = _write(options, prediction, case, notes)
     if options.json:
         from simpar.report import to_dict
 
         answer = to_dict(prediction)
-        answer['notes'] += case.notes
+        answer['notes'] += notes
         answer['parameters'] = case.parameters
         if found:
             answer['fitted'] = asdict(found)
@@ -57,7 +58,7 @@ def command(options: argparse.Namespace) -> int:
             print(found.line)
         if budget:
             print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
-        for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
+        for line in (*(f'Note: {note}' for note in notes), *(f'wrote {name}' for name in written)):
             print(line)
     # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
@@ -102,7 +103,7 @@ def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Cas
     return [str(path) for path in paths]
 
 
-def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
+def _write(options: argparse.Namespace, prediction: Prediction, case: Case, notes: Sequence[str]) -> list[str]:
     written: list[str] = []
     if options.plot:
         from simpar.plot import write_figure
@@ -120,7 +121,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         options.html.parent.mkdir(parents=True, exist_ok=True)
         words = ''.join(f'# --set {word}\n' for word in options.set)
         schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
-        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=case.notes))
+        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=notes))
         written.append(str(options.html))
     if options.trace:
         written += _write_traces(options, prediction, case)

@@ -164,9 +164,8 @@ def _is_list_of_clusters(error: Mapping[str, Any]) -> bool:
 
 def _percent(found: object, node: Mapping[str, Any]) -> str:
     """How a percentage is written where a share is wanted; nothing elsewhere."""
-    most = min(
-        (one.get('exclusiveMaximum', one.get('maximum', 2)) for one in (node, *node.get('anyOf', ()))), default=2
-    )
+    shares = [one for one in (node, *node.get('anyOf', ())) if one.get('type') == 'number']
+    most = min((one.get('exclusiveMaximum', one.get('maximum', 2)) for one in shares), default=2)
     with suppress(ValueError):
         percent = float(str(found).rstrip('% '))
         if most == 1 and 1 < percent < 100:
