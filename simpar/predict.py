@@ -289,7 +289,8 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         profile=cluster.profile,
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
-        spread=spread_of(cluster, bound_by(program, costs, trace.step)),
+        # Nobody has published steps of a device alone.
+        spread=spread_of(cluster, bound_by(program, costs, trace.step)) if cluster.stack else None,
     )
 
 

@@ -75,7 +75,7 @@ class Trace:
             np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0), dtype=np.float64
         )
 
-    @property
+    @cached_property
     def step_times(self) -> Times:
         """Shape [steps]: end(k) − end(k−1); the first is the cold step."""
         return np.diff(self.step_ends, prepend=0.0)

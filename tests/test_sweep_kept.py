@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
-from simpar.cost import formula
+from simpar.cost import collective, formula
 from simpar.kept import Facts, Kept
 from simpar.lower import prepared
 from simpar.sweep import load_sweep
@@ -127,6 +127,7 @@ def test_messages_over_links_that_did_not_change_are_worked_out_once(tmp_path, m
 
     monkeypatch.setattr(formula, '_of_message', counted)
     formula._known.clear()
+    collective._insides.clear()
     path = tmp_path / 'schedule.yaml'
     # Values that no other test has, of which nothing can be kept.
     sweep = '{plan.zero: [2], cluster.links.infiniband: [0.3, 2.3, 4.3]}'
