@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,10 +78,12 @@ def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
     total = Span()
     if (block := blocks[begins]) is not None and ((forward and (first or done)) or last or begins != end):
         total = total + block.before
-    for layer in done[:-1]:
+    for layer, behind in pairwise(done):
         block = blocks[of(layer)]
         if block is not None and block.layers:
-            total = total + block.layers[0]
+            piece = block.layers[0]
+            # No sample has a layer behind one of another kind: of its chain only computation is sure.
+            total = total + (piece if of(layer) == of(behind) else piece.computed())
     block = blocks[ends]
     # The end of a stage that begins with a layer like the very first ones, and is not the first, is in no sample.
     if block is not None and not (not forward and not first and done[-1] < edge):

@@ -60,6 +60,10 @@ class Span(NamedTuple):
             self.lead + other.lead,
         )
 
+    def computed(self) -> Span:
+        """By its computation alone."""
+        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy)
+
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies

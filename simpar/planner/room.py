@@ -77,8 +77,8 @@ def _of_rank(
             most = max(most, held + (own.joined if joined else own.total))
             live[stage] += 1
         elif kind[0] in 'BI':
-            # Tiles of a forward that its backward follows at once may be gone sooner than in the sample.
-            peak = own.most if peaks and not (joined and sample.tiles > 1) else own.total
+            # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
+            peak = own.most if peaks and not (joined and sample.again) else own.total
             most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if joined else peak))
             live[stage] -= 1
         if kind[0] == 'I':

@@ -37,6 +37,7 @@ class Sample:
         copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
         pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
         in_turn: kinds of action whose copies are taken to be done one after the other.
+        again: whether any op is done again in the backward.
         known: what was worked out of it.
     """
 
@@ -49,6 +50,7 @@ class Sample:
     in_step: bool = True
     pace: float = float('inf')
     in_turn: frozenset[str] = frozenset()
+    again: bool = False
     known: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -92,6 +94,7 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         _in_step(few, plan, program),
         _pace(few, plan, program, costs),
         in_turn,
+        plan.recompute != 'none',
     )
 
 
