@@ -102,6 +102,7 @@ def search(
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
+        _widen(space, judge, found, heap, leaves, ask)
         _begin(space, judge, found, evaluate, until, tell)
         while True:
             _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask)
@@ -139,6 +140,26 @@ def _begin(space: Space, judge: Judge, found: Found, evaluate: Evaluate, until: 
                 tell(found)
         if time.monotonic() >= until:
             return
+
+
+def _widen(
+    space: Space,
+    judge: Judge,
+    found: Found,
+    heap: list[Node],
+    leaves: list[tuple[float, Path]],
+    ask: Ask,
+) -> None:
+    """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon."""
+    begin, ahead = heap.pop(), list[Node]()
+    ahead.append(begin)
+    while ahead:
+        found.nodes += len(ahead)
+        ready = [node for node in ahead if node[3]]
+        for first in range(0, len(ready), BATCH):
+            _judge(space, judge, found, heap, ready[first : first + BATCH], ask)
+        ahead = [child for node in ahead if not node[3] for child in _opened(space, judge, found, leaves, node)]
+    _settle(found, heap, leaves)
 
 
 def _dig(
