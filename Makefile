@@ -21,6 +21,7 @@
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
 # make prove-by-hand  steps of the executor beside the same plans by hand in torch, 4 minutes a row; adds rounds; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-culprit-runs  sabotage of real runs on 2 and 4 ranks; 10 minutes; goes on where it stopped; writes docs/diagnosis_runs.md
 # make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
 # make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
@@ -199,6 +200,9 @@ prove-kept: .venv-test/installed
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
+
+prove-culprit-runs: .venv-test/installed
+	.venv-test/bin/python tests/prove_culprit_runs.py --seed 2040 --write docs/diagnosis_runs.md
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
