@@ -287,7 +287,19 @@ def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
 
 
 def memory_notes(case: Case, prediction: Prediction) -> tuple[str, ...]:
-    """What is kept free on a device; where nothing is and the peak is near, that this may be too little."""
+    """What the figure of memory takes for granted: the optimizer, and what is kept free on a device."""
+    return (*_assumed(case), *_kept_free(case, prediction))
+
+
+def _assumed(case: Case) -> Iterator[str]:
+    work = case.workload
+    written = any(key[:2] == ('workload', 'optimizer') for key in case.schedule.origins)
+    if work.phase == 'train' and work.optimizer == Sgd() and not written:
+        yield 'no optimizer is given: sgd is assumed, which has no states; adamw takes 8 to 12 bytes a weight more'
+
+
+def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
+    """What is kept free; where nothing is and the peak is near, that this may be too little."""
     reserve, size = case.schedule.cluster.reserve, prediction.device_memory
     if reserve:
         told = f'{format_size(reserve)} of each device are reserved (cluster.reserve), {format_size(size)} are left'
@@ -295,7 +307,7 @@ def memory_notes(case: Case, prediction: Prediction) -> tuple[str, ...]:
     share = prediction.memory.peak / size
     if _TIGHT <= share <= 1:
         what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"
-        return (f'the peak is {share:.0%} of the device: {what}',)
+        return (f'the peak is {share * 100:.0f} % of the device: {what}',)
     return ()
 
 

@@ -74,8 +74,11 @@ def case_waited_for(options: argparse.Namespace) -> Case:
     """The case of a verb's file and flags; where it takes long, it is told for how long."""
     with waiting('preparing') as told:
         schedule = load_schedule(options.file, options.set, module=graph_of(options))
-        told.most = most_seconds(schedule)
-        return case_of(schedule, limit=parse_limit(options.limit))
+        limit = parse_limit(options.limit)
+        most = most_seconds(schedule)
+        # A bound above the limit is a coarse one: whether it is refused is found out now.
+        told.most = most if most <= limit.seconds else 0.0
+        return case_of(schedule, limit=limit)
 
 
 def most_seconds(schedule: Schedule) -> float:
