@@ -124,7 +124,8 @@ PLANS = {
         GPT, plan('seqvpp', tensor=2, sequence_parallel=True, recompute='full', copies=2, data=2, zero=2), 8
     ),
     'tiles, late receives, attention made again, dropout': (
-        replace(GPT, model=replace(GPT.model, dropout=0.3)), plan(tensor=2, tiles=2, reduce='late', receive='late', recompute='selective', sum_loss=True), 4
+        replace(GPT, model=replace(GPT.model, dropout=0.3)),
+        plan(tensor=2, tiles=2, reduce='late', receive='late', recompute='selective', sum_loss=True), 4
     ),
     'a window over four chunks': (
         replace(GPT, model=replace(GPT.model, window=4)), plan('seqpipe', 4, recompute='full'), 2
