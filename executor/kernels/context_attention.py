@@ -133,6 +133,8 @@ class Part:
     @property
     def _sequence(self) -> int:
         """Tokens of all ranks."""
+        if 'tokens' in self.op.attributes:
+            return int(self.op.attributes['tokens'])
         queries = int(self.op.attributes['queries'])
         return int(self.q.shape[2]) // queries * self.where.size[str(self.op.attributes['context'])]
 

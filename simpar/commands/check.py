@@ -174,7 +174,6 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
     from simpar.lower.given import has_strategies
-    from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
     with_strategies = has_strategies(case.workload, case.plan)
@@ -194,15 +193,12 @@ def features(case: Case) -> list[dict[str, str]]:
         named = case.schedule.plan.order
         asked |= {
             f'order {named if not case.schedule.plan.rows else "by rows"}': True,
+            f'sequence_chunks {plan.sequence_chunks}': plan.sequence_chunks > 1,
             f'receive {plan.receive}': True,
             f'exchange {plan.exchange}': True,
         }
     executed = _executable(program) or 'yes'
-    rows = [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
-    if is_pipeline(program) and plan.order in ORDERS and ORDERS[plan.order].sequences:
-        what = 'not offered: attention over earlier chunks of a sequence is not built'
-        rows.append({'feature': 'several sequence chunks', 'simulated': what, 'executable': what})
-    return rows
+    return [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
 
 
 def _executable(program: Program) -> str:

@@ -87,7 +87,9 @@ class ByChunk:
         return found
 
     def _op(self, op: OpClass, chunk: int) -> OpClass:
-        first = {'first': chunk * self.sequence // self.count} if chunk and op.operator in POSITIONED else {}
+        # Masks of dropout are drawn by the places of elements, too.
+        placed = op.operator in POSITIONED or 'site' in op.attributes
+        first = {'first': chunk * self.sequence // self.count} if chunk and placed else {}
         return replace(
             op,
             name=_named(op, chunk),
@@ -133,10 +135,11 @@ class ByChunk:
         handed = [one for one in seen if chunk < self.count - 1 and one >= _seen(split, chunk + 1)[0]]
         base = self._op(op, chunk)
         if op.phase == 'F':
-            q, kv = op.reads
+            q, kv, *masks = op.reads
             reads, writes = [self.name(q, chunk), *(self.name(kv, one) for one in seen)], [*base.writes]
         else:
-            *mine, kv = op.reads
+            dy, q, y, lse, kv, *masks = op.reads
+            mine = (dy, q, y, lse)
             dq, dkv = op.writes
             keys = [self.name(kv, one) for one in seen]
             reads = [*self.names(mine, chunk), *keys, *(self._handed(dkv, one, chunk + 1) for one in handed)]
@@ -147,12 +150,12 @@ class ByChunk:
         features = key + value if op.phase == 'F' else 3 * key + 2 * value
         return replace(
             base,
-            reads=tuple(reads),
+            reads=(*reads, *masks),
             writes=tuple(writes),
             dims={**dims, 'keys': len(seen) * tokens, 'pairs': round(pairs)},
             flops=2.0 * dims['batch'] * dims['heads'] * pairs * features,
-            bytes=float(sum(map(self.tape.held_bytes, (*reads, *writes)))),
-            attributes={**base.attributes, 'first_key': seen[0] * tokens, 'parts': len(seen)},
+            bytes=float(sum(map(self.tape.held_bytes, (*reads, *masks, *writes)))),
+            attributes={**base.attributes, 'first_key': seen[0] * tokens, 'parts': len(seen), 'tokens': self.sequence},
         )
 
     def _split(self, window: int, documents: str) -> ContextSplit:

@@ -192,7 +192,7 @@ class Core:
             'context': self.tape.partition(self.tape.context_axes),
             **({'balanced': self.split.ranks} if self.split.balanced else {}),
             **({} if step is None else {'step': step}),
-            **self._dropped,
+            **self.dropped,
         }
         self.tape.emit_compute(
             f'{self.name}{part}',
@@ -206,7 +206,7 @@ class Core:
         )
 
     @property
-    def _dropped(self) -> dict[str, Attribute]:
+    def dropped(self) -> dict[str, Attribute]:
         """What kernels must know to draw masks of probabilities, of this rank's heads."""
         probability, groups = getattr(self.operator, 'dropout', 0.0), self.qkv.layout.dims[2]
         if not probability:

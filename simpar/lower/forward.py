@@ -233,7 +233,7 @@ class Forward:
             return reads[0]
         if isinstance(operator, Attention) and self.tape.mesh.sequence_chunks > 1:
             y = Value(node.value, shape, placed.output)
-            return attend_in_chunks(self.tape, node.name, operator, reads[0], y)
+            return attend_in_chunks(self.tape, node.name, operator, reads, y)
         return self._emitted(node, reads, placed)
 
     def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:

@@ -144,7 +144,7 @@ def _kept(forward: Sequence[OpClass], choice: Recompute) -> set[str]:
     region = {name: choice.region(op) for op in forward for name in op.writes}
     handed_on = {name for op in forward for name in op.reads if region.get(name, '') not in ('', choice.region(op))}
     # Later chunks of a sequence see these before they could be made again.
-    cached = {op.reads[-1] for op in forward if op.operator == CHUNK_ATTENTION}
+    cached = {op.reads[1] for op in forward if op.operator == CHUNK_ATTENTION}
     return handed_on | cached | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
 
 

@@ -49,9 +49,6 @@ def sequence_chunks_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
 
 def _unbuilt(workload: Workload, model: Transformer, plan: Plan) -> Iterator[Problem]:
     inside = ('workload', model.key)
-    if model.dropout:
-        what = 'not built beside sequence_chunks: masks are drawn for whole samples'
-        yield Problem((*inside, 'dropout'), what, 'write 0, or plan.sequence_chunks: 1')
     if model.experts is not None:
         what = 'not built beside sequence_chunks: routers fill experts by whole samples'
         yield Problem((*inside, 'experts'), what, 'leave them out, or write plan.sequence_chunks: 1')
@@ -90,12 +87,14 @@ def one_chunk(graph: Graph, chunks: int) -> Graph:
     return replace(graph, nodes=nodes, sources=sources, shapes={name: cut(one) for name, one in graph.shapes.items()})
 
 
-def attend_in_chunks(tape: Tape, name: str, operator: Attention, qkv: Value, y: Value) -> Value:
+def attend_in_chunks(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y: Value) -> Value:
     """Emit attention of one chunk, and its backward, as if it were the first; returns its result.
 
-    Arguments: ``name`` of the operator; ``qkv`` of the chunk; ``y``, a value of the result's name and shape.
+    Arguments: ``name`` of the operator; ``reads``, queries, keys and values of the chunk, and with dropout the keys of
+    masks; ``y``, a value of the result's name and shape.
     """
-    core = Core(tape, name, operator, qkv, (), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
+    qkv, *keys = reads
+    core = Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
     # Keys and values stay until no chunk reads them; queries end with their own chunk.
     core.apart()
     tape.register(core.y)
@@ -126,8 +125,8 @@ def _emit(core: Core, phase: str, reads: Sequence[Value], writes: Sequence[Value
         core.name,
         CHUNK_ATTENTION,
         'F' if phase == 'F' else 'I',
-        [value.name for value in reads],
+        [value.name for value in (*reads, *core.keys)],
         [value.name for value in writes],
         dims=dims,
-        attributes=heads.told_of(core.held),
+        attributes={**heads.told_of(core.held), **core.dropped},
     )
