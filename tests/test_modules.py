@@ -236,5 +236,5 @@ def test_all_weights_that_two_stages_share_are_summed_over_both():
     case = module_cases.ModuleCase(Shared(4).double(), torch.randn(4, 8).double())
     found = module_cases.exported(case)
     assert module_cases.deviation(case, found, Plan(pipeline=2, micro_batches=2), 2) <= 1e-10
-    with pytest.raises(Infeasible, match=r'plan\.pipeline: not yet: a\.weight is read on 4 pipeline ranks'):
+    with pytest.raises(Infeasible, match=r'plan\.pipeline: not yet: b\.weight is read on 4 pipeline ranks'):
         lower(Workload(model=found.model, batch=16, loss='mse'), Plan(pipeline=4, micro_batches=4), 4)
