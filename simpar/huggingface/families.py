@@ -74,7 +74,8 @@ def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
     keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3, 'yarn': YARN}.get(kind)
     if keys is None:
         what = f'not yet: rotary scaled as {kind[:20]}'
-        raise Refused(by, what, 'write rope_type: default, linear, llama3 or yarn', 'rope_scaling')
+        instead = 'write rope_type: default, linear, llama3 or yarn, or beside model rope_scaling: [], a step as long'
+        raise Refused(by, what, instead, 'rope_scaling')
     missing = [key for key in keys if not isinstance(told.get(key), int | float)]
     if missing:
         raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
