@@ -59,7 +59,7 @@ def predicted(schedule: Schedule) -> Outcome:
     outcome = Outcome()
     try:
         # Baselines are rows of their own here, predicted once for all rows that share them.
-        case = case_of(replace(schedule, against={}) if schedule.against else schedule)
+        case = case_of(replace(schedule, against={}))
         prediction = case.predict(tell=False)
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
         # After the figures are known, so that a row that does not fit still tells its step.
