@@ -39,7 +39,6 @@ MOST_BYTES: Final = 64 * 2**20
 Row = tuple[Any, ...]
 
 
-@functools.cache
 def profile_folder() -> Path:
     """Where the profiles that come with simpar are: in the package, or beside it in a checkout."""
     here = Path(__file__).parent

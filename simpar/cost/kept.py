@@ -52,6 +52,13 @@ def computed_seconds(program: Program, compute: DeviceCompute, best: bool) -> ND
 
 
 @lru_cache(maxsize=4)
+def reasons(program: Program, compute: DeviceCompute) -> list[str]:
+    """How the same came about, in words; nothing of what communicates."""
+    known = computed(program, compute)
+    return [known[kind].why if kind in known else '' for kind in range(len(program.cost_kinds[1]))]
+
+
+@lru_cache(maxsize=4)
 def communicating(program: Program) -> dict[int, int]:
     """The op classes that communicate, each with the number of its cost key."""
     kinds, ops = program.cost_kinds

@@ -22,6 +22,7 @@ from simpar.cost.kept import (
     computed_seconds,
     device_compute,
     locally,
+    reasons,
     slots_of_first,
 )
 from simpar.cost.messages import Messages, Numbers, isolated
@@ -284,9 +285,13 @@ class Pricer:
     @cached_property
     def _why(self) -> list[str]:
         """By cost key."""
-        why = {kind: costs[0].why for kind, costs in self._communicated.items()}
-        why |= {kind: cost.why for kind, cost in self._computed.items()}
-        return [why[kind] for kind in range(len(self._ops))]
+        if self._own:
+            why = reasons(self._program, self._own).copy()
+        else:
+            why = [self._computed[kind].why if kind in self._computed else '' for kind in range(len(self._ops))]
+        for kind, costs in self._communicated.items():
+            why[kind] = costs[0].why
+        return why
 
     def _grades(self, compute: list[float], communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
