@@ -19,7 +19,7 @@
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: brute force; writes docs/planner_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
-# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch, 4 minutes a row; adds rounds; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
 # make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
@@ -27,7 +27,7 @@
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators, file by file (an hour or two; goes on where it was cut off)
-# make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
+# make prove-evidence  52 drawn schedules on paced and kernel-shaped links (root); 30 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make prove-mistakes  make 146 mistakes, and write docs/mistakes.md (three minutes)
@@ -57,8 +57,11 @@ test: .venv-test/installed
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going check test-waits test-others
 	@$(MAKE) --no-print-directory test-alone
 
+# As many as there are cores, but no more than four: each holds torch and the compiled engines.
+PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); [ $$cores -gt 4 ] && cores=4; [ $$cores -lt 2 ] && cores=2; echo $$cores)
+
 test-others:
-	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone and not waits'
+	.venv-test/bin/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m 'not alone and not waits'
 
 test-waits:
 	.venv-test/bin/python -m pytest --quiet --no-header -m waits
@@ -157,7 +160,7 @@ prove-on-virtual: .venv-test/installed
 	.venv-test/bin/python tests/prove_on_virtual.py --write
 
 prove-evidence: .venv-test/installed
-	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
+	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --folder out/evidence --write docs/evidence_proof.md
 
 prove-real: .venv-test/installed
 	.venv-test/bin/python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
@@ -177,7 +180,7 @@ prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py
 
 prove-by-hand: .venv-test/installed
-	.venv-test/bin/python tests/prove_by_hand.py
+	.venv-test/bin/python tests/prove_by_hand.py --write
 
 prove-experts: .venv-test/installed
 	.venv-test/bin/python tests/prove_experts.py

@@ -194,7 +194,7 @@ def main():
     hardware = emulated_cluster(net, options.ranks)
     programs = schedules(options.ranks)
     found, wrong, told_busy = defaultdict(list), [], []
-    with Pool(options.ranks, net=net, timeout=60, pinned=options.ranks <= 2) as pool:
+    with Pool(options.ranks, net=net, timeout=60, pinned=options.ranks <= (os.cpu_count() or 1)) as pool:
         lines = calibrate(pool, programs, hardware, options.ranks)
         for name, program in programs.items():
             sites, given = sites_of(program), price(program, hardware)

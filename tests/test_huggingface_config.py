@@ -265,3 +265,17 @@ def test_editors_know_the_keys_beside_it():
     assert workload['oneOf'][0] == {'required': ['model']}
     assert workload['properties']['sequence']['x-beside'] == 'model'
     assert workload['dependentRequired']['sequence'] == ['model']
+
+
+def test_a_file_goes_before_a_name_and_a_name_nearly_known_is_told(tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{HEAD}workload: {{model: llama3-8b, sequence: 16, batch: 8, layers: 2}}\n')
+    assert (load_schedule(path).workload.model.layers, load_schedule(path).workload.model.hidden) == (2, 4096)
+    (tmp_path / 'llama3-8b').write_text(json.dumps(LLAMA))
+    assert load_schedule(path).workload.model.hidden == 32
+    path.write_text(f'{HEAD}workload: {{model: Llama-3-8B, sequence: 16, batch: 8}}\n')
+    with pytest.raises(ScheduleError, match=r'schedule.yaml:3: workload.model: neither a file.*mean llama3-8b\?'):
+        load_schedule(path)
+    path.write_text(f'{HEAD}workload: {{model: my_model, batch: 8}}\n')
+    with pytest.raises(ScheduleError, match=r'known by name \(got "my_model"\); write the path of a config.json'):
+        load_schedule(path)
