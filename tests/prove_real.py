@@ -263,15 +263,16 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Of rows whose error is above the median allowed, what their busiest rank does for longer than predicted."""
-    lines = []
+    lines = [
+        f'What a step of the busiest rank takes, measured and told beforehand, of rows whose error is above {MEDIAN:.0%}:',
+        '',
+    ]
     for row in sorted(rows, key=lambda row: -abs(error(row))):
         if abs(error(row)) > MEDIAN:
             (computes, sends), (own, others) = ([1e3 * part for part in parts] for parts in row['parts'])
-            told = (
-                f'ops take {computes:.1f} ms in place of {own:.1f} ms, messages {sends:.1f} ms in place of {others:.1f}'
-            )
-            lines.append(f'- {error(row):+.1%} {row["net"]}, {row["name"]}: {told} ms')
-    return ['What a step of the busiest rank takes, where the error is above', f'{MEDIAN:.0%}:', '', *lines, '']
+            ops = f'ops {computes:.1f} ms, told {own:.1f} ms'
+            lines.append(f'- {error(row):+.1%} {row["name"]}: {ops}; messages {sends:.1f} ms, told {others:.1f} ms')
+    return [*lines, '']
 
 
 def _claims(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str, bool]]:
