@@ -19,7 +19,7 @@
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: brute force; writes docs/planner_proof.md
 # make prove-recording  trainings in plain torch: steps predicted by what torch.profiler recorded; writes docs/recordings_proof.md
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
-# make prove-by-hand  steps of the executor beside the same plans by hand in torch; writes docs/by_hand_proof.md
+# make prove-by-hand  steps of the executor beside the same plans by hand in torch, 4 minutes a row; adds rounds; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make prove-culprit-runs  sabotage of real runs on 2 and 4 ranks; 10 minutes; goes on where it stopped; writes docs/diagnosis_runs.md
 # make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
@@ -181,7 +181,7 @@ prove-recording: .venv-test/installed
 	.venv-test/bin/python tests/prove_recording.py
 
 prove-by-hand: .venv-test/installed
-	.venv-test/bin/python tests/prove_by_hand.py
+	.venv-test/bin/python tests/prove_by_hand.py --write
 
 prove-experts: .venv-test/installed
 	.venv-test/bin/python tests/prove_experts.py

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from math import expm1
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of
-from simpar.lazy import card
+from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -191,6 +191,17 @@ class Prediction:
         if self.baseline is None:
             return timeline(self.trace, names=(self.name, ''))
         return timeline(self.trace, self.baseline.trace, names=(self.name, self.baseline.name))
+
+    def interactive(self, *ranks: int) -> Any:
+        """The answer's page inside of a notebook: zoom in, point at an op to see why it takes its time.
+
+        Arguments: ``ranks`` whose ops it shows; unless given, a few that differ.
+        """
+        return interactive(self, ranks)
+
+    def to_dataframe(self, kind: str = 'streams') -> Any:
+        """A table of pandas: ``streams``, ``spans`` or ``memory``."""
+        return dataframe(self, kind)
 
 
 def followed(program: Program, costs: Costs, steps: int) -> Trace:

@@ -44,7 +44,7 @@ class RankTimes:
     end_KS: Times
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """All spans of some steps, run back to back.
 
@@ -59,6 +59,9 @@ class Trace:
     origin: Literal['simulated', 'emulated', 'measured']
     representatives: tuple[RankTimes, ...]
     representative_of_rank: NDArray[np.int32]
+
+    def __repr__(self) -> str:
+        return f'Trace({self.origin}, steps={self.steps}, step={self.step!r}, ranks={len(self.representative_of_rank)})'
 
     @property
     def steps(self) -> int:

@@ -1,13 +1,11 @@
 """The same trainings by hand in torch: DDP, FSDP2 and Schedule1F1B, for a comparison of step times.
 
-python tests/by_hand.py ENGINE FOLDER STEPS HIDDEN LAYERS SEQUENCE BATCH
-writes FOLDER/rankN.json with the ends of steps by a clock that ranks share. BATCH is of all ranks.
+Each rank is a process that trains so many steps as its parent asks for, and tells when they ended.
 """
 
-import json
-import sys
+import multiprocessing
+import os
 import time
-from pathlib import Path
 
 import torch
 from recorded_training import VOCABULARY, Gpt
@@ -96,21 +94,58 @@ def one_f_one_b(model, batch, sequence):
 ENGINES = {'ddp': ddp, 'fsdp2': fsdp2, '1f1b': one_f_one_b}
 
 
-def main(rank, engine, folder, steps, hidden, layers, sequence, batch):
-    """One rank of a training."""
+def parameters(hidden, layers, sequence):
+    """How many numbers the model has."""
+    return sum(parameter.numel() for parameter in Gpt(hidden, layers, sequence).parameters())
+
+
+def rank_of(rank, engine, cores, store, pipe, sizes):
+    """One rank of a training; ``cores`` are those that it may use."""
+    os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(str(folder / 'store'), RANKS)
+    store = torch.distributed.FileStore(store, RANKS)
     torch.distributed.init_process_group('gloo', rank=rank, world_size=RANKS, store=store)
     torch.manual_seed(0)
+    hidden, layers, sequence, batch = sizes
     step = ENGINES[engine](Gpt(hidden, layers, sequence), batch, sequence)
-    ends = []
-    for _ in range(steps):
-        step()
-        ends.append(time.clock_gettime(time.CLOCK_MONOTONIC))
-    (folder / f'rank{rank}.json').write_text(json.dumps(ends), encoding='utf-8')
-    torch.distributed.destroy_process_group()
+    pipe.send(os.getpid())
+    for steps in iter(pipe.recv, 0):
+        torch.distributed.barrier()
+        ends = []
+        for _ in range(steps):
+            step()
+            ends.append(time.clock_gettime(time.CLOCK_MONOTONIC))
+        pipe.send(ends)
+    os._exit(0)
 
 
-if __name__ == '__main__':
-    where = Path(sys.argv[2])
-    torch.multiprocessing.spawn(main, (sys.argv[1], where, *map(int, sys.argv[3:])), RANKS)
+class ByHand:
+    """Both ranks of a training, which goes on by some steps at a time.
+
+    Arguments:
+        cores: for each rank those that it may use.
+        sizes: hidden, layers, sequence, and the batch of all ranks.
+    """
+
+    def __init__(self, engine, cores, folder, sizes):
+        spawned = multiprocessing.get_context('spawn')
+        self._pipes, self._ranks = [], []
+        for rank in range(RANKS):
+            ours, theirs = spawned.Pipe()
+            words = (rank, engine, cores[rank], str(folder / 'store'), theirs, sizes)
+            self._ranks.append(spawned.Process(target=rank_of, args=words, daemon=True))
+            self._ranks[-1].start()
+            self._pipes.append(ours)
+        self.processes = [pipe.recv() for pipe in self._pipes]
+
+    def ends(self, steps):
+        """Train; when each step had ended on both ranks."""
+        for pipe in self._pipes:
+            pipe.send(steps)
+        return [max(both) for both in zip(*(pipe.recv() for pipe in self._pipes), strict=True)]
+
+    def close(self):
+        """End the ranks."""
+        for pipe, rank in zip(self._pipes, self._ranks, strict=True):
+            pipe.send(0)
+            rank.join()

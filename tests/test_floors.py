@@ -20,8 +20,8 @@ FLOORS = [
         *('predict', 'diagnosis', 'recording', 'report', 'page'),
     ],
     [
-        *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner', 'notebook'),
-        *('compare', 'calibrate', 'validate', 'saved_answer'),
+        *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
+        *('compare', 'calibrate', 'validate', 'saved_answer', 'notebook'),
     ],
     ['__init__', 'flags', 'commands', 'cli', '__main__'],
 ]

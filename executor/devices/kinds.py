@@ -18,6 +18,7 @@ class Kind:
         pins: whether copies to it need pinned memory to be asynchronous.
         graphs: whether it captures what is issued and plays it again.
         tried: where this has been run.
+        attention: torch's fused kernel for attention there; empty: attention is products and a softmax.
         note: what a reader of a run's answer must know.
     """
 
@@ -29,9 +30,12 @@ class Kind:
     pins: bool
     graphs: bool
     tried: str
+    attention: str = ''
     note: str = ''
 
 
+FLASH: Final = '_scaled_dot_product_flash_attention_for_cpu'
+"""Virtual accelerators compute on the CPU, too."""
 KINDS: Final = {
     kind.name: kind
     for kind in (
@@ -44,6 +48,7 @@ KINDS: Final = {
             pins=False,
             graphs=False,
             tried='in the test suite',
+            attention=FLASH,
         ),
         Kind(
             name='cuda',
@@ -74,6 +79,7 @@ KINDS: Final = {
             pins=False,
             graphs=False,
             tried='in the test suite',
+            attention=FLASH,
             note='virtual accelerators show values and order; their times are those of a simulation in Python',
         ),
     )

@@ -1,6 +1,7 @@
 """Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
-Scores are held in full, [sequence, sequence] for each head: the arithmetic is flash attention's, its memory is not.
+Torch's fused kernel does it where there is one (``flash``). Else scores are held in full, [sequence, sequence] for each
+head: the arithmetic is flash attention's, its memory is not.
 B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim of queries and keys.
 Values may have other features.
 """
@@ -12,6 +13,7 @@ from math import sqrt
 import torch
 
 from executor.constants import on_device
+from executor.kernels import flash
 from executor.kernels.context import Context
 from executor.kernels.dropout import left, mask_of
 from executor.kernels.places import document_of, in_order
@@ -22,6 +24,9 @@ from simpar.program import OpClass
 def attention_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """qkv[, keys of dropout] → y, lse [B, G, Q, S]."""
     q, k, v = split(op, tensors[0])
+    if name := flash.fused(op, q):
+        y, lse = flash.forward(name, _apart(op, q), k, v, bool(op.attributes['causal']), scale_of(op))
+        return [y.transpose(1, 2).flatten(2), lse]
     scores = _scores(op, q, k)
     lse = scores.logsumexp(-1)
     # The backward has lse alone and forms the probabilities in the same way.
@@ -35,6 +40,11 @@ def attention_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
     dy, qkv, y, lse, *keys = tensors
     q, k, v = split(op, qkv)
     dy_heads, y_heads = heads(op, dy), heads(op, y)
+    if name := flash.fused(op, q):
+        dy, y, lse = _apart(op, dy_heads), _apart(op, y_heads), lse.reshape(q.shape[0], -1, k.shape[2])
+        causal = bool(op.attributes['causal'])
+        dq, dk, dv = flash.backward(name, dy, (_apart(op, q), k, v), y, lse, causal, scale_of(op))
+        return [merge(op, dq.reshape(q.shape), dk, dv)]
     probability = (_scores(op, q, k) - lse.reshape(*q.shape[:-1], 1)).exp().to(v.dtype)
     dprobability = _dropped(op, where, dy_heads @ v.mT, keys)
     # The row sum of dP · P equals that of dy · y, so no probabilities need to be kept.
@@ -62,6 +72,11 @@ def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     q, k, v = qkv.unflatten(-1, (groups, -1)).split((queries * head_dim, head_dim, values_of(op)), -1)
     q_BGQSD = q.unflatten(-1, (queries, head_dim)).permute(0, 2, 3, 1, 4)
     return q_BGQSD.flatten(2, 3), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def _apart(op: OpClass, q: torch.Tensor) -> torch.Tensor:
+    """[B, G, Q × S, D] → [B, G × Q, S, D]: every head for itself."""
+    return q.unflatten(2, (int(op.attributes['queries']), -1)).flatten(1, 2)
 
 
 def merge(op: OpClass, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> torch.Tensor:

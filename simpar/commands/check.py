@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.case import Case, load_case
+from simpar.case import Case
 from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
-from simpar.commands.module import graph_of, module_flags
+from simpar.commands.module import module_flags
+from simpar.commands.waiting import case_waited_for, waiting
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
-from simpar.size import parse_limit
 from simpar.units import format_size
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ MOST_STREAMS: Final = 128
 
 def command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
-    answer = to_dict(case)
+    case = case_waited_for(options)
+    with waiting('checking'):
+        answer = to_dict(case)
     if options.program:
         from simpar.files import write_atomically
         from simpar.program.text import format_program

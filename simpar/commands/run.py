@@ -7,34 +7,30 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
-from simpar.case import Case, check_memory, load_case
-from simpar.commands.module import graph_of
+from simpar.case import Case, check_memory
 from simpar.commands.progress import Progress
+from simpar.commands.waiting import SHORT, case_waited_for, most_seconds, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
-from simpar.size import parse_limit
 
-_SHORT: Final = 2.0
-"""Seconds of a prediction of which no progress is told."""
 FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
+    case = case_waited_for(options)
     found = None
     if options.fit:
         from simpar.validate.own_step import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
-    with Progress('simulations done', after=_SHORT) as progress:
-        prediction = case.predict(options.steps, progress=progress)
-    written = _write(options, prediction, case)
+    prediction = _predicted(case, options.steps)
+    with waiting('writing'):
+        written = _write(options, prediction, case)
     if options.json:
         from simpar.report import to_dict
 
@@ -67,6 +63,16 @@ def command(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
+
+
+def _predicted(case: Case, steps: int) -> Prediction:
+    # Without a baseline there is one simulation alone, of which no share can be told.
+    if case.baseline is None:
+        with waiting('simulating') as told:
+            told.most = most_seconds(case.schedule)
+            return case.predict(steps)
+    with Progress('simulations done', after=SHORT) as progress:
+        return case.predict(steps, progress=progress)
 
 
 def _budget(texts: Sequence[str]) -> Budget | None:

@@ -73,7 +73,7 @@ class StepMetrics(StepSeconds[RankMetrics]):
         return next(metrics for metrics in self.ranks if metrics.rank == rank)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Metrics:
     """Metrics of a trace over three windows, each worked out when it is first asked for.
 
@@ -82,6 +82,9 @@ class Metrics:
     """
 
     trace: Trace
+
+    def __repr__(self) -> str:
+        return f'Metrics(of {self.trace!r})'
 
     @cached_property
     def steady(self) -> StepMetrics:
