@@ -263,10 +263,7 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Of rows whose error is above the median allowed, what their busiest rank does for longer than predicted."""
-    lines = [
-        f'What a step of the busiest rank takes, measured and told beforehand, of rows whose error is above {MEDIAN:.0%}:',
-        '',
-    ]
+    lines = [f'A step of the busiest rank, measured and told beforehand, where the error is above {MEDIAN:.0%}:', '']
     for row in sorted(rows, key=lambda row: -abs(error(row))):
         if abs(error(row)) > MEDIAN:
             (computes, sends), (own, others) = ([1e3 * part for part in parts] for parts in row['parts'])
