@@ -86,7 +86,7 @@ def bench(
     tables = table_rows([*computing, *talking], [*kernels, *messages])
     tables['collective'] += rows(others, figures)
     if whole and in_order:
-        put(tables, _steps(whole, ranks, sizes, reporter))
+        put(tables, _steps(whole, ranks, sizes, reporter, favour=favour))
     return {
         **environment(ranks, net_name),
         'tables': tables,
@@ -139,12 +139,10 @@ def _kinds(ranks: int, net: Net, sizes: Sizes, seconds: float, besides: Sequence
     return [*(kind for kind in found if kind.operator not in besides), *at_once(ranks, longest // AT_ONCE)]
 
 
-def _steps(
-    programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter
-) -> dict[str, list[dict[str, Any]]]:
+def _steps(programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter, *, favour: bool) -> Tables:
     """Rows of the ops of programs, timed in the order of their steps."""
     reporter.part(f'steps: {len(programs)} programs without messages', sizes.trials)
-    with AlonePool(ranks) as pool:
+    with AlonePool(ranks, favour=favour) as pool:
         steps = InOrder(pool, programs)
         for _ in range(sizes.trials):
             steps.round()

@@ -74,9 +74,13 @@ def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
 
 
 class AlonePool(Pool):
-    """A pool of ranks with a core each that send no messages."""
+    """A pool of ranks with a core each that send no messages.
 
-    def __init__(self, world: int) -> None:
+    Arguments: ``favour``, whether the threads of messages come first, as of ``TimedPool``.
+    """
+
+    def __init__(self, world: int, *, favour: bool = False) -> None:
+        self._favour = favour
         super().__init__(world, pinned=True, timeout=60.0)
 
     def __enter__(self) -> AlonePool:
@@ -84,7 +88,7 @@ class AlonePool(Pool):
 
     def ends(self, program: Program, steps: int) -> list[tuple[Times, Times]]:
         """For each rank when its ops ended, by the clock and in CPU seconds of its process, shape [steps, slots]."""
-        trace = self.perform(program, Request(steps=steps)).trace
+        trace = self.perform(program, Request(steps=steps, favour=self._favour)).trace
         return [
             (trace.representatives[one].end_KS, np.fromfile(_file(self._folder, one)).reshape(steps, -1))
             for one in range(program.world)
