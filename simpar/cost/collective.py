@@ -234,10 +234,6 @@ class ClusterCollectives:
         ratio = formula.transfer / other.transfer
         text = f'measured {op.operator} of {group[0]}, scaled to {shape.ranks} by formula'
         seconds = alpha + (near.seconds - near.alpha) * ratio
-        if self.library.tuning != 'none':
-            # Algorithm and protocol, and with them latency, may be others here: what is added up is scaled.
-            seconds = near.seconds * (formula.alpha + formula.transfer) / (other.alpha + other.transfer)
-            alpha = min(alpha, seconds)
         return _Measured(alpha, seconds, near.best * ratio, text, ('estimate', *(f.grade for f in formula.figures)))
 
     def _laid(self, group: Group) -> Shape:
