@@ -89,7 +89,8 @@ def tree_of(row, number):
     # A slice is a sample, but where strategies may split samples over all ranks of a stage.
     samples = data * (tensor if row['strategies'] == 'one' else 1) * (2 if row['fp8'] != 'none' else 1)
     if row['strategies'] == 'one':
-        splits, lengths = Splits(row, draw), {'b': samples, 's': TOKENS, 'k': MODELS[row['model']].get('kv_heads', HEADS), 'n': HIDDEN}
+        keys = MODELS[row['model']].get('kv_heads', HEADS)
+        splits, lengths = Splits(row, draw), {'b': samples, 's': TOKENS, 'k': keys, 'n': HIDDEN}
         ((_, given),) = splits.of((('b', 's', 'k'), ('k', 'n')), lengths).items()
         plan[STRATEGIES_KEY] = {'layer0.proj': given}
     world = data * context * tensor * pipeline
